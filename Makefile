@@ -1,0 +1,40 @@
+# Two commands: `make demo` and `make test`. Both build .venv themselves; they need python3 (3.11+), make and a package registry.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-all bench clean help
+
+help:
+	@echo "make demo      install and run the demonstration"
+	@echo "make test      everything CI runs (under 12 minutes on 2 cores)"
+	@echo "make test-all  the same and the slow tests"
+	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tacit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11.")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p tacit.ledger -p tacit.accounting -p tacit.mechanisms -p tacit.sampling
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
+	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/gradients.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

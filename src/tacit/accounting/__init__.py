@@ -1,0 +1,1 @@
+"""From a ledger to a guarantee."""

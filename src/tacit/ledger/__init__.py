@@ -1,0 +1,1 @@
+"""The privacy ledger: what was done to the records, written down before anything is released."""

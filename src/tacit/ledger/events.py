@@ -1,0 +1,322 @@
+"""What a ledger is made of: frozen events that say what was done to the records, and nothing else.
+
+A *step* is one sampling event and every query answered from that one sample (paper: McMahan, Andrew et al. 2019,
+section 6). The words used here have one meaning throughout the library:
+
+* a *record* is the unit protected (an example, a user, ...), named by ``unit``;
+* ``clip_norm`` is S, the most one record can contribute to the sum, in L2 norm (L1 for Laplace noise);
+* ``noise_std`` is the standard deviation of the noise added to the *sum*, not to the mean;
+* the noise multiplier is z = noise_std / clip_norm, whatever the adjacency. (Under replace-one a record can move the
+  sum by 2 S; the accountants know that, the ledger does not fold it in.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Literal
+
+from tacit._version import __version__
+
+FORMAT = 1
+
+
+class Adjacency(StrEnum):
+    """Which two data sets count as neighbours."""
+
+    ADD_REMOVE = "add/remove"
+    REPLACE_ONE = "replace-one"
+
+
+def _positive(name: str, value: float, *, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or math.isinf(value):
+        bound = "a finite number above 0" if math.isinf(most) else f"in (0, {most:g}]"
+        raise ValueError(f"{name} is {value!r}; it must be {bound}.")
+
+
+def _count(name: str, value: int, *, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, at least {least}.")
+
+
+def _text(name: str, value: str, *, empty: bool = False) -> None:
+    if not isinstance(value, str) or not (value or empty):
+        raise ValueError(f"{name} is {value!r}; it must be text.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The facts that hold for a whole ledger and go into every guarantee drawn from it."""
+
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    unit: str = "example"
+    secure_randomness: bool = True
+    purpose: str = ""
+    fingerprint: str = ""
+    format: int = FORMAT
+    library: str = field(default=f"tacit {__version__}")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+        if self.format != FORMAT:
+            raise ValueError(f"ledger format is {self.format!r}; this version of tacit reads format {FORMAT}.")
+        if not isinstance(self.secure_randomness, bool):
+            raise ValueError(f"secure_randomness is {self.secure_randomness!r}; it must be true or false.")
+        _text("unit", self.unit)
+        for name in ("purpose", "fingerprint", "library"):
+            _text(name, getattr(self, name), empty=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everyone:
+    """No sampling: every record takes part."""
+
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Each record takes part with probability ``rate``, independently of the others and of other steps."""
+
+    rate: float
+    records: int | None = None
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _positive("sampling rate", self.rate, most=1)
+        if self.records is not None:
+            _count("records", self.records)
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize:
+    """``size`` of the ``records`` slots, uniformly without replacement, independently at each step."""
+
+    size: int
+    records: int
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("lot size", self.size)
+        _count("records", self.records)
+        if self.size > self.records:
+            raise ValueError(f"lot size is {self.size}; it must be at most the number of records, {self.records}.")
+        _text("unit", self.unit)
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.records
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled:
+    """One lot of a random partition of ``records`` public slots into ``lots`` disjoint lots; a new one each epoch.
+
+    A record takes part exactly once in epoch number ``epoch`` of the partition named ``partition``. The slots are
+    public: a data set with one record fewer leaves one slot empty, so only the lot with that slot changes.
+    """
+
+    lots: int
+    epoch: int
+    records: int
+    partition: str = "main"
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("lots", self.lots)
+        _count("epoch", self.epoch, least=0)
+        _count("records", self.records)
+        _text("partition", self.partition)
+        _text("unit", self.unit)
+
+
+Sampling = Everyone | Poisson | FixedSize | Shuffled
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianSum:
+    """A sum of vectors, each of L2 norm at most ``clip_norm``, plus N(0, noise_std^2) on every coordinate."""
+
+    group: str
+    clip_norm: float
+    noise_std: float
+    noise: str = "gaussian"
+
+    def __post_init__(self) -> None:
+        _text("group", self.group)
+        _positive("clip norm", self.clip_norm)
+        _positive("noise standard deviation", self.noise_std)
+        _text("noise", self.noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceSum:
+    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one."""
+
+    group: str
+    clip_norm: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        _text("group", self.group)
+        _positive("clip norm", self.clip_norm)
+        _positive("Laplace scale", self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVector:
+    """At most ``releases`` answers above a noisy threshold (Shokri & Shmatikov 2015, Figure 12).
+
+    The whole mechanism, all answers included, is (threshold_epsilon + release_epsilon)-DP under the header's
+    adjacency: that is what the mechanism that writes this event has to prove.
+    """
+
+    group: str
+    threshold_epsilon: float
+    release_epsilon: float
+    releases: int
+
+    def __post_init__(self) -> None:
+        _text("group", self.group)
+        _positive("threshold epsilon", self.threshold_epsilon)
+        _positive("release epsilon", self.release_epsilon)
+        _count("releases", self.releases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The best of K runs, K random (Papernot & Steinke 2021), each run costing what ``candidate`` lists.
+
+    ``trials`` names the distribution of K: ``"truncated-negative-binomial"`` with parameters ``eta`` > -1 and
+    0 < ``gamma`` < 1, or ``"poisson"`` with mean ``mean``.
+    """
+
+    group: str
+    trials: Literal["truncated-negative-binomial", "poisson"]
+    candidate: tuple[tuple[Step, int], ...]
+    eta: float | None = None
+    gamma: float | None = None
+    mean: float | None = None
+
+    def __post_init__(self) -> None:
+        _text("group", self.group)
+        if self.trials == "truncated-negative-binomial":
+            if self.eta is None or not -1 < self.eta < math.inf:
+                raise ValueError(f"eta is {self.eta!r}; it must be a finite number above -1.")
+            if self.gamma is None or not 0 < self.gamma < 1:
+                raise ValueError(f"gamma is {self.gamma!r}; it must be in (0, 1).")
+        elif self.trials == "poisson":
+            _positive("mean number of trials", self.mean if self.mean is not None else math.nan)
+        else:
+            raise ValueError(f"trials is {self.trials!r}; it must be 'truncated-negative-binomial' or 'poisson'.")
+        if not self.candidate:
+            raise ValueError("candidate is empty; list the steps that one trial costs.")
+        for step, count in self.candidate:
+            if not isinstance(step, Step):
+                raise ValueError(f"candidate holds {step!r}; it must hold (Step, count) pairs.")
+            _count("count", count)
+
+
+Query = GaussianSum | LaplaceSum | SparseVector | Selection
+
+
+@dataclass(frozen=True)
+class Step:
+    """One sampling event and every query answered from that sample."""
+
+    sampling: Sampling
+    queries: tuple[Query, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, Sampling):
+            raise ValueError(f"sampling is {self.sampling!r}; it must be one of {_names(Sampling)}.")
+        object.__setattr__(self, "queries", tuple(self.queries))
+        for query in self.queries:
+            if not isinstance(query, Query):
+                raise ValueError(f"query is {query!r}; it must be one of {_names(Query)}.")
+        groups = [query.group for query in self.queries]
+        if len(set(groups)) < len(groups):
+            raise ValueError(f"groups are {groups}; each query of one sample needs a group name of its own.")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z of the one Gaussian sum query equivalent to all of this step's: (sum_g (S_g / sigma_g)^2)^(-1/2).
+
+        Scaling group g by 1 / sigma_g turns the queries into one sum with unit noise and sensitivity
+        S* = sqrt(sum_g (S_g / sigma_g)^2) (McMahan, Andrew et al. 2019, Equation 1).
+
+        >>> four = GaussianSum(group="a", clip_norm=4.0, noise_std=16.0)
+        >>> Step(Everyone(), (four,)).noise_multiplier
+        4.0
+        """
+        ratios = []
+        for query in self.queries:
+            if not isinstance(query, GaussianSum):
+                raise ValueError(f"group {query.group!r} is a {type(query).__name__}; z is defined for Gaussian sums.")
+            ratios.append(query.clip_norm / query.noise_std)
+        if not ratios:
+            return math.inf
+        return 1 / math.hypot(*ratios)
+
+
+_EVENTS: dict[str, type[Any]] = {
+    "header": Header,
+    "everyone": Everyone,
+    "poisson": Poisson,
+    "fixed-size": FixedSize,
+    "shuffled": Shuffled,
+    "gaussian-sum": GaussianSum,
+    "laplace-sum": LaplaceSum,
+    "sparse-vector": SparseVector,
+    "selection": Selection,
+}
+_KINDS = {cls: kind for kind, cls in _EVENTS.items()}
+
+
+def _names(union: Any) -> str:
+    return ", ".join(cls.__name__ for cls in union.__args__)
+
+
+def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
+    """A plain dictionary with a ``kind``, ready for ``json.dumps``; `from_json` is its inverse."""
+    if isinstance(event, Step):
+        return {
+            "kind": "step",
+            "sampling": to_json(event.sampling),
+            "queries": [to_json(query) for query in event.queries],
+        }
+    values: dict[str, Any] = {"kind": _KINDS[type(event)]}
+    for item in fields(event):
+        value = getattr(event, item.name)
+        if item.name == "candidate":
+            value = [[to_json(step), count] for step, count in value]
+        if value is not None:
+            values[item.name] = value
+    return values
+
+
+def from_json(data: Any) -> Any:
+    """The event that `to_json` wrote. Anything unknown, missing or out of range is a ValueError that names it."""
+    if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+        raise ValueError(f"not an event: {str(data)[:80]!r}.")
+    kind, values = data["kind"], {key: value for key, value in data.items() if key != "kind"}
+    if kind == "step":
+        if set(values) != {"sampling", "queries"} or not isinstance(values["queries"], list):
+            raise ValueError(f"a step has a sampling and queries; this one has {sorted(values)}.")
+        return Step(from_json(values["sampling"]), tuple(from_json(query) for query in values["queries"]))
+    if kind not in _EVENTS:
+        raise ValueError(f"event kind is {kind!r}; this version of tacit knows {', '.join([*_EVENTS, 'step'])}.")
+    if "candidate" in values:
+        pairs = values["candidate"]
+        if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise ValueError(f"candidate is {str(pairs)[:80]!r}; it must be a list of [step, count] pairs.")
+        values["candidate"] = tuple((from_json(step), count) for step, count in pairs)
+    try:
+        return _EVENTS[kind](**values)
+    except TypeError as error:
+        raise ValueError(f"a {kind} event has the wrong fields: {sorted(values)}.") from error
