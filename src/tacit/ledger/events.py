@@ -156,16 +156,21 @@ class GaussianSum:
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceSum:
-    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one."""
+    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one.
+
+    ``dimension`` is the number of coordinates: one coordinate has a tighter proof than several.
+    """
 
     group: str
     clip_norm: float
     scale: float
+    dimension: int
 
     def __post_init__(self) -> None:
         _text("group", self.group)
         _positive("clip norm", self.clip_norm)
         _positive("Laplace scale", self.scale)
+        _count("dimension", self.dimension)
 
 
 @dataclass(frozen=True, kw_only=True)
