@@ -1,0 +1,253 @@
+"""Privacy loss distributions: the default accountant, with a certified upper and lower bound on ε.
+
+The losses of the elementary mechanisms are put on one lattice (`tacit.accounting.lattice`), once pessimistically and
+once optimistically, and added up by FFT (`tacit.accounting.convolution`); infinite losses add 1 - Π (1 - infinite)^T
+to δ. The lattice is refined until the two bounds agree to ``tolerance``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tacit.accounting import composition as comp
+from tacit.accounting import gaussian
+from tacit.accounting.composition import Composition, Interval, Policy, Term, Unproved
+from tacit.accounting.convolution import TiltedSum, WindowTooLarge, tilt_for_delta, tilt_for_epsilon
+from tacit.accounting.lattice import Lattice, optimistic, pessimistic, reach, spread
+from tacit.accounting.losses import Added, Base, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.ledger.events import Adjacency
+
+_LARGEST_WINDOW = 2**23
+_LARGEST_SUPPORT = 2**21
+# A pure loss above this is charged as if it always happened: e^-40 of it does not.
+_CERTAIN = 40.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One direction of the neighbouring relation: pairs with counts, a total Gaussian shift, a certain loss."""
+
+    pairs: tuple[tuple[Pair, int], ...]
+    shift: float
+    certain: float
+
+    @property
+    def lattice_pairs(self) -> tuple[tuple[Pair, int], ...]:
+        return (*self.pairs, (Plain(GaussianLoss(self.shift)), 1)) if self.shift else self.pairs
+
+
+@dataclass(frozen=True)
+class Pld:
+    """The default accountant: ε within ``tolerance`` (relative) of the truth wherever the pairs are tight."""
+
+    tolerance: float = 3e-4
+    name: str = "pld"
+
+    def epsilon(self, composition: Composition, delta: float) -> Interval:
+        """Bounds on the smallest ε at which the composition is (ε, δ)-DP."""
+        if not 0 < delta < 1:
+            raise ValueError(f"delta is {delta!r}; it must be in (0, 1).")
+        sides, concrete = _sides(composition), _sides(composition, concrete=True)
+        found = self._worst(sides, delta=delta)
+        upper = min(found.upper, _basic(composition))
+        if math.isinf(upper):
+            upper = max(_unsampled_epsilon(side, delta) for side in sides)
+        lower = (found if sides == concrete else self._worst(concrete, delta=delta)).lower or 0.0
+        return Interval(upper, min(lower, upper))
+
+    def delta(self, composition: Composition, epsilon: float) -> Interval:
+        """Bounds on the smallest δ at which the composition is (ε, δ)-DP."""
+        if not (epsilon >= 0 and math.isfinite(epsilon)):
+            raise ValueError(f"epsilon is {epsilon!r}; it must be a finite number, at least 0.")
+        if epsilon >= _basic(composition):
+            return Interval(0.0, 0.0)
+        sides, concrete = _sides(composition), _sides(composition, concrete=True)
+        found = self._worst(sides, epsilon=epsilon)
+        lower = (found if sides == concrete else self._worst(concrete, epsilon=epsilon)).lower or 0.0
+        return Interval(found.upper, min(lower, found.upper))
+
+    def _worst(self, sides: Sequence[Side], *, delta: float | None = None, epsilon: float | None = None) -> Interval:
+        """The larger of the directions; one that is surely the smaller is not refined."""
+        upper = lower = 0.0
+        for side in sides:
+            if side.pairs:
+                found = self._refine(side, delta, epsilon, floor=lower)
+            else:
+                found = _closed_form(side, delta, epsilon)
+            upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
+        return Interval(upper, lower)
+
+    def _refine(self, side: Side, delta: float | None, epsilon: float | None, *, floor: float) -> Interval:
+        """Refine the lattice until the upper bound settles, then find the lower bound on the same lattice.
+
+        Every upper bound on the way is valid. The excess shrinks with the square of the step (at worst with the
+        step), so what a refinement by 3 gained is at least twice what is left.
+        """
+        pairs = side.lattice_pairs
+        total = sum(count for _, count in pairs)
+        tail = 1e-7 * (delta if delta is not None else 1e-13) / total
+        spans = [reach(pair, tail) for pair, _ in pairs]
+        widest = max(high - low for low, high in spans)
+        variance = sum(count * spread(pair) ** 2 for pair, count in pairs)
+        step = _fit(pairs, max(0.1 * math.sqrt(variance / total), widest / 2**14))
+        tolerance = 3 * self.tolerance if delta is not None else 30 * self.tolerance
+        upper, settled = math.inf, False
+        while True:
+            try:
+                query = _Query(side, spans, step, delta, epsilon)
+            except WindowTooLarge:
+                if math.isfinite(upper):
+                    break
+                step, settled = 8 * step, True
+                continue
+            before, upper, best = upper, min(upper, query.upper), query
+            if settled or upper <= floor or before - upper <= tolerance * max(upper, 1e-9):
+                break
+            if 3 * widest / step > _LARGEST_SUPPORT:
+                break
+            step /= 3
+        return Interval(upper, 0.0 if upper <= floor else min(best.lower(), upper))
+
+
+def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Interval:
+    """Only Gaussian sums over everyone, and losses that are certain."""
+    if delta is not None:
+        value = side.certain + (gaussian.epsilon(side.shift, delta) if side.shift else 0.0)
+        return Interval(value, value * (1 - 1e-9))
+    assert epsilon is not None
+    if not side.shift:
+        return Interval(1.0 if epsilon < side.certain else 0.0, 0.0)
+    value = gaussian.delta(side.shift, epsilon - side.certain)
+    return Interval(min(value * (1 + 1e-9), 1.0), value * (1 - 1e-9))
+
+
+class _Query:
+    """Both bounds on one lattice; the lower one only when asked for."""
+
+    def __init__(
+        self, side: Side, spans: Sequence[tuple[float, float]], step: float, delta: float | None, epsilon: float | None
+    ) -> None:
+        self.side, self.spans, self.step, self.delta, self.epsilon = side, spans, step, delta, epsilon
+        parts = self._lattices(pessimistic)
+        infinite = -math.expm1(sum(count * math.log1p(-lattice.infinite) for lattice, count in parts))
+        if delta is not None:
+            self.tilt = tilt_for_delta(parts, delta)
+            upper = _solve(parts, self.tilt, delta - infinite, +1) if delta > infinite else math.inf
+            self.upper = max(upper + side.certain, 0.0)
+        else:
+            assert epsilon is not None
+            self.tilt = tilt_for_epsilon(parts, epsilon - side.certain)
+            total = TiltedSum(parts, self.tilt, _LARGEST_WINDOW)
+            self.upper = min(total.delta_at(epsilon - side.certain, +1) + infinite, 1.0)
+
+    def _lattices(self, discretise: Callable[[Pair, float, float, float], Lattice]) -> list[tuple[Lattice, int]]:
+        pairs = zip(self.side.lattice_pairs, self.spans, strict=True)
+        return [(discretise(pair, self.step, *span), count) for (pair, count), span in pairs]
+
+    def lower(self) -> float:
+        parts = self._lattices(optimistic)
+        if self.delta is not None:
+            return max(_solve(parts, self.tilt, self.delta, -1) + self.side.certain, 0.0)
+        assert self.epsilon is not None
+        return TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(self.epsilon - self.side.certain, -1)
+
+
+def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign: int) -> float:
+    """ε from a tilted sum; a smaller tilt is tried while the answer lies below the window."""
+    while True:
+        total = TiltedSum(parts, tilt, _LARGEST_WINDOW)
+        found = total.epsilon_above(delta) if sign > 0 else total.epsilon_below(delta)
+        if found is not None:
+            return found
+        if total.points[0] <= 0:
+            return 0.0 if sign > 0 else -math.inf
+        if tilt == 0:
+            return float(total.points[0]) if sign > 0 else -math.inf
+        tilt = tilt / 2 if tilt > 1e-6 else 0.0
+
+
+def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:
+    """A step near ``step`` that puts the atoms of the most frequent bounded loss on the lattice."""
+    atoms = [
+        (count, pair.base.shift if isinstance(pair.base, LaplaceLoss) else pair.base.epsilon)
+        for pair, count in pairs
+        if isinstance(pair, Plain) and isinstance(pair.base, LaplaceLoss | ResponseLoss)
+    ]
+    if not atoms:
+        return step
+    size = max(atoms)[1]
+    return size / math.ceil(size / step)
+
+
+def _base(term: Term, factor: int, concrete: bool) -> Base | None:
+    """The pair of one release; ``concrete``: one that real neighbours attain, or None where none is known."""
+    if isinstance(term.base, comp.Gaussian):
+        return GaussianLoss(factor / term.base.noise_multiplier)
+    if isinstance(term.base, comp.Laplace):
+        size = factor / term.base.noise_multiplier
+        # Several coordinates under one L1 bound: only the pure guarantee is proved here.
+        return LaplaceLoss(size) if term.base.dimension == 1 or concrete else ResponseLoss(size)
+    if isinstance(term.base, comp.Pure):
+        return None if concrete else ResponseLoss(term.base.epsilon)
+    raise Unproved("the pld accountant has no loss distribution for the best of a random number of runs; use 'rdp'.")
+
+
+def _sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
+    """The directions of the neighbouring relation, each with its dominating pairs.
+
+    ``concrete`` gives pairs that some neighbours attain, for lower bounds. Under replace-one these are, for fixed-size
+    lots, a record that contributes the opposite of all others and is replaced by one of their kind; for Poisson lots,
+    a record replaced by one that contributes nothing.
+    """
+    replace = composition.adjacency is Adjacency.REPLACE_ONE
+    pairs: tuple[list[tuple[Pair, int]], list[tuple[Pair, int]]] = ([], [])
+    certain, squared = 0.0, 0.0
+    for term, count in composition.parts:
+        lone = concrete and replace and term.policy is Policy.POISSON
+        base = _base(term, 1 if lone else composition.shift_factor, concrete)
+        if base is None:
+            continue
+        if isinstance(base, GaussianLoss) and term.policy is Policy.ALWAYS:
+            squared += count * base.shift**2
+        elif isinstance(base, ResponseLoss) and base.epsilon > _CERTAIN and term.policy is Policy.ALWAYS:
+            certain += count * base.epsilon
+        elif term.policy is Policy.ALWAYS:
+            pairs[0].append((Plain(base), count))
+            pairs[1].append((Plain(base), count))
+        elif replace and not concrete:
+            pairs[0].append((Mirrored(base, term.rate), count))
+            pairs[1].append((Mirrored(base, term.rate), count))
+        else:
+            pairs[0].append((Removed(base, term.rate), count))
+            pairs[1].append((Added(base, term.rate), count))
+    sides = [Side(tuple(side), math.sqrt(squared), certain) for side in pairs]
+    return sides[:1] if sides[0] == sides[1] else sides
+
+
+def _basic(composition: Composition) -> float:
+    """The sum of the pure losses; infinite as soon as one release is not pure."""
+    total = 0.0
+    for term, count in composition.parts:
+        base = _base(term, composition.shift_factor, concrete=False)
+        if isinstance(base, GaussianLoss) or base is None:
+            return math.inf
+        pure = base.epsilon if isinstance(base, ResponseLoss) else base.shift
+        total += count * (math.log1p(term.rate * math.expm1(pure)) if pure < 700 else pure)
+    return total
+
+
+def _unsampled_epsilon(side: Side, delta: float) -> float:
+    """A bound for losses too large for the lattice: every record in every sample, bounded losses certain.
+
+    By convexity H_a((1-r) Q + r P ‖ Q) <= H_a(P‖Q), and the same with the roles exchanged.
+    """
+    squared, certain = side.shift**2, side.certain
+    for pair, count in side.pairs:
+        base = pair.base  # type: ignore[attr-defined]
+        if isinstance(base, GaussianLoss):
+            squared += count * base.shift**2
+        else:
+            certain += count * (base.epsilon if isinstance(base, ResponseLoss) else base.shift)
+    return certain + (gaussian.epsilon(math.sqrt(squared), delta) if squared else 0.0)
