@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
@@ -47,10 +48,20 @@ class Cumulants:
 Parts = Sequence[tuple[Lattice, int]]
 
 
-def cumulants(parts: Parts, tilt: float) -> Cumulants:
+class Weighted(Protocol):
+    """Masses on the line, for cumulants."""
+
+    @property
+    def points(self) -> Array: ...
+
+    @property
+    def log_p(self) -> Array: ...
+
+
+def cumulants(parts: Sequence[tuple[Weighted, int]], tilt: float) -> Cumulants:
     value = mean = variance = 0.0
     for lattice, count in parts:
-        weight, log_mass = _tilted(lattice, tilt)
+        weight, log_mass = tilted(lattice, tilt)
         first = float(weight @ lattice.points)
         value += count * log_mass
         mean += count * first
@@ -58,7 +69,7 @@ def cumulants(parts: Parts, tilt: float) -> Cumulants:
     return Cumulants(value, mean, variance)
 
 
-def _tilted(lattice: Lattice, tilt: float) -> tuple[Array, float]:
+def tilted(lattice: Weighted, tilt: float) -> tuple[Array, float]:
     """The tilted masses and the logarithm of what they were divided by."""
     exponent = tilt * lattice.points
     exponent += lattice.log_p
@@ -70,7 +81,7 @@ def _tilted(lattice: Lattice, tilt: float) -> tuple[Array, float]:
     return weight, top + math.log(total)
 
 
-def tilt_for_delta(parts: Parts, delta: float) -> float:
+def tilt_for_delta(parts: Sequence[tuple[Weighted, int]], delta: float) -> float:
     """The tilt that minimises Chernoff's ε = (K(t) + log 1/δ)/t: the root of t K'(t) - K(t) = log 1/δ, roughly.
 
     Where the losses are bounded there may be no root; then a tilt beyond which little changes.
@@ -91,8 +102,9 @@ def tilt_for_delta(parts: Parts, delta: float) -> float:
     return tilt
 
 
-def tilt_for_epsilon(parts: Parts, epsilon: float) -> float:
+def tilt_for_epsilon(parts: Sequence[tuple[Weighted, int]], epsilon: float) -> float:
     """The saddle point K'(t) = ε, roughly, or 0 where ε is below the mean loss."""
+    epsilon -= sum(count * getattr(part, "offset", 0.0) for part, count in parts)
     start = cumulants(parts, 0.0)
     if epsilon <= start.mean:
         return 0.0
@@ -120,6 +132,7 @@ class TiltedSum:
 
     def __init__(self, parts: Parts, tilt: float, largest_window: int) -> None:
         self.tilt, self.step = tilt, parts[0][0].step
+        offset = sum(count * lattice.offset for lattice, count in parts)
         self.centre = cumulants(parts, tilt)
         low, high = self._window(parts)
         start, length = math.floor(low / self.step), math.ceil((high - low) / self.step) + 2
@@ -127,7 +140,10 @@ class TiltedSum:
             raise WindowTooLarge(f"{length} lattice points")
         self.length = next_fast_len(max(length, 16), real=True)
         self.mass, self.error = self._convolve(parts, start)
-        self.points = np.arange(start, start + self.length) * self.step
+        # From here on with the offset: K(t), the mean and the points.
+        self.points = offset + np.arange(start, start + self.length) * self.step
+        k = self.centre
+        self.centre = Cumulants(k.value + tilt * offset, k.mean + offset, k.variance)
         # Rounding of the exponent K - t s: each term's logarithm enters count times.
         size = abs(self.centre.value) + tilt * float(np.abs(self.points[[0, -1]]).max())
         self.doubt = 64 * _EPS * (sum(count for _, count in parts) + size)
@@ -136,7 +152,7 @@ class TiltedSum:
         """Chernoff: P̃(S > high) <= e^(K(t+u) - K(t) - u high) = OUTSIDE, and the same below."""
         deviation = max(math.sqrt(self.centre.variance), self.step)
         high, low = math.inf, -math.inf
-        for scale in (4.0, 8.3, 16.0):
+        for scale in (5.0, 9.0):
             shift = scale / deviation
             up, down = cumulants(parts, self.tilt + shift), cumulants(parts, self.tilt - shift)
             high = min(high, (up.value - self.centre.value - math.log(OUTSIDE)) / shift)
@@ -150,7 +166,7 @@ class TiltedSum:
         log_bound, angle = np.zeros_like(log_size), np.zeros_like(log_size)
         rounding = (4 * math.log2(n) + 64) * _EPS
         for lattice, count in parts:
-            weight, _ = _tilted(lattice, self.tilt)
+            weight, _ = tilted(lattice, self.tilt)
             middle = round(float(weight @ np.arange(len(weight))))
             centre += count * (lattice.first + middle)
             folded = np.bincount((np.arange(len(weight)) - middle) % n, weights=weight, minlength=n)

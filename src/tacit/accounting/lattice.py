@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tacit.accounting.losses import Array, Pair
+from tacit.accounting.losses import Array, Pair, Plain
 
 # e^loss must stay a finite double; a single release with a larger loss is treated as a complete loss.
 LARGEST_LOSS = 600.0
@@ -26,15 +26,17 @@ LARGEST_LOSS = 600.0
 
 @dataclass(frozen=True)
 class Lattice:
-    """Mass ``p[i]`` under P at the loss (first + i) · step, and mass ``infinite`` at infinity."""
+    """Mass ``p[i]`` under P at the loss offset + (first + i) · step, and mass ``infinite`` at infinity."""
 
     step: float
+    offset: float
     first: int
     p: Array
     infinite: float = 0.0
 
     @cached_property
     def points(self) -> Array:
+        """The losses less the offset, which sums keep apart: all lattices are multiples of one step."""
         return np.arange(self.first, self.first + len(self.p), dtype=np.float64) * self.step
 
     @cached_property
@@ -43,42 +45,68 @@ class Lattice:
             return np.log(self.p)
 
 
-def reach(pair: Pair, tail: float) -> tuple[float, float]:
-    """Losses beyond which, on either side, less than ``tail`` of P lies."""
-    low, high = -LARGEST_LOSS, LARGEST_LOSS
-    probes = np.concatenate([-np.geomspace(LARGEST_LOSS, 1e-9, 400), [0.0], np.geomspace(1e-9, LARGEST_LOSS, 400)])
+@dataclass(frozen=True)
+class Sketch:
+    """A loss distribution in a few hundred cells, fine near its bulk and wide in its tails.
+
+    It chooses tilt, step and extent of the lattice; the bounds do not depend on how well it does so.
+    """
+
+    centre: float
+    edges: Array
+    p: Array
+    points: Array
+
+    @cached_property
+    def log_p(self) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(self.p)
+
+    def without_tails(self, tail: float) -> Sketch:
+        """The sketch of what is left when at most ``tail`` of P is cut off at either end."""
+        below, above = np.cumsum(self.p), np.cumsum(self.p[::-1])[::-1]
+        first = int(np.searchsorted(below, tail, side="right"))
+        last = len(self.p) - int(np.searchsorted(above[::-1], tail, side="right"))
+        return Sketch(self.centre, self.edges[first : last + 1], self.p[first:last], self.points[first:last])
+
+
+def sketch(pair: Pair) -> Sketch:
+    """Cells in geometric progression around the median loss; each is placed at its merged loss log P/Q."""
+    away = np.geomspace(1e-12, LARGEST_LOSS, 240)
+    centre = 0.0
     for _ in range(2):
-        edges = np.concatenate([[-np.inf], probes, [np.inf]])
-        p = pair.cells(edges).p
-        below, above = np.cumsum(p), np.cumsum(p[::-1])[::-1]
-        few_below, few_above = np.flatnonzero(below[:-1] <= tail), np.flatnonzero(above[1:] <= tail)
-        i = int(few_below[-1]) if len(few_below) else 0
-        j = int(few_above[0]) if len(few_above) else len(probes) - 1
-        low, high = float(probes[i]), float(probes[j])
-        nearer_low, nearer_high = float(probes[min(i + 1, len(probes) - 1)]), float(probes[max(j - 1, 0)])
-        inner = np.linspace(low, nearer_low, 50), np.linspace(nearer_high, high, 50)
-        probes = np.unique(np.concatenate([inner[0], [-1e-9, 0.0, 1e-9], inner[1]]))
-    return min(low, 0.0), max(high, 0.0)
+        edges = np.concatenate([centre - away[::-1], [centre], centre + away])
+        edges = np.unique(np.append(np.clip(edges, -LARGEST_LOSS, LARGEST_LOSS), 0.0))
+        cells = pair.cells(edges)
+        centre = float(edges[1:][min(int(np.searchsorted(np.cumsum(cells.p), 0.5)), len(edges) - 2)])
+    p, q = np.maximum(cells.p, 0.0), np.maximum(cells.q, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        merged = np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=LARGEST_LOSS, neginf=-LARGEST_LOSS)
+    return Sketch(centre, edges, p, np.clip(merged, edges[:-1], edges[1:]))
 
 
-def spread(pair: Pair) -> float:
-    """The standard deviation of the loss under P, roughly (it only chooses the lattice step)."""
-    probes = np.concatenate([-np.geomspace(LARGEST_LOSS, 1e-12, 500), [0.0], np.geomspace(1e-12, LARGEST_LOSS, 500)])
-    p = pair.cells(probes).p
-    middle = (probes[1:] + probes[:-1]) / 2
-    mean = float(p @ middle)
-    return float(np.sqrt(max(p @ middle**2 - mean**2, 1e-24)))
+def _layout(pair: Pair, near: Sketch, step: float) -> tuple[float, int, Array]:
+    """Offset, first index and points of the lattice that covers the sketch.
+
+    The offset puts the bulk of the losses on a point: when a record is rarely sampled nearly all of P lies at almost
+    one loss, and moving that to a neighbouring point would cost up to a step each time.
+    """
+    offset = 0.0
+    if not isinstance(pair, Plain):
+        middle = np.array([near.centre - step / 2, near.centre + step / 2])
+        bulk = pair.cells(np.unique(np.append(middle, 0.0)) if middle[0] < 0 < middle[1] else middle)
+        mass = float(bulk.p.sum()), float(bulk.q.sum())
+        if min(mass) > 0:
+            loss = min(max(math.log(mass[0] / mass[1]), middle[0]), middle[1])
+            offset = loss - step * round(loss / step)
+    first = math.floor((float(near.edges[0]) - offset) / step) - 1
+    last = math.ceil((float(near.edges[-1]) - offset) / step) + 1
+    return offset, first, offset + np.arange(first, last + 1) * step
 
 
-def _points(step: float, low: float, high: float) -> tuple[int, Array]:
-    """First index and points of the lattice that covers [low, high]."""
-    first, last = math.floor(low / step) - 1, math.ceil(high / step) + 1
-    return first, np.arange(first, last + 1) * step
-
-
-def pessimistic(pair: Pair, step: float, low: float, high: float) -> Lattice:
+def pessimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
     """A lattice distribution that dominates ``pair``."""
-    first, points = _points(step, low, high)
+    offset, first, points = _layout(pair, near, step)
     cells = pair.cells(np.concatenate([[-np.inf], points, [np.inf]]))
     inner = np.maximum(cells.p[1:-1], 0.0)
     up = np.clip((cells.rise[1:-1] + cells.slack[1:-1]) / -math.expm1(-step), 0.0, inner)
@@ -86,10 +114,10 @@ def pessimistic(pair: Pair, step: float, low: float, high: float) -> Lattice:
     p[:-1] += inner - up
     p[1:] += up
     p[0] += cells.p[0]
-    return Lattice(step, first, p, float(cells.p[-1]))
+    return Lattice(step, offset, first, p, float(cells.p[-1]))
 
 
-def optimistic(pair: Pair, step: float, low: float, high: float) -> Lattice:
+def optimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
     """A lattice distribution that ``pair`` dominates.
 
     The fraction ``share[i]`` of the cell (x_i, x_i+1] goes down to x_i, the rest up to x_i+1. What arrives at x_i is
@@ -100,7 +128,7 @@ def optimistic(pair: Pair, step: float, low: float, high: float) -> Lattice:
     and lowering that loss to x_i is sound. Equality everywhere loses nothing to first order; the recurrence that
     gives it is stable from either tail towards the mode, and where a share would leave [0, 1] more mass goes down.
     """
-    first, points = _points(step, low, high)
+    offset, first, points = _layout(pair, near, step)
     cells = pair.cells(np.append(points, np.inf))
     mass = np.maximum(cells.p, 0.0)
     rises = np.maximum(cells.rise - cells.slack, 0.0)
@@ -108,7 +136,7 @@ def optimistic(pair: Pair, step: float, low: float, high: float) -> Lattice:
     share = _shares(rises.tolist(), falls.tolist(), int(np.argmax(mass)))
     p = mass * share
     p[1:] += mass[:-1] * (1 - share[:-1])
-    return Lattice(step, first, p)
+    return Lattice(step, offset, first, p)
 
 
 def _shares(rises: list[float], falls: list[float], mode: int) -> Array:

@@ -184,7 +184,7 @@ class Added:
         rise = np.where(endless, q, outer * (q * factor - p))
         slack = ROUNDING * outer * (p_scale + q_scale * factor)
         mixed = (1 - self.rate) * q + self.rate * p
-        return Cells(q[::-1], mixed[::-1], rise[::-1], slack[::-1])
+        return Cells(q[::-1].copy(), mixed[::-1].copy(), rise[::-1].copy(), slack[::-1].copy())
 
 
 @dataclass(frozen=True)
@@ -207,17 +207,24 @@ class Mirrored:
     rate: float
 
     def cells(self, edges: Array) -> Cells:
-        """As for every pair, but 0 must be one of the inner edges: the two sides meet there."""
         zero = int(np.searchsorted(edges, 0.0))
-        if not 0 < zero < len(edges) - 1 or edges[zero] != 0:
-            raise ValueError("0 is not an inner edge of the lattice.")
         added, removed = Added(self.base, self.rate), Removed(self.base, self.rate)
-        joined = zip(added.cells(edges[: zero + 1]), removed.cells(edges[zero:]), strict=True)
-        p, q, rise, slack = (np.concatenate(sides) for sides in joined)
+        if zero == 0:
+            return removed.cells(edges)
+        below = added.cells(np.append(edges[:zero], 0.0))
         # The atom at loss 0 closes the cell that ends there: what is missing to 1.
-        below, above = added.cells(np.array([-np.inf, 0.0])).p[0], removed.cells(np.array([0.0, np.inf])).p[0]
-        atom = max(1.0 - float(below + above), 0.0)
-        p[zero - 1] += atom
-        q[zero - 1] += atom
-        rise[zero - 1] += -np.expm1(edges[zero - 1]) * atom
-        return Cells(p, q, rise, slack)
+        ends = added.cells(np.array([-np.inf, 0.0])).p[0] + removed.cells(np.array([0.0, np.inf])).p[0]
+        atom = max(1.0 - float(ends), 0.0)
+        below.p[-1] += atom
+        below.q[-1] += atom
+        below.rise[-1] += -np.expm1(edges[zero - 1]) * atom
+        above = removed.cells(np.append(0.0, edges[zero:]))
+        if edges[zero] > 0:
+            # No edge at 0: the cells that meet there are one, the upper part rising from further down.
+            above.rise[0] += -np.expm1(edges[zero - 1]) * above.q[0]
+            for low, high in zip(below, above, strict=True):
+                high[0] += low[-1]
+            below = Cells(*(low[:-1] for low in below))
+        else:
+            above = Cells(*(high[1:] for high in above))
+        return Cells(*(np.concatenate(sides) for sides in zip(below, above, strict=True)))
