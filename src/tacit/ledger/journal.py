@@ -20,7 +20,8 @@ its newest counter says n, and nothing follows the last line. Then a crash can l
 
 Opening for writing puts the file back in the state before a write, in an order that is itself one of the cases: cut
 off the torn line, wait for the disk, then write the counter of the number just read in its own place (a torn counter
-there reads as that same number, by case 2). If a disk breaks the assumption and harms neighbouring bytes, a hash no longer fits: refused.
+there reads as that same number, by case 2). If a disk breaks the assumption and harms neighbouring bytes, a hash no
+longer fits: refused.
 
 **What is detected** beside crashes: any changed byte, and any line removed, inserted, moved or cut off, is refused
 with its line number, except that damage to one counter alone, or to bytes after the last line, is harmless and is
