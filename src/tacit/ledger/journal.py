@@ -56,6 +56,7 @@ _REASONS = {
     errno.EPERM: "permission is denied; change the permissions or choose another place",
     errno.ENOENT: "there is no such file; check the path",
     errno.ENOTDIR: "a part of the path is a file, not a directory; choose another place",
+    errno.EEXIST: "a part of the path is a file, not a directory; choose another place",
     errno.EISDIR: "it is a directory; give the name of a file in it",
 }
 
@@ -192,7 +193,10 @@ def load(path: Path) -> Contents:
 
 
 def _check_regular(fd: int, path: Path) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
         raise LedgerUnavailable(f"Cannot use {path} as a ledger: it is not a regular file; choose another path.")
 
 

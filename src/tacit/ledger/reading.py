@@ -51,8 +51,6 @@ def read(data: bytes, name: str) -> Contents:
     contents.steps, contents.lines, tail = counter
     *whole, rest = data[contents.size :].split(b"\n")
     counted = contents.lines + 1 - FIRST
-    if len(whole) < counted:
-        raise corrupt(FIRST + len(whole), f"the journal is cut short here; its counter says {contents.lines} lines.")
     sealed = 0
     for number, line in enumerate(whole[:counted], FIRST):
         opened = _open(line, contents.tail)
@@ -60,6 +58,8 @@ def read(data: bytes, name: str) -> Contents:
             raise corrupt(number, "the line does not match its hash and the line before it.")
         sealed += _take(opened, number, contents, corrupt)
         contents.size += len(line) + 1
+    if len(whole) < counted:
+        raise corrupt(FIRST + len(whole), f"the journal is cut short here; its counter says {contents.lines} lines.")
     if contents.tail != tail:
         raise corrupt(contents.lines, "the last line is not the one that the counter names.")
     run = contents.steps - sealed
