@@ -34,22 +34,29 @@ Array = NDArray[np.float64]
 
 _WIDTH = 9.5
 _SLACK = 1e-12
-_MOST_POINTS = 1 << 21
+_FRACTIONS = 64.0
+_MOST_POINTS = 1 << 16
 
 
 def log_moments(rate: float, noise: float, orders: Array) -> Array:
     """log A(p) for every p in ``orders`` (each above 1 or below 0), rounded up.
 
     ``rate`` is q in (0, 1], ``noise`` is z > 0, the noise over the shift. At q = 1 the closed form p (p - 1) / (2 z²).
+    Above order 64 only whole orders are computed; between two of them the chord is used, which lies above log A
+    because log A is convex in p (Hölder).
     """
     p = np.asarray(orders, dtype=np.float64)
     if rate == 1.0:
         return np.asarray(p * (p - 1) / 2 / noise / noise)
     out = np.empty_like(p)
-    whole = (p == np.floor(p)) & (p > 16) & (p / noise > 8)
-    for index in np.flatnonzero(whole):
-        out[index] = _binomial(rate, noise, int(p[index]))
-    rest = np.flatnonzero(~whole)
+    sums = (p > _FRACTIONS) | ((p > 16) & (p == np.floor(p)) & (p / noise > 8))
+    for index in np.flatnonzero(sums):
+        whole = math.floor(p[index])
+        part = float(p[index]) - whole
+        out[index] = (1 - part) * _binomial(rate, noise, whole)
+        if part:
+            out[index] += part * _binomial(rate, noise, whole + 1)
+    rest = np.flatnonzero(~sums)
     if rest.size:
         out[rest] = _integrate(rate, noise, p[rest])
     return out * (1 + _SLACK)
@@ -67,14 +74,11 @@ def _integrate(rate: float, noise: float, p: Array) -> Array:
     step = _step(noise, p)
     start = _lowest_mode(rate, noise, np.minimum(p - 2, 0.0)) - _WIDTH
     points = np.ceil((np.maximum(p, 2.0) / noise + _WIDTH - start) / step) + 1
-    if float(points.max()) > _MOST_POINTS:
-        raise ValueError(
-            f"noise multiplier is {noise:g}; at sampling rate {rate:g} the moments of order {float(p.max()):g} are out "
-            "of reach. Use more noise, or lower orders."
-        )
-    out = np.empty_like(p)
-    sizes = np.ceil(2 * np.log2(points))
-    for size in np.unique(sizes):
+    # With next to no noise: x^p is convex, so A(p) <= 1 - q + q E[r^p]; and r >= 0 gives A(p) <= (1-q)^p for p < 0.
+    convex = np.logaddexp(math.log1p(-rate), math.log(rate) + p * (p - 1) / 2 / noise / noise)
+    out = np.where(p < 0, np.minimum(convex, p * math.log1p(-rate)), convex)
+    sizes = np.where(points <= _MOST_POINTS, np.ceil(2 * np.log2(points)), 0)
+    for size in np.unique(sizes[sizes > 0]):
         rows = np.flatnonzero(sizes == size)
         block = max(1, int(4e6 // points[rows].max()))
         for begin in range(0, rows.size, block):
@@ -98,7 +102,7 @@ def _step(noise: float, p: Array) -> Array:
 
 
 def _lowest_mode(rate: float, noise: float, p: Array) -> Array:
-    """At or left of the mode of phi(t) (1 + u)^p for p <= 0, where -t + p s(t) / z = 0; s the posterior of "took part"."""
+    """At or left of the mode of phi(t) (1 + u)^p for p <= 0: there -t + p s(t) / z = 0, s the chance of taking part."""
     low, high = p / noise, np.zeros_like(p)
     bias = math.log(rate) - math.log1p(-rate) - 0.5 / noise / noise
     for _ in range(20):
