@@ -6,7 +6,6 @@ silently treat it as something else.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -131,9 +130,9 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1)."""
     policy, rate = _policy(step.sampling, adjacency)
     gaussian = tuple(query for query in step.queries if isinstance(query, ev.GaussianSum))
-    for query in gaussian:
-        if query.noise != "gaussian":
-            raise Unproved(f"group {query.group!r} has noise {query.noise!r}; only 'gaussian' has a proof here.")
+    for item in gaussian:
+        if item.noise != "gaussian":
+            raise Unproved(f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' has a proof here.")
     bases: list[Base] = []
     if gaussian:
         bases.append(Gaussian(ev.Step(step.sampling, gaussian).noise_multiplier))
@@ -174,21 +173,19 @@ def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]
 
 
 def _worst(lots: Sequence[Sequence[Term]]) -> list[Term]:
-    """What one epoch of disjoint lots costs one record: it is in one lot only, at worst the noisiest-least one.
+    """What one epoch of disjoint lots costs one record: it is in one lot only, at worst the one with the least noise.
 
     Parallel composition: neighbours differ in one slot, the partition is independent of the data, so given the
     partition a single lot's answer changes; the mixture over partitions costs at most the worst of them.
     """
-    terms = [term for lot in lots for term in lot]
-    kinds = {type(term.base) for term in terms}
-    if len(kinds) > 1:
+    bases = [term.base for lot in lots for term in lot]
+    gaussian = [base for base in bases if isinstance(base, Gaussian)]
+    laplace = [base for base in bases if isinstance(base, Laplace)]
+    if gaussian and laplace:
         raise Unproved("the lots of one epoch answered different kinds of queries; there is no proof here for that.")
-    least = math.inf
-    worst: list[Term] = []
-    for term in terms:
-        assert isinstance(term.base, Gaussian | Laplace)
-        if term.base.noise_multiplier < least or (
-            isinstance(term.base, Laplace) and term.base.noise_multiplier == least and term.base.dimension > 1
-        ):
-            least, worst = term.base.noise_multiplier, [term]
-    return worst
+    if gaussian:
+        return [Term(min(gaussian, key=lambda base: base.noise_multiplier))]
+    if laplace:
+        least = min(base.noise_multiplier for base in laplace)
+        return [Term(Laplace(least, max(base.dimension for base in laplace)))]
+    return []
