@@ -26,6 +26,7 @@ compare with 50-digit arithmetic.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ Array = NDArray[np.float64]
 _WIDTH = 9.5
 _SLACK = 1e-12
 _FRACTIONS = 64.0
-_MOST_POINTS = 1 << 16
+_MOST_POINTS = 1 << 14
 
 
 def log_moments(rate: float, noise: float, orders: Array) -> Array:
@@ -64,10 +65,19 @@ def log_moments(rate: float, noise: float, orders: Array) -> Array:
 
 def _binomial(rate: float, noise: float, order: int) -> float:
     """log A at a whole order: A - 1 = sum_k C(p, k) q^k (1-q)^(p-k) (exp(k (k-1) / (2 z²)) - 1), all terms positive."""
-    k = np.arange(2, order + 1, dtype=np.float64)
-    log_choose = math.log(order) + np.cumsum(np.log((order - k + 1) / k))
+    k, log_choose = log_binomials(order)
     weight = log_choose + k * math.log(rate) + (order - k) * math.log1p(-rate)
     return float(np.logaddexp(0.0, log_sum(weight + log_expm1(k * (k - 1) / 2 / noise / noise))))
+
+
+@lru_cache(maxsize=256)
+def log_binomials(order: int) -> tuple[Array, Array]:
+    """k = 2 .. order and log C(order, k)."""
+    k = np.arange(2, order + 1, dtype=np.float64)
+    log_choose = np.asarray(math.log(order) + np.cumsum(np.log((order - k + 1) / k)))
+    k.setflags(write=False)
+    log_choose.setflags(write=False)
+    return k, log_choose
 
 
 def _integrate(rate: float, noise: float, p: Array) -> Array:
@@ -104,6 +114,8 @@ def _step(noise: float, p: Array) -> Array:
 def _lowest_mode(rate: float, noise: float, p: Array) -> Array:
     """At or left of the mode of phi(t) (1 + u)^p for p <= 0: there -t + p s(t) / z = 0, s the chance of taking part."""
     low, high = p / noise, np.zeros_like(p)
+    if float(p.min()) > -1:
+        return low
     bias = math.log(rate) - math.log1p(-rate) - 0.5 / noise / noise
     for _ in range(20):
         middle = (low + high) / 2
@@ -127,7 +139,7 @@ def _log_mixture(rate: float, log_ratio: Array) -> Array:
 def _log_excess(x: Array, p: Array) -> Array:
     """log(exp(p x) - 1 - p (exp(x) - 1)), which is never negative inside the logarithm for p outside [0, 1]."""
     y = p * x
-    small = (np.abs(y) < 0.5) & (np.abs(x) < 0.5)
+    small = (np.abs(y) < 0.1) & (np.abs(x) < 0.1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         # Same sign: exp(y) times a bracket whose exponentials are at most 1.
         fall = -(p - 1) * x
@@ -140,7 +152,7 @@ def _log_excess(x: Array, p: Array) -> Array:
             # sum over k >= 2 of (p^k - p) x^k / k!, with x² taken out so that nothing underflows.
             tail = np.zeros_like(y)
             of_y, of_x = np.ones_like(y), np.ones_like(y)
-            for k in range(2, 16):
+            for k in range(2, 11):
                 tail += (p * p * of_y - p * of_x) / math.factorial(k)
                 of_y, of_x = of_y * y, of_x * x
             series = 2 * np.log(np.abs(x)) + np.log(np.abs(tail))

@@ -11,7 +11,7 @@ import numpy as np
 from tacit.accounting import renyi
 from tacit.accounting.composition import Composition, Gaussian, Interval, Laplace, Policy, Pure, Term, Unproved
 from tacit.accounting.mixture import Array, log_moments
-from tacit.accounting.tail import check_delta, check_epsilon, finite
+from tacit.accounting.tail import LEAST_DELTA, LEAST_NOISE, check_delta, check_epsilon, finite, times
 from tacit.ledger.events import Adjacency
 
 
@@ -36,30 +36,36 @@ class Moments:
 
     def epsilon(self, composition: Composition, delta: float) -> Interval:
         """ε = min over λ of (Σ α(λ) + ln(1/δ)) / λ."""
-        orders, totals = self.curve(composition)
+        delta = check_delta(delta)
         if not composition.parts:
             return Interval(0.0)
-        return Interval(finite(float(np.min((totals - math.log(check_delta(delta))) / orders)), self.name))
+        orders, totals = self.curve(composition)
+        return Interval(finite(float(np.min((totals - math.log(delta)) / orders)), self.name))
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
         """δ = min over λ of exp(Σ α(λ) - λ ε), never above 1."""
-        orders, totals = self.curve(composition)
+        epsilon = check_epsilon(epsilon)
         if not composition.parts:
             return Interval(0.0)
-        return Interval(math.exp(min(0.0, float(np.min(totals - orders * check_epsilon(epsilon))))))
+        orders, totals = self.curve(composition)
+        power = float(np.min(totals - orders * epsilon))
+        return Interval(max(math.exp(min(0.0, power)), LEAST_DELTA))
 
     def curve(self, composition: Composition) -> tuple[Array, Array]:
         """λ and the sum of α(λ) over all terms (Theorem 2, composability)."""
         orders = np.arange(1, self.max_order + 1, dtype=np.float64)
         totals = np.zeros_like(orders)
-        for term, count in composition.parts:
-            totals += count * _alpha(term, composition.adjacency, composition.shift_factor, orders)
+        with np.errstate(over="ignore"):
+            for term, count in composition.parts:
+                totals += times(count, _alpha(term, composition.adjacency, composition.shift_factor, orders))
         return orders, totals
 
 
 def _alpha(term: Term, adjacency: Adjacency, factor: int, orders: Array) -> Array:
     """α(λ) of one term. λ and the Rényi order are one apart: α(λ) = λ D_(λ+1)."""
     base = term.base
+    if isinstance(base, Gaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
+        return np.full_like(orders, math.inf)
     if term.policy is Policy.ALWAYS:
         if isinstance(base, Gaussian):
             return alpha(1.0, base.noise_multiplier / factor, orders)

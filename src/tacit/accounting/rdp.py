@@ -21,6 +21,7 @@ from tacit.accounting.tail import (
     deltas,
     epsilons,
     finite,
+    times,
 )
 from tacit.ledger.events import Adjacency
 
@@ -113,7 +114,7 @@ def divergences(composition: Composition, orders: tuple[float, ...]) -> Array:
     total = np.zeros(len(orders))
     with np.errstate(over="ignore"):
         for term, count in composition.parts:
-            total += count * _divergences(term, composition.adjacency, orders)
+            total += times(count, _divergences(term, composition.adjacency, orders))
     return np.where(np.isnan(total), math.inf, total)
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from tacit.accounting.composition import Base, Best, Gaussian, Laplace, Policy, Pure, Term, Unproved
-from tacit.accounting.mixture import Array, log_expm1, log_moments, log_sum
+from tacit.accounting.mixture import Array, log_binomials, log_expm1, log_moments, log_sum
 from tacit.accounting.replacement import expansion, gaussian_differences, triangle
+from tacit.accounting.tail import LEAST_NOISE
 from tacit.ledger.events import Adjacency
 
 Curve = Callable[[Array], Array]
@@ -23,6 +24,8 @@ def curve(term: Term, adjacency: Adjacency, orders: Array) -> Array:
     """K at ``orders`` for every kind of term but `Best` (that is `tacit.accounting.selection`)."""
     base, rate = term.base, term.rate
     factor = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    if isinstance(base, Gaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
+        return np.full_like(orders, math.inf)
     if isinstance(base, Gaussian):
         z = base.noise_multiplier
         if term.policy is Policy.ALWAYS:
@@ -91,8 +94,8 @@ def sampled_laplace(rate: float, scale: float, orders: Array) -> Array:
     """
 
     def at(order: int) -> float:
-        k = np.arange(2, order + 1, dtype=np.float64)
-        weight = log_binomial(order, k) + k * math.log(rate) + (order - k) * math.log1p(-rate)
+        k, log_choose = log_binomials(order)
+        weight = log_choose + k * math.log(rate) + (order - k) * math.log1p(-rate)
         return float(np.logaddexp(0.0, log_sum(weight + log_expm1(laplace(scale, k)))))
 
     return chord(at, orders)
@@ -156,11 +159,6 @@ def _fixed_size_laplace(rate: float, scale: float, orders: Array) -> Array:
 def _never_worse(rate: float, whole: Array) -> Array:
     """exp K is jointly convex in the two distributions, so sampling gives at most 1 - q + q exp(K of the whole)."""
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + whole))
-
-
-def log_binomial(order: int, k: Array) -> Array:
-    """log C(order, k) for k = 2, 3, ..."""
-    return np.asarray(math.log(order) + np.cumsum(np.log((order - k + 1) / k)))
 
 
 def chord(at: Callable[[int], float], orders: Array) -> Array:

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tacit.accounting.mixture import Array, log_expm1, log_sum
+from tacit.accounting.mixture import Array, log_binomials, log_expm1, log_sum
 
 _EXACT = 64
 _SLACK = 1e-10
@@ -32,8 +32,7 @@ _SLACK = 1e-10
 
 def expansion(rate: float, order: int, differences: Callable[[int], Array]) -> float:
     """K at a whole order; ``differences(order)`` bounds log E_Q|(P'-Q')/Q|^j for j = 2 .. order."""
-    j = np.arange(2, order + 1, dtype=np.float64)
-    log_choose = math.log(order) + np.cumsum(np.log((order - j + 1) / j))
+    j, log_choose = log_binomials(order)
     return float(np.logaddexp(0.0, log_sum(log_choose + j * math.log(rate) + differences(order)))) * (1 + _SLACK)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from tacit.accounting.mixture import Array
 
 LEAST_ORDER = 1.001
 MOST_ORDER = 65536.0
+LEAST_DELTA = sys.float_info.min
+# Below this noise multiplier nothing is claimed: squares of it would leave the range of floating point.
+LEAST_NOISE = 1e-6
 
 
 def check_delta(delta: float) -> float:
@@ -24,6 +28,11 @@ def check_epsilon(epsilon: float) -> float:
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < math.inf:
         raise ValueError(f"epsilon is {epsilon!r}; it must be a finite number, at least 0.")
     return float(epsilon)
+
+
+def times(count: int, values: Array) -> Array:
+    """``count`` steps of ``values`` each; a count beyond floating point has no bound."""
+    return np.asarray(values * (float(count) if count < 10**300 else math.inf))
 
 
 def finite(epsilon: float, name: str) -> float:
@@ -49,7 +58,7 @@ def epsilons(orders: Array, divergences: Array, delta: float) -> Array:
 
 
 def deltas(orders: Array, divergences: Array, epsilon: float) -> Array:
-    """δ at every order, never above 1; the two bounds of `epsilons` read the other way."""
+    """δ at every order, never above 1 nor 0 by underflow; the two bounds of `epsilons` read the other way."""
     power = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     distance = np.sqrt(-np.expm1(-divergences))
-    return np.asarray(np.minimum(np.exp(np.minimum(power, 0.0)), distance))
+    return np.maximum(np.minimum(np.exp(np.minimum(power, 0.0)), distance), LEAST_DELTA)
