@@ -27,6 +27,7 @@ import numpy as np
 from tacit.accounting.mixture import Array, log_binomials, log_expm1, log_sum
 
 _EXACT = 64
+_LEAST = 0.1
 _SLACK = 1e-10
 
 
@@ -62,8 +63,9 @@ def gaussian_differences(rate: float, noise: float, near: int) -> Callable[[int]
         j = np.arange(2, order + 1, dtype=np.float64)
         around = math.log(2) + j * (j - 1) / 2 / close / close
         across = np.logaddexp(0.0, j * (j - 1) / 2 / apart / apart)
-        far_x, near_x = (moments[: len(j)] for moments in known())
-        exact = len(far_x)
+        far_x, near_x = known()
+        exact = min(len(j), len(far_x), len(near_x))
+        far_x, near_x = far_x[:exact], near_x[:exact]
         across[:exact] = np.minimum(across[:exact], far_x)
         split = math.log(2) + np.logaddexp(far_x, near_x)
         around[:exact] = np.minimum(around[:exact], np.minimum(j[:exact] * math.log(2) + near_x, split))
@@ -77,8 +79,10 @@ def _absolute_moments(noise: float) -> Array:
     """log X_j for j = 2 .. 64, X_j = E|r - 1|^j, r the ratio of N(1, z²) to N(0, z²) under the latter.
 
     Even j by the trapezoidal rule (an entire function that falls like a Gaussian); odd j from its neighbours, as the
-    moments of |r - 1| are log-convex in j.
+    moments of |r - 1| are log-convex in j. With next to no noise nothing is computed; the caller has other bounds.
     """
+    if noise < _LEAST:
+        return np.empty(0)
     even = np.arange(2, _EXACT + 3, 2, dtype=np.float64)
     step = 0.2 * min(1.0, noise)
     low = -math.sqrt(_EXACT + 2) - 10
