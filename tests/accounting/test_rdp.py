@@ -17,7 +17,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 from tacit.accounting import renyi
 from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Pure, Term, Unproved, compose
 from tacit.accounting.moments import Moments
-from tacit.accounting.rdp import Rdp
+from tacit.accounting.rdp import DEFAULT_ORDERS, Rdp
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
 
@@ -250,6 +250,23 @@ def test_infinity_is_not_an_answer(noise, count, adjacency, rate):
     with pytest.raises(ValueError, match="no finite epsilon"):
         Rdp().epsilon(steps(rate, noise, count, adjacency), 1e-5)
     assert Rdp().delta(steps(rate, noise, count, adjacency), 1.0).upper == 1.0
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("noise", [1e5, 1e9, 1e200])
+def test_a_great_deal_of_noise(noise, adjacency):
+    bases = [
+        Term(Gaussian(noise)),
+        Term(Gaussian(noise), Policy.POISSON, 0.1),
+        Term(Laplace(noise, 2), Policy.POISSON, 0.1),
+    ]
+    if adjacency is REPLACE:
+        bases += [Term(base, Policy.FIXED_SIZE, 0.1) for base in (Gaussian(noise), Laplace(noise, 1))]
+    for term in bases:
+        _, values = Rdp().curve(one(term, adjacency))
+        assert (values > 0).all()
+        assert values[DEFAULT_ORDERS.index(18.0)] < 1e-7
+        assert 0 <= Rdp().epsilon(one(term, adjacency), 1e-5).upper < 0.01
 
 
 def test_underflow_is_not_zero_delta():

@@ -67,6 +67,12 @@ def test_anything_else_is_refused(adjacency, parts):
         Strong().epsilon(Composition(adjacency, parts), 1e-5)
 
 
+@pytest.mark.parametrize(("noise", "count"), [(1e-200, 1), (1e-9, 1), (1.0, 10**400)])
+def test_infinity_is_not_an_answer(noise, count):
+    with pytest.raises(ValueError, match="no finite epsilon"):
+        Strong().epsilon(steps(0.5, noise, count), 1e-5)
+
+
 @pytest.mark.parametrize("delta", [0, 1, math.nan])
 def test_bad_delta(delta):
     with pytest.raises(ValueError, match="delta is"):

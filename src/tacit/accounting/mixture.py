@@ -36,6 +36,7 @@ Array = NDArray[np.float64]
 _WIDTH = 9.5
 _SLACK = 1e-12
 _FRACTIONS = 64.0
+_MOST_NOISE = 1e8
 _MOST_POINTS = 1 << 14
 
 
@@ -44,9 +45,10 @@ def log_moments(rate: float, noise: float, orders: Array) -> Array:
 
     ``rate`` is q in (0, 1], ``noise`` is z > 0, the noise over the shift. At q = 1 the closed form p (p - 1) / (2 z²).
     Above order 64 only whole orders are computed; between two of them the chord is used, which lies above log A
-    because log A is convex in p (Hölder).
+    because log A is convex in p (Hölder). More noise than 1e8 counts as 1e8, which costs more.
     """
     p = np.asarray(orders, dtype=np.float64)
+    noise = min(noise, _MOST_NOISE)
     if rate == 1.0:
         return np.asarray(p * (p - 1) / 2 / noise / noise)
     out = np.empty_like(p)

@@ -11,7 +11,7 @@ import numpy as np
 from tacit.accounting import renyi
 from tacit.accounting.composition import Composition, Gaussian, Interval, Laplace, Policy, Pure, Term, Unproved
 from tacit.accounting.mixture import Array, log_moments
-from tacit.accounting.tail import LEAST_DELTA, LEAST_NOISE, check_delta, check_epsilon, finite, times
+from tacit.accounting.tail import LEAST_DELTA, LEAST_NOISE, MOST_NOISE, check_delta, check_epsilon, finite, times
 from tacit.ledger.events import Adjacency
 
 
@@ -70,7 +70,7 @@ def _alpha(term: Term, adjacency: Adjacency, factor: int, orders: Array) -> Arra
         if isinstance(base, Gaussian):
             return alpha(1.0, base.noise_multiplier / factor, orders)
         if isinstance(base, Laplace):
-            return renyi.laplace(base.noise_multiplier / factor, orders + 1)
+            return renyi.laplace(min(base.noise_multiplier, MOST_NOISE) / factor, orders + 1)
         if isinstance(base, Pure):
             return renyi.pure(base.epsilon, orders + 1)
     if term.policy is Policy.POISSON and isinstance(base, Gaussian) and adjacency is Adjacency.ADD_REMOVE:

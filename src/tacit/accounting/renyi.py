@@ -14,7 +14,7 @@ import numpy as np
 from tacit.accounting.composition import Base, Best, Gaussian, Laplace, Policy, Pure, Term, Unproved
 from tacit.accounting.mixture import Array, log_binomials, log_expm1, log_moments, log_sum
 from tacit.accounting.replacement import expansion, gaussian_differences, triangle
-from tacit.accounting.tail import LEAST_NOISE
+from tacit.accounting.tail import LEAST_NOISE, MOST_NOISE
 from tacit.ledger.events import Adjacency
 
 Curve = Callable[[Array], Array]
@@ -27,7 +27,7 @@ def curve(term: Term, adjacency: Adjacency, orders: Array) -> Array:
     if isinstance(base, Gaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
         return np.full_like(orders, math.inf)
     if isinstance(base, Gaussian):
-        z = base.noise_multiplier
+        z = min(base.noise_multiplier, MOST_NOISE)
         if term.policy is Policy.ALWAYS:
             return gaussian(z / factor, orders)
         if term.policy is Policy.POISSON:
@@ -35,7 +35,7 @@ def curve(term: Term, adjacency: Adjacency, orders: Array) -> Array:
         if term.policy is Policy.FIXED_SIZE and factor == 2:
             return _replaced_gaussian(rate, z, 2, orders)
     elif isinstance(base, Laplace):
-        z = base.noise_multiplier
+        z = min(base.noise_multiplier, MOST_NOISE)
         if term.policy is Policy.ALWAYS:
             return laplace(z / factor, orders)
         if term.policy is Policy.POISSON:

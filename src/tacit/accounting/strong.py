@@ -141,6 +141,8 @@ def _plan(composition: Composition) -> tuple[float, float, int]:
     """(q, z, T) of the one kind of step there is."""
     if len(composition.parts) == 1 and composition.adjacency is Adjacency.ADD_REMOVE:
         term, count = composition.parts[0]
+        if count > 10**300:
+            raise ValueError("the strong accountant finds no finite epsilon for this composition; use fewer steps.")
         if isinstance(term.base, Gaussian) and term.policy in (Policy.ALWAYS, Policy.POISSON):
             return term.rate, term.base.noise_multiplier, count
     raise Unproved(

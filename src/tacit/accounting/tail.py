@@ -12,8 +12,8 @@ from tacit.accounting.mixture import Array
 LEAST_ORDER = 1.001
 MOST_ORDER = 65536.0
 LEAST_DELTA = sys.float_info.min
-# Below this noise multiplier nothing is claimed: squares of it would leave the range of floating point.
-LEAST_NOISE = 1e-6
+# Below the least noise multiplier nothing is claimed, above the most no less than at it: squares stay in range.
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e8
 
 
 def check_delta(delta: float) -> float:
