@@ -1,5 +1,44 @@
-"""Tacit: train on data about people, and prove how little the result says about any one of them."""
+"""Tacit: train on data about people, and prove how little the result says about any one of them.
+
+Names are loaded when first used, so that ``import tacit`` costs nothing and needs neither torch nor scipy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tacit._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from tacit.accounting import Guarantee as Guarantee
+    from tacit.accounting import account as account
+    from tacit.accounting import plan as plan
+    from tacit.ledger import AdaptiveBudget as AdaptiveBudget
+    from tacit.ledger import Budget as Budget
+    from tacit.ledger import BudgetExceeded as BudgetExceeded
+    from tacit.ledger import Ledger as Ledger
+
+_ROOMS = {
+    "AdaptiveBudget": "ledger",
+    "Budget": "ledger",
+    "BudgetExceeded": "ledger",
+    "Guarantee": "accounting",
+    "Ledger": "ledger",
+    "account": "accounting",
+    "plan": "accounting",
+}
+
+__all__ = ["__version__", *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'tacit' has no attribute {name!r}")
+    value = getattr(import_module(f"tacit.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -94,7 +94,8 @@ class Interval:
 class Accountant(Protocol):
     """Turns a composition into (ε, δ). Both directions are upper bounds; what has no proof raises `Unproved`."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def epsilon(self, composition: Composition, delta: float) -> Interval: ...
 

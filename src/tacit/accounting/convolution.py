@@ -28,7 +28,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from tacit.accounting.lattice import Lattice
 from tacit.accounting.losses import Array
 
-OUTSIDE = 1e-15
+OUTSIDE = 1e-11
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -151,12 +151,18 @@ class TiltedSum:
     def _window(self, parts: Parts) -> tuple[float, float]:
         """Chernoff: P̃(S > high) <= e^(K(t+u) - K(t) - u high) = OUTSIDE, and the same below."""
         deviation = max(math.sqrt(self.centre.variance), self.step)
-        high, low = math.inf, -math.inf
-        for scale in (5.0, 9.0):
-            shift = scale / deviation
-            up, down = cumulants(parts, self.tilt + shift), cumulants(parts, self.tilt - shift)
-            high = min(high, (up.value - self.centre.value - math.log(OUTSIDE)) / shift)
-            low = max(low, -(down.value - self.centre.value - math.log(OUTSIDE)) / shift)
+        ends_found = []
+        for side in (+1, -1):
+            # The best u is about sqrt(2 log 1/OUTSIDE) deviations for a light tail, less for a heavy one.
+            width, shift = math.inf, 7.0 / deviation
+            while True:
+                moved = cumulants(parts, self.tilt + side * shift)
+                found = (moved.value - self.centre.value - math.log(OUTSIDE)) / shift
+                if found > width:
+                    break
+                width, shift = found, shift / 1.7
+            ends_found.append(side * width)
+        high, low = ends_found
         ends = [(count * lattice.points[0], count * lattice.points[-1]) for lattice, count in parts]
         return max(low, sum(end[0] for end in ends)), min(high, sum(end[1] for end in ends))
 
@@ -234,6 +240,10 @@ class TiltedSum:
         s, p = self.points[above], mass[above]
         exponent = self.centre.value - self.tilt * s + sign * self.doubt
         inside = float(np.sum(p * np.exp(np.minimum(exponent, 700)) * -np.expm1(epsilon - s)))
-        beyond = self.centre.value - self.tilt * (float(self.points[-1]) if sign > 0 else epsilon)
-        outside = (1 if sign > 0 else 2) * OUTSIDE * math.exp(min(beyond, 700.0))
-        return min(max(inside * (1 + sign * self.length * _EPS) + sign * outside, 0.0), 1.0)
+        # Tilted masses beyond an end of the window weigh at most what they would weigh at that end, or at ε.
+        ends = [float(self.points[-1])] if sign > 0 else [epsilon, epsilon]
+        if sign > 0 and epsilon < self.points[0]:
+            ends.append(epsilon)
+        outside = sum(OUTSIDE * math.exp(min(self.centre.value - self.tilt * end, 700.0)) for end in ends)
+        bound = inside * (1 + sign * self.length * _EPS) + sign * outside
+        return float(min(max(bound, 0.0), 1.0))

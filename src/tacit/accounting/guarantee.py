@@ -5,24 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition, compose
+from tacit.ledger import Ledger
 from tacit.ledger import events as ev
 
 _RELEASED = "every noisy value the ledger lists, and whatever is computed from them (all checkpoints)"
-
-
-class LedgerLike(Protocol):
-    """What accounting reads of a ledger."""
-
-    @property
-    def header(self) -> ev.Header: ...
-
-    @property
-    def entries(self) -> Iterable[tuple[ev.Step, int]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +92,7 @@ def rounded_up(value: float, digits: int = 2) -> str:
 
 
 def account(
-    ledger: LedgerLike, *, delta: float | None = None, epsilon: float | None = None, accountant: str = "pld"
+    ledger: Ledger, *, delta: float | None = None, epsilon: float | None = None, accountant: str = "pld"
 ) -> Guarantee:
     """The guarantee of what a ledger lists: ε for a given δ, or δ for a given ε.
 

@@ -101,7 +101,7 @@ def _layout(pair: Pair, near: Sketch, step: float) -> tuple[float, int, Array]:
             offset = loss - step * round(loss / step)
     first = math.floor((float(near.edges[0]) - offset) / step) - 1
     last = math.ceil((float(near.edges[-1]) - offset) / step) + 1
-    return offset, first, offset + np.arange(first, last + 1) * step
+    return offset, first, offset + step * np.arange(first, last + 1, dtype=np.float64)
 
 
 def pessimistic(pair: Pair, near: Sketch, step: float) -> Lattice:

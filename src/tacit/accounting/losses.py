@@ -33,7 +33,10 @@ class Cells(NamedTuple):
 
 
 class Pair(Protocol):
-    """A pair (P, Q), known through its loss."""
+    """A pair (P, Q), known through its loss; ``base`` is that of one release on a sample."""
+
+    @property
+    def base(self) -> Base: ...
 
     def cells(self, edges: Array) -> Cells:
         """Masses between consecutive increasing ``edges`` (which may start at -inf and end at inf)."""

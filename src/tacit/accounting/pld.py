@@ -81,17 +81,19 @@ class Pld:
 
     def _worst(self, sides: Sequence[Side], *, delta: float | None = None, epsilon: float | None = None) -> Interval:
         """The larger of the directions; the lower bound comes from the direction that decides the upper one."""
-        upper = lower = 0.0
+        upper = lower = step = 0.0
         for side in sides:
             if not side.pairs:
                 found = _closed_form(side, delta, epsilon)
             else:
-                found = self._bounds(side, delta, epsilon, floor=upper)
+                found, step = self._bounds(side, delta, epsilon, floor=upper, coarse=step)
             upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
         return Interval(upper, lower)
 
-    def _bounds(self, side: Side, delta: float | None, epsilon: float | None, *, floor: float) -> Interval:
-        """Both bounds in one direction; only an upper one as soon as that is at most ``floor``.
+    def _bounds(
+        self, side: Side, delta: float | None, epsilon: float | None, *, floor: float, coarse: float
+    ) -> tuple[Interval, float]:
+        """Both bounds in one direction, and the step used; only an upper one as soon as that is at most ``floor``.
 
         The step is chosen for the tolerance. Where the two bounds do not show that it was met, the lattice is refined
         until the upper bound settles; every upper bound on the way is valid.
@@ -109,8 +111,8 @@ class Pld:
             near, least, tolerance = epsilon, 0.0, 100 * self.tolerance
         lattice = _Lattices(side, sketches, tilt, delta, epsilon)
         step = _step(sketches, tilt, self.tolerance * max(near, _SMALL)) / (1 + 2 / total)
-        if floor and (quick := lattice.upper(8 * step)) <= floor:
-            return Interval(quick, 0.0)
+        if floor and (quick := lattice.upper(max(8 * step, coarse))) <= floor:
+            return Interval(quick, 0.0), step
         upper, lower = lattice.upper(step), 0.0
         if upper > floor:
             lower = min(lattice.lower(step), upper)
@@ -120,7 +122,7 @@ class Pld:
             if before - upper <= tolerance * max(upper, least):
                 lower = max(lower, min(lattice.lower(step), upper))
                 break
-        return Interval(upper, lower)
+        return Interval(upper, lower), step
 
 
 def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Interval:
@@ -226,7 +228,7 @@ def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign
 def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:
     """A step near ``step`` that puts the atoms of the most frequent bounded loss on the lattice."""
     atoms = [
-        (count, pair.base.shift if isinstance(pair.base, LaplaceLoss) else pair.base.epsilon)
+        (count, _largest_loss(pair.base))
         for pair, count in pairs
         if isinstance(pair, Plain) and isinstance(pair.base, LaplaceLoss | ResponseLoss)
     ]
@@ -288,9 +290,15 @@ def _basic(composition: Composition) -> float:
         base = _base(term, composition.shift_factor, concrete=False)
         if isinstance(base, GaussianLoss) or base is None:
             return math.inf
-        pure = base.epsilon if isinstance(base, ResponseLoss) else base.shift
+        pure = _largest_loss(base)
         total += count * (math.log1p(term.rate * math.expm1(pure)) if pure < 700 else pure)
     return total
+
+
+def _largest_loss(base: Base) -> float:
+    """Of a bounded loss."""
+    assert isinstance(base, LaplaceLoss | ResponseLoss)
+    return base.shift if isinstance(base, LaplaceLoss) else base.epsilon
 
 
 def _unsampled_epsilon(side: Side, delta: float) -> float:
@@ -300,9 +308,9 @@ def _unsampled_epsilon(side: Side, delta: float) -> float:
     """
     squared, certain = side.shift**2, side.certain
     for pair, count in side.pairs:
-        base = pair.base  # type: ignore[attr-defined]
+        base = pair.base
         if isinstance(base, GaussianLoss):
             squared += count * base.shift**2
         else:
-            certain += count * (base.epsilon if isinstance(base, ResponseLoss) else base.shift)
+            certain += count * _largest_loss(base)
     return certain + (gaussian.epsilon(math.sqrt(squared), delta) if squared else 0.0)
