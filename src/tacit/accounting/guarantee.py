@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition, compose
+from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import Ledger
 from tacit.ledger import events as ev
 
@@ -152,13 +153,3 @@ def describe_sampling(samplings: Iterable[ev.Sampling]) -> str:
     """The policies in words, each once."""
     names = {_POLICIES[type(sampling)] for sampling in samplings}
     return " + ".join(sorted(names)) if names else "nothing released"
-
-
-def check_delta(delta: float) -> None:
-    if not (isinstance(delta, int | float) and 0 < delta < 1):
-        raise ValueError(f"delta is {delta!r}; it must be in (0, 1).")
-
-
-def check_epsilon(epsilon: float) -> None:
-    if not (isinstance(epsilon, int | float) and 0 <= epsilon < math.inf):
-        raise ValueError(f"epsilon is {epsilon!r}; it must be a finite number, at least 0.")

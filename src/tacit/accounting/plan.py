@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tacit.accounting.guarantee import Guarantee, check_delta, check_epsilon, guarantee
+from tacit.accounting.guarantee import Guarantee, guarantee
+from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import events as ev
 
 _LARGEST_STEPS = 10**12

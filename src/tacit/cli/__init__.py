@@ -20,9 +20,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# What typer raises for a wrong option or value.
-_UsageError = typer.BadParameter.__mro__[1]
-
 app.command()(account)
 app.command()(plan)
 
@@ -46,10 +43,12 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=arguments, prog_name="tacit", standalone_mode=False)
-    except (ValueError, OSError, _UsageError) as error:
-        if "--debug" in arguments:
+    except Exception as error:
+        # Typer's complaints about options know how to print themselves.
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        known = isinstance(error, ValueError | OSError) or hasattr(error, "format_message")
+        if not known or "--debug" in arguments:
             raise
-        text = error.format_message() if isinstance(error, _UsageError) else str(error)
         print(f"tacit: {text}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)

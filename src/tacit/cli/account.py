@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def account(
     ledger: Annotated[Path | None, typer.Argument(help="A ledger file: account for what was really done.")] = None,
     sampling_rate: Annotated[
-        float | None, typer.Option(help="q: each record is in a lot with this probability.")
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="q: each record is in a lot with this probability."),
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(parser=number, metavar="NUMBER", help="z: noise on the sum / clip norm.")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tacit.accounting import ACCOUNTANTS, Unproved, compose
+from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import Header, Step
 
 _STYLES = {
@@ -41,7 +42,7 @@ def epsilon_over_steps(
         except Unproved:
             axes.plot([], [], color=colour, linestyle=line, label=f"{label}: no proof for these steps")
             continue
-        axes.plot(marks, values, color=colour, linestyle=line, label=f"{label}: {values[-1]:.3g}")
+        axes.plot(marks, values, color=colour, linestyle=line, label=f"{label}: {rounded_up(values[-1])}")
     axes.set(
         xlabel="steps", ylabel="ε", xlim=(0, total), title=f"Privacy spent, δ = {delta:g} ({header.adjacency.value})"
     )
