@@ -239,11 +239,15 @@ class _Gaussian:
         if not fold:
             np.multiply(radius, np.float32(std), out=radius)
         np.copyto(angle, words[pairs:], casting="unsafe")
-        np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)
-        _torch(torch.cos, angle, out[:pairs])
-        np.multiply(out[:pairs], radius, out=out[:pairs])
-        _torch(torch.sin, angle[:rest], out[pairs:])
-        np.multiply(out[pairs:], radius[:rest], out=out[pairs:])
+        np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
+        _torch(torch.tan, angle, angle)
+        # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
+        np.multiply(angle, angle, out=scratch)
+        np.add(scratch, np.float32(1), out=scratch)
+        np.divide(radius, scratch, out=scratch)
+        np.add(scratch, scratch, out=scratch)
+        np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
+        np.subtract(scratch, radius, out=scratch)
 
     def double(self, source: Source, out: Floats, std: float) -> None:
         """Box-Muller in float64, with 64 bits for the radius and 64 for the angle."""
