@@ -71,7 +71,7 @@ class Group:
     def factors(self, norms: torch.Tensor) -> torch.Tensor:
         """The factor of each record, float64, from the norms (batch, vectors) of its vectors."""
         scales = torch.tensor([vector.scale for vector in self.vectors], dtype=torch.float64, device=norms.device)
-        joint = torch.linalg.vector_norm(norms.to(torch.float64) / scales, dim=1)
+        joint: torch.Tensor = torch.linalg.vector_norm(norms.to(torch.float64) / scales, dim=1)
         if self.stability is not None:
             return (1 - MARGIN) * self.clip_norm / (joint + self.stability)
         return ((1 - MARGIN) * self.clip_norm / joint).clamp(max=1.0)

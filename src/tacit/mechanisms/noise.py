@@ -39,7 +39,7 @@ def _add_(total: torch.Tensor, scale: float, draw_: Callable[[torch.Tensor, floa
     with torch.no_grad():
         flat = total.view(-1) if total.is_contiguous() else total.reshape(-1)
         noise = torch.empty(min(flat.numel(), _PIECE), dtype=total.dtype)
-        for piece in flat.split(_PIECE):
+        for piece in torch.split(flat, _PIECE):
             drawn = draw_(noise[: piece.numel()], scale)
             piece.add_(drawn.to(total.device)).div_(grid).round_().mul_(grid)
         return total if total.is_contiguous() else total.copy_(flat.view(total.shape))

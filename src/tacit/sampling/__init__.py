@@ -1,10 +1,11 @@
 """Who takes part in each step, and how the lot reaches the model in batches."""
 
 from tacit.sampling.lots import LotReader, batches
-from tacit.sampling.samplers import FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler
+from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler
 from tacit.sampling.users import UserLot, UserSampler
 
 __all__ = [
+    "EveryoneSampler",
     "FixedSizeSampler",
     "LotReader",
     "PoissonSampler",

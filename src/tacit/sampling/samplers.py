@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.ledger.events import FixedSize, Poisson, Sampling, Shuffled
+from tacit.ledger.events import Everyone, FixedSize, Poisson, Sampling, Shuffled
 from tacit.randomness import Integers, Source
 
 
@@ -41,6 +41,41 @@ class Sampler(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class EveryoneSampler:
+    """Every record takes part: no sampling, for statistics of the whole data set and full-batch training."""
+
+    def __init__(self, records: int, *, unit: str = "example") -> None:
+        if isinstance(records, bool) or not isinstance(records, int) or records < 1:
+            raise ValueError(f"records is {records!r}; it must be a whole number, at least 1.")
+        self._event = Everyone(unit=unit)
+        self._records, self._draws = records, 0
+
+    @property
+    def records(self) -> int:
+        return self._records
+
+    @property
+    def expected(self) -> float:
+        return float(self._records)
+
+    def event(self) -> Everyone:
+        return self._event
+
+    def draw(self, receipt: Drawable) -> Integers:
+        event = receipt.draw()
+        if event != self._event:
+            raise _mismatch(event, self._event)
+        self._draws += 1
+        return np.arange(self._records)
+
+    def state(self) -> dict[str, Any]:
+        return {"sampler": "everyone", "records": self._records, "draws": self._draws}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        _check_state(state, self.state())
+        self._draws = state["draws"]
 
 
 class PoissonSampler:
