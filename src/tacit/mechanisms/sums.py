@@ -182,12 +182,14 @@ def _clip(values: torch.Tensor, bound: float, *, order: int) -> torch.Tensor:
     values = values.detach().to(torch.float64)
     sane = torch.isfinite(values.flatten(1) if values.ndim > 1 else values[:, None]).all(dim=1)
     values = torch.where(_rows(sane, values), values, 0.0)
-    # Dividing by the largest value first keeps squares in range.
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
-    largest = flat.abs().amax(dim=1).clamp(min=1e-290) if flat.shape[1] else flat.new_ones(len(flat))
-    norms = torch.linalg.vector_norm(flat / largest[:, None], ord=order, dim=1)
-    factors = (bound * (1 - _MARGIN) / largest / norms).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
-    return values * _rows(factors, values)
+    if not flat.shape[1]:
+        return values
+    largest = flat.abs().amax(dim=1).clamp(min=1e-290)  # divided by it, no row overflows when squared
+    units = values / _rows(largest, values)
+    norms = torch.linalg.vector_norm(flat / largest[:, None], ord=order, dim=1).clamp(min=1e-290)
+    most = bound * (1 - _MARGIN)
+    return torch.where(_rows(largest * norms <= most, values), values, units * _rows(most / norms, values))
 
 
 def _rows(factors: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
