@@ -11,9 +11,9 @@ What the numbers are worth, beyond the assumption that AES-256 cannot be told fr
 * `Source.normal_` is Box-Muller on 32 random bits for the angle and 32 for the radius, with 64 bits more wherever the
   first 32 leave the radius with fewer than 22 significant ones. Large and small radii are both drawn with full relative
   precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is below 2^-96
-  (2^-64) a pair. Within that range the error is that of float32 (float64) arithmetic, about 2^-22 (2^-51) of the
-  radius, which is the resolution of the values: noise that must hide the last bits of a sum is also rounded to a
-  coarser grid by the mechanism that adds it.
+  (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the rounding of
+  float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a mechanism whose
+  noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
 """
 
 from __future__ import annotations
@@ -228,11 +228,12 @@ class _Gaussian:
         np.multiply(scratch, np.float32(2.0**-32), out=scratch)
         small = np.abs(scratch, out=self._small[:pairs])
         near = np.flatnonzero(np.less(small, np.float32(_EDGE * 2.0**-32), out=self._near[:pairs]))
-        logs = _log_uniform(words[near], source.words(near.size))
+        logs = _log_uniform(words[near], source.words(near.size)) if near.size else None
         np.floor(scratch, out=radius)
         np.subtract(scratch, radius, out=radius)
         _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
-        radius[near] = logs
+        if logs is not None:
+            radius[near] = logs
         fold = 1e-12 < std < 1e12  # the square of std does not leave the range of float32
         np.multiply(radius, np.float32(-2 * std**2 if fold else -2), out=radius)
         np.sqrt(radius, out=radius)

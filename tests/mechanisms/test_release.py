@@ -127,7 +127,9 @@ def test_two_parameters_of_equal_shape_get_different_noise(record: Record) -> No
 def test_released_values_lie_on_a_public_grid(dtype: torch.dtype, std: float) -> None:
     """Their low bits say nothing: the set of possible values does not depend on the sum."""
     for add in (add_gaussian_, add_laplace_):
-        noisy = add((torch.rand(2000, dtype=dtype) * std).view(40, 50).T, std, SOURCE).double()
+        noisy = (torch.rand(2000, dtype=dtype) * std).view(40, 50).T
+        add([(noisy, std)], SOURCE)
+        noisy = noisy.double()
         grid = 2.0 ** (math.floor(math.log2(std)) - 14)
         assert torch.equal(noisy / grid, (noisy / grid).round())
         assert std * 2.0**-16 < grid <= std * 2.0**-14
@@ -135,16 +137,26 @@ def test_released_values_lie_on_a_public_grid(dtype: torch.dtype, std: float) ->
 
 def test_noise_in_bad_units_or_half_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="the noise is 1e-30"):
-        add_gaussian_(torch.zeros(3), 1e-30, SOURCE)
+        add_gaussian_([(torch.zeros(3), 1e-30)], SOURCE)
     with pytest.raises(ValueError, match=r"bfloat16; sums are accumulated"):
-        add_gaussian_(torch.zeros(3, dtype=torch.bfloat16), 1.0, SOURCE)
+        add_gaussian_([(torch.zeros(3, dtype=torch.bfloat16), 1.0)], SOURCE)
 
 
-def test_large_sums_are_noised_in_pieces() -> None:
-    total = torch.zeros(700_001)
-    add_gaussian_(total, 2.0, SOURCE)
-    assert_noise(total, 2.0)
-    assert_noise(total[-150_000:], 2.0)
+def test_large_and_small_sums_of_any_layout_share_the_noise_without_repeating_it() -> None:
+    sizes = (3, 0, 700_001, 1, 262_144, 50_000)
+    sums = [torch.zeros(size) for size in sizes]
+    table = torch.zeros(200, 300, dtype=torch.float64)
+    pairs = [*zip(sums, (1.0, 1.0, 2.0, 1.0, 4.0, 8.0)), (table.T[:150], 3.0)]
+    add_gaussian_(pairs, SOURCE)
+    for total, std in pairs:
+        if total.numel() > 3:
+            assert_noise(total, std)
+            assert_noise(total.flatten()[-10_000:], std)
+    assert (table[:, 150:] == 0).all()
+    values = torch.cat([sums[2] / 2, sums[4] / 4, sums[5] / 8])
+    for lag in (1, 131_072, 262_144, 500_000):
+        product = float(values[lag:].double() @ values[:-lag].double())
+        assert abs(product) < 7 * math.sqrt(values.numel() - lag)
 
 
 def run_adaptive(record: Record, norms: np.ndarray[Any, Any], steps: int, config: Adaptive) -> list[float]:

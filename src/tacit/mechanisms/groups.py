@@ -128,11 +128,11 @@ class Clipping:
     def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
         """Add to the sums, in place, the noise that was recorded: N(0, (scale_j sigma_g)^2) to vector j of group g."""
         self.partition({name: tensor.shape for name, tensor in sums.items()})
+        noisy = []
         for group in self.groups:
             std = recorded_gaussian(receipt, group.name, group.sensitivity).noise_std
-            for vector in group.vectors:
-                for name in vector.names:
-                    add_gaussian_(sums[name], vector.scale * std, source)
+            noisy += [(sums[name], vector.scale * std) for vector in group.vectors for name in vector.names]
+        add_gaussian_(noisy, source)
 
     def repeated(self, contributions: int) -> Clipping:
         """The same clipping when one record can change this many clipped contributions."""

@@ -55,7 +55,8 @@ class QuantileTracker:
         query = recorded_gaussian(receipt, self._query.group, self._query.clip_norm)
         total = torch.tensor([self._tally], dtype=torch.float64)
         self._tally = 0.0
-        fraction = 0.5 + add_gaussian_(total, query.noise_std, source).item() / self._lot_size
+        add_gaussian_([(total, query.noise_std)], source)
+        fraction = 0.5 + total.item() / self._lot_size
         moved = self.value * math.exp(min(max(-self._rate * (fraction - self._quantile), -50.0), 50.0))
         self.value = min(max(moved, 1e-12), 1e12)
         return self.value

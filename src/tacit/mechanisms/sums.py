@@ -57,7 +57,9 @@ class SumQuery:
     def release(self, receipt: Spendable, total: torch.Tensor, source: Source) -> torch.Tensor:
         """``total``, a sum of clipped rows, with the recorded noise."""
         query = recorded_gaussian(receipt, self.group, self.clip_norm)
-        return add_gaussian_(total.clone(), query.noise_std, source)
+        noisy = total.clone()
+        add_gaussian_([(noisy, query.noise_std)], source)
+        return noisy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,9 @@ class LaplaceQuery:
             raise ValueError(
                 f"the ledger has {query} for group {self.group!r}, but one record can contribute {self.clip_norm}."
             )
-        return add_laplace_(total.clone(), query.scale, source)
+        noisy = total.clone()
+        add_laplace_([(noisy, query.scale)], source)
+        return noisy
 
 
 class Total:
