@@ -10,7 +10,8 @@ guarantee assumes that floating-point noise, so rounded, is as good as real nois
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -40,34 +41,63 @@ def _add_(sums: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
         if not 1e-20 < scale < 1e20:
             raise ValueError(f"the noise is {scale!r}; it must be between 1e-20 and 1e20: change the units of the sum.")
     with torch.no_grad():
-        for dtype in (torch.float32, torch.float64):
-            mine = [(total, scale) for total, scale in sums if total.dtype == dtype]
-            tape = _Tape(sum(total.numel() for total, _ in mine), dtype, draw_)
-            for total, scale in mine:
-                flat = total.reshape(-1)  # a view where it can be
-                start = 0
-                while start < flat.numel():
-                    noise = tape.take(flat.numel() - start)
-                    piece = flat[start : start + noise.numel()]
-                    grid = 2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS)
-                    piece.add_(noise.to(total.device), alpha=scale).mul_(1 / grid).round_().mul_(grid)
-                    start += noise.numel()
-                if flat.data_ptr() != total.data_ptr():
-                    total.copy_(flat.view(total.shape))
+        flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
+        for tray in _trays(flats):
+            _add_to_tray_(tray, draw_)
+        for (total, _), (flat, _) in zip(sums, flats):
+            if flat.data_ptr() != total.data_ptr():
+                total.copy_(flat.view(total.shape))
 
 
-class _Tape:
-    """``size`` standard noise values, drawn in large pieces and handed out in order, each once."""
+def _trays(flats: Noisy) -> Iterator[Noisy]:
+    """The sums in trays of at most `_PIECE` values: large ones cut up, small ones of one kind together."""
+    tray: list[tuple[torch.Tensor, float]] = []
+    room = 0
+    for flat, scale in flats:
+        for piece in torch.split(flat, _PIECE) if flat.numel() > _PIECE else (flat,):
+            same = tray and (tray[0][0].dtype, tray[0][0].device) == (piece.dtype, piece.device)
+            if tray and (not same or piece.numel() > room):
+                yield tray
+                tray = []
+            room = (room if tray else _PIECE) - piece.numel()
+            tray.append((piece, scale))
+    if tray:
+        yield tray
 
-    def __init__(self, size: int, dtype: torch.dtype, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._undrawn, self._draw_ = size, draw_
-        self._buffer = torch.empty(min(size, _PIECE), dtype=dtype)
-        self._drawn = self._buffer[:0]
 
-    def take(self, most: int) -> torch.Tensor:
-        """Between one and ``most`` values."""
-        if not self._drawn.numel():
-            self._drawn = self._draw_(self._buffer[: min(self._undrawn, _PIECE)])
-            self._undrawn -= self._drawn.numel()
-        taken, self._drawn = self._drawn[:most], self._drawn[most:]
-        return taken
+def _add_to_tray_(tray: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    pieces, scales = [piece for piece, _ in tray], [scale for _, scale in tray]
+    sizes = [piece.numel() for piece in pieces]
+    noise = draw_(_scratch("noise", pieces[0].dtype, torch.device("cpu"))[: sum(sizes)]).to(pieces[0].device)
+    values = pieces[0]
+    if len(pieces) > 1:
+        values = torch.cat(pieces, out=_scratch("values", values.dtype, values.device)[: sum(sizes)])
+    grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for scale in scales]
+    if len(set(scales)) == 1:
+        values.add_(noise, alpha=scales[0]).mul_(1 / grids[0]).round_().mul_(grids[0])
+    else:
+        repeats = torch.tensor(sizes, device=values.device)
+        scale, grid = (
+            torch.tensor(each, dtype=values.dtype, device=values.device).repeat_interleave(repeats)
+            for each in (scales, grids)
+        )
+        values.add_(noise.mul_(scale)).div_(grid).round_().mul_(grid)
+    if len(pieces) > 1:
+        for piece, value in zip(pieces, torch.split(values, sizes)):
+            piece.copy_(value)
+
+
+def _scratch(name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of this thread for `_PIECE` values, kept: touching new pages costs more than the arithmetic."""
+    kept = _memory.kept
+    if (name, dtype, device) not in kept:
+        kept[name, dtype, device] = torch.empty(_PIECE, dtype=dtype, device=device)
+    return kept[name, dtype, device]
+
+
+class _Memory(threading.local):
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+
+_memory = _Memory()
