@@ -247,7 +247,7 @@ def test_a_record_with_several_examples_is_charged_for_each() -> None:
         (lambda: Adaptive().bind(SHAPES), "lot_size is missing"),
         (lambda: Adaptive(quantile=1.0), "quantile is 1.0"),
         (lambda: Repeated(clipping=Flat(1.0), most=0), "most is 0"),
-        (lambda: bound(Flat(1.0)).weights(torch.ones(3, 2)), "norms has 2 columns"),
+        (lambda: bound(Flat(1.0)).weights(torch.ones(3, 2)), "must have 1 columns"),
     ],
 )
 def test_mistakes_are_named(make: Any, message: str) -> None:

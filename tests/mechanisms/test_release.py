@@ -107,6 +107,9 @@ def test_the_noise_is_that_of_the_ledger_and_a_wrong_bound_is_refused(record: Re
         clipping.release_(
             record(Everyone(), GaussianSum(group="gradients", clip_norm=0.5, noise_std=9.0)), sums, SOURCE
         )
+    other = GaussianSum(group="gradients", clip_norm=1.0, noise_std=9.0, noise="discrete gaussian")
+    with pytest.raises(ValueError, match="this is a Gaussian sum"):
+        clipping.release_(record(Everyone(), other), sums, SOURCE)
     with pytest.raises(ValueError, match="parameters differ"):
         clipping.release_(record(Everyone()), {"fc.bias": torch.zeros(1000)}, SOURCE)
 

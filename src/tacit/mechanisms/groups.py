@@ -68,14 +68,6 @@ class Group:
         """What the ledger is told: the most one record moves the sum, in L2 norm."""
         return self.contributions * self.clip_norm
 
-    def factors(self, norms: torch.Tensor) -> torch.Tensor:
-        """The factor of each record, float64, from the norms (batch, vectors) of its vectors."""
-        scales = torch.tensor([vector.scale for vector in self.vectors], dtype=torch.float64, device=norms.device)
-        joint: torch.Tensor = torch.linalg.vector_norm(norms.to(torch.float64) / scales, dim=1)
-        if self.stability is not None:
-            return (1 - MARGIN) * self.clip_norm / (joint + self.stability)
-        return ((1 - MARGIN) * self.clip_norm / joint).clamp(max=1.0)
-
 
 class Clipping:
     """A strategy applied to the parameters of one model: what the gradient engine and the ledger need to know.
@@ -105,15 +97,19 @@ class Clipping:
 
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
-        columns = []
-        start = 0
-        for group in self.groups:
-            stop = start + len(group.vectors)
-            columns.append(group.factors(norms[:, start:stop])[:, None].expand(-1, stop - start))
-            start = stop
-        if start != norms.shape[1]:
-            raise ValueError(f"norms has {norms.shape[1]} columns; it must have {start}, one for each vector.")
-        exact = torch.cat(columns, dim=1)
+        owners = [index for index, group in enumerate(self.groups) for _ in group.vectors]
+        if norms.ndim != 2 or norms.shape[1] != len(owners):
+            raise ValueError(f"norms have shape {tuple(norms.shape)}; they must have {len(owners)} columns.")
+        scales = _column([vector.scale for group in self.groups for vector in group.vectors], norms)
+        owner = torch.tensor(owners, device=norms.device)
+        squares = (norms.to(torch.float64) / scales).square()
+        joint = squares.new_zeros(len(norms), len(self.groups)).index_add_(1, owner, squares).sqrt_()
+        bounds = (1 - MARGIN) * _column([group.clip_norm for group in self.groups], norms)
+        factors = (bounds / joint).clamp_(max=1.0)
+        for index, group in enumerate(self.groups):
+            if group.stability is not None:
+                factors[:, index] = bounds[index] / (joint[:, index] + group.stability)
+        exact = factors[:, owner]
         exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
         return _rounded_down(exact, norms.dtype if norms.dtype == torch.float64 else torch.float32)
 
@@ -142,9 +138,16 @@ class Clipping:
 def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float) -> GaussianSum:
     """The recorded query of ``group``, spent; it must be a Gaussian sum of this sensitivity."""
     query = receipt.spend(group)
-    if not isinstance(query, GaussianSum) or query.clip_norm != sensitivity:
-        raise ValueError(f"the ledger has {query} for group {group!r}, but one record can contribute {sensitivity}.")
+    if not isinstance(query, GaussianSum) or query.clip_norm != sensitivity or query.noise != "gaussian":
+        raise ValueError(
+            f"the ledger has {query} for group {group!r}, but this is a Gaussian sum to which one record can "
+            f"contribute {sensitivity}; record the queries of the mechanism that releases."
+        )
     return query
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)
 
 
 def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
