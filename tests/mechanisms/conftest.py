@@ -22,9 +22,11 @@ class Receipt:
         return self.step.sampling
 
     def spend(self, group: str) -> Query:
-        if group not in self._queries:
-            raise RuntimeError(f"group {group!r} is not recorded in this step, or was released before.")
-        return self._queries.pop(group)
+        if group in self._queries:
+            return self._queries.pop(group)
+        if any(query.group == group for query in self.step.queries):
+            raise RuntimeError(f"group {group!r} of this step was already released.")
+        raise ValueError(f"group is {group!r}; it is not in the recorded step.")
 
 
 @pytest.fixture

@@ -92,9 +92,10 @@ def test_nothing_is_released_twice_nor_without_a_record(record: Record) -> None:
     receipt = record(Everyone(), *clipping.queries(Proportional(2.0)))
     clipping.release_(receipt, sums, SOURCE)
     before = sums["fc.bias"].clone()
-    for attempt in (receipt, record(Everyone())):
-        with pytest.raises(RuntimeError, match="not recorded"):
-            clipping.release_(attempt, sums, SOURCE)
+    with pytest.raises(RuntimeError, match="already released"):
+        clipping.release_(receipt, sums, SOURCE)
+    with pytest.raises(ValueError, match="group is 'gradients'"):
+        clipping.release_(record(Everyone()), sums, SOURCE)
     assert torch.equal(before, sums["fc.bias"])
 
 
@@ -136,6 +137,15 @@ def test_released_values_lie_on_a_public_grid(dtype: torch.dtype, std: float) ->
         grid = 2.0 ** (math.floor(math.log2(std)) - 14)
         assert torch.equal(noisy / grid, (noisy / grid).round())
         assert std * 2.0**-16 < grid <= std * 2.0**-14
+
+
+def test_sums_released_together_lie_each_on_its_own_grid() -> None:
+    pairs = [(torch.rand(500), std) for std in (1.0, 0.3, 1.0, 700.0)]
+    add_gaussian_(pairs, SOURCE)
+    for noisy, std in pairs:
+        steps = noisy.double() / 2.0 ** (math.floor(math.log2(std)) - 14)
+        assert torch.equal(steps, steps.round())
+        assert_noise(noisy - 0.5, math.hypot(std, math.sqrt(1 / 12)))
 
 
 def test_noise_in_bad_units_or_half_precision_is_refused() -> None:
@@ -222,16 +232,19 @@ def test_quantile_divides_by_the_public_lot_size(record: Record) -> None:
         tracker = QuantileTracker(
             group="q", initial=1.0, quantile=0.5, learning_rate=1.0, noise_std=1e-9, lot_size=100.0
         )
+        receipt = record(Everyone(), tracker.query())
         tracker.observe(torch.zeros(seen))
-        tracker.update(record(Everyone(), tracker.query()), SOURCE)
+        tracker.update(receipt, SOURCE)
         assert math.log(tracker.value) == pytest.approx(-seen / 2 / 100, abs=1e-8)
 
 
 def test_one_record_moves_the_count_by_half_whatever_it_holds(record: Record) -> None:
     for value, moved in ((0.0, -0.5), (2.0, 0.5), (math.nan, 0.5), (math.inf, 0.5)):
         tracker = QuantileTracker(group="q", initial=1.0, quantile=0.5, learning_rate=1.0, noise_std=1e-9, lot_size=1.0)
+        tracker.observe(torch.zeros(1000))
+        receipt = record(Everyone(), tracker.query())  # the step before was broken off: it leaves nothing behind
         tracker.observe(torch.tensor([value]))
-        tracker.update(record(Everyone(), tracker.query()), SOURCE)
+        tracker.update(receipt, SOURCE)
         assert math.log(tracker.value) == pytest.approx(moved, abs=1e-6)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict, namedtuple
+from collections import UserDict, defaultdict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,12 @@ def test_workers_read_the_same_lots_one_after_another() -> None:
 
 def test_own_collate_and_containers() -> None:
     pair = namedtuple("pair", ["x", "y"])
-    for wrap in (lambda x, y: pair(x, y), lambda x, y: UserDict(x=x, y=y), lambda x, y: [x, (y.numpy(), {"y": y})]):
+    for wrap in (
+        lambda x, y: pair(x, y),
+        lambda x, y: UserDict(x=x, y=y),
+        lambda x, y: defaultdict(list, x=x, y=y),
+        lambda x, y: [x, (y.numpy(), {"y": y})],
+    ):
         reader = LotReader(
             MapStyle(),
             batch_size=9,

@@ -49,7 +49,7 @@ class Adaptive:
 class AdaptiveClipping(Clipping):
     """`Adaptive` for one model. The norm changes only in `release_`, so a step is clipped as it was recorded.
 
-    `weights` also counts, so it must see every record of the lot exactly once.
+    `weights` also counts, so it must see every record of the lot exactly once, between `queries` and `release_`.
     """
 
     def __init__(self, config: Adaptive, shapes: Shapes, *, lot_size: float, contributions: int = 1) -> None:

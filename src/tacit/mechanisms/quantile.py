@@ -42,7 +42,8 @@ class QuantileTracker:
         self._tally = 0.0
 
     def query(self) -> GaussianSum:
-        """What to record for a step."""
+        """What to record for a step. A new count begins, so that a step broken off leaves nothing behind."""
+        self._tally = 0.0
         return self._query
 
     def observe(self, values: torch.Tensor) -> None:

@@ -6,7 +6,8 @@ nobody in it is one batch with nobody in it, of the right shapes and types.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,8 @@ def _cut(batch: Any) -> Any:
     """``batch`` with nobody in it: every tensor, array or column of plain values cut to length zero."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return batch[:0]
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _cut(value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, MutableMapping):
+        return _changed(batch, _cut)
     if isinstance(batch, list | tuple):
         if any(isinstance(value, str | bytes | int | float | None) for value in batch):
             return batch[:0]
@@ -139,9 +140,17 @@ def _pin(batch: Any) -> Any:
     """``batch`` in memory from which a GPU can read while the host goes on."""
     if callable(getattr(batch, "pin_memory", None)):
         return batch.pin_memory()
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _pin(value) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, MutableMapping):
+        return _changed(batch, _pin)
     if isinstance(batch, list | tuple):
         parts = [_pin(value) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
+
+
+def _changed(batch: MutableMapping[Any, Any], change: Callable[[Any], Any]) -> MutableMapping[Any, Any]:
+    """A copy of ``batch``, of the same type, with every value changed."""
+    other = copy.copy(batch)
+    for key, value in batch.items():
+        other[key] = change(value)
+    return other
