@@ -1,6 +1,6 @@
 """CPU nanoseconds per value, one thread, interleaved medians: the secure source beside PyTorch's own generator.
 
-Filling a tensor with normal values, against ``tensor.normal_()``; and releasing a sum (secure noise added and the result
+Filling a tensor with normal values, against ``tensor.normal_()``; and releasing a sum (secure noise added, the result
 rounded to its grid), against ``total.add_(noise.normal_())``.
 """
 
