@@ -162,7 +162,7 @@ class Source(ABC):
             if self._gaussian is None:
                 self._gaussian = _Gaussian()
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
-            values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+            values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             flat = values.view(-1).numpy()
             draw = self._gaussian.single if tensor.dtype == torch.float32 else self._gaussian.double
             pieces = -(-flat.size // _CHUNK)

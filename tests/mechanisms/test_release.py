@@ -23,6 +23,7 @@ from tacit.mechanisms import (
     PerLayer,
     Proportional,
     QuantileTracker,
+    SumQuery,
     assign,
 )
 from tacit.mechanisms.noise import add_gaussian_, add_laplace_
@@ -146,6 +147,18 @@ def test_sums_released_together_lie_each_on_its_own_grid() -> None:
         steps = noisy.double() / 2.0 ** (math.floor(math.log2(std)) - 14)
         assert torch.equal(steps, steps.round())
         assert_noise(noisy - 0.5, math.hypot(std, math.sqrt(1 / 12)))
+
+
+def test_the_default_device_of_the_user_changes_nothing(record: Record) -> None:
+    total = torch.zeros(30, 40).T
+    tracker = QuantileTracker(group="q", initial=1.0, quantile=0.5, learning_rate=1.0, noise_std=1.0, lot_size=9.0)
+    query = SumQuery(group="a", clip_norm=1.0, noise_std=1.0)
+    with torch.device("meta"):
+        SOURCE.normal_(total)
+        add_gaussian_([(total, 1.0)], SOURCE)
+        tracker.update(record(Everyone(), tracker.query()), SOURCE)
+        assert query.total().release(record(Everyone(), query.event()), SOURCE).device.type == "cpu"
+    assert (total != 0).any()
 
 
 def test_noise_in_bad_units_or_half_precision_is_refused() -> None:

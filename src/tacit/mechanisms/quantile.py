@@ -54,7 +54,7 @@ class QuantileTracker:
     def update(self, receipt: Spendable, source: Source) -> float:
         """Release the count of the lot and move the estimate; call it once a step, also when nobody was sampled."""
         query = recorded_gaussian(receipt, self._query.group, self._query.clip_norm)
-        total = torch.tensor([self._tally], dtype=torch.float64)
+        total = torch.tensor([self._tally], dtype=torch.float64, device="cpu")
         self._tally = 0.0
         add_gaussian_([(total, query.noise_std)], source)
         fraction = 0.5 + total.item() / self._lot_size

@@ -105,7 +105,7 @@ class Total:
     """The clipped sum of a sample as it is added up, batch by batch. A release empties it for the next sample."""
 
     def __init__(self, query: SumQuery | LaplaceQuery, shape: Sequence[int] = ()) -> None:
-        self._query, self._sum = query, torch.zeros(tuple(shape), dtype=torch.float64)
+        self._query, self._sum = query, torch.zeros(tuple(shape), dtype=torch.float64, device="cpu")
 
     def add(self, values: torch.Tensor) -> None:
         """Add records, one a row, clipping each."""
