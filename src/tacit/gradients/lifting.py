@@ -50,14 +50,14 @@ def lift(
     for q in shared:
         if id(q) in copies:
             continue
-        copies[id(q)] = _copy(recorder, q, place, size, rank if not joins else q.ndim)
+        copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim)
     new_args, new_kwargs = _replaced(args, copies), _replaced(kwargs, copies)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*new_args, **new_kwargs)
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
 
 
-def _copy(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int) -> Tensor:
+def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int) -> Tensor:
     batch = recorder.batch
     assert batch is not None
     dim = place.dim - (rank - q.ndim)
