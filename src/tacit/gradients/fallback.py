@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, precise
 from tacit.gradients.layout import Layout, Tag
-from tacit.gradients.lifting import replaced
+from tacit.gradients.lifting import personal, replaced
+from tacit.gradients.probing import run_on_example
 from tacit.gradients.propagation import Call, propagate
+from tacit.gradients.traced import mark
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -81,15 +83,22 @@ def generic(
 
     batch = recorder.batch
     assert batch is not None
-    recorder.report_slow(name)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*detached(args, shared), **detached(kwargs, shared))
     tag = propagate(Call(name, func, args, kwargs, out, batch, tagged))
     layouts = [(t, t_tag) for t, t_tag in tagged if isinstance(t_tag, Layout)]
-    single = isinstance(out, Tensor) and isinstance(tag, Layout) and tag.owner is None
-    if not single or any(layout.owner is not None for _, layout in layouts):
+    regular = isinstance(out, Tensor) and isinstance(tag, Layout) and tag.owner is None
+    regular = regular and all(layout.owner is None for _, layout in layouts)
+    if not regular or not _alone(name, func, args, kwargs, layouts, out, tag, batch):
+        # Perhaps a shared argument has a slot for every example (a token expanded over the batch): then it is data.
+        first, layout = layouts[0]
+        size = first.shape[layout.dim]
+        copies = {id(q): _as_data(recorder, q, layout, size) for q in shared if _has_slot(q, layout, size)}
+        if copies:
+            return func(*replaced(args, copies), **replaced(kwargs, copies))
         recorder.problem(f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations")
         return recorder.finish(name, func, args, kwargs, out, tagged)
+    recorder.report_slow(name)
     inputs = tuple(split_batch(t.as_subclass(Tensor).detach(), layout, batch) for t, layout in layouts)
     keys = [id(t) for t, _ in layouts]
     originals = [t for t, _ in tagged]
@@ -112,6 +121,36 @@ def generic(
 
     out = recorder.tap(out, originals, make)
     return recorder.finish(name, func, args, kwargs, out, tagged)
+
+
+def _alone(
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    layouts: list[tuple[Tensor, Layout]],
+    out: Tensor,
+    tag: Layout,
+    batch: int,
+) -> bool:
+    """Whether the operation on one example gives exactly that example's share of the output's shape."""
+    expected = list(out.shape)
+    expected[tag.dim] //= batch
+    call = Call(name, func, args, kwargs, out, batch, list(layouts))
+    try:
+        share = run_on_example(call, {id(t): layout for t, layout in layouts}, 0)
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    return list(share.shape) == expected
+
+
+def _has_slot(q: Tensor, layout: Layout, size: int) -> bool:
+    return q.ndim > layout.dim and q.shape[layout.dim] == size
+
+
+def _as_data(recorder: Recorder, q: Tensor, layout: Layout, size: int) -> Tensor:
+    """A shared tensor with one slot per example, as data."""
+    return mark(personal(recorder, q, layout, size, q.ndim), recorder, layout)
 
 
 def _tensors(value: Any) -> list[Tensor]:

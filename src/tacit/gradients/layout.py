@@ -46,9 +46,13 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Entries that depend on several examples; `reason` says where it happened and what to do instead."""
+    """Entries that depend on several examples; `reason` says where it happened and what to do instead.
+
+    `order` marks the indices of a sort over examples: they may still be used to put examples in another order.
+    """
 
     reason: str
+    order: bool = False
 
 
 Tag = Layout | Total | Mixed

@@ -463,6 +463,12 @@ def prelu(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.where(x > 0, x, shaped * x)
 
 
+@operation("masked_fill")
+def masked_fill(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    x, mask, value = bound("input mask value", args, kwargs)
+    return torch.where(mask, value, x)
+
+
 @operation("getitem index_select")
 def lookup(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     table = args[0]

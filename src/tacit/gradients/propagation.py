@@ -83,6 +83,7 @@ _LINEAR = frozenset(
     flatten squeeze unsqueeze stack cat transpose permute t T getitem select unbind expand alias requires_grad data
     retain_grad movedim chunk split""".split()
 )
+_SAME_VALUES = frozenset(["to", "clone", "contiguous", "detach", "cpu", "cuda", "long"])
 _SCALING = frozenset(["mul", "div", "true_divide"])
 
 
@@ -92,7 +93,7 @@ def propagate(call: Call) -> Any:
     if not exempt:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):
-                return tag
+                return tag if call.name in _SAME_VALUES or not tag.order else Mixed(tag.reason)
     totals = [t for t, tag in call.tagged if isinstance(tag, Total)]
     if totals and not (exempt and call.layouts()):
         return _after_total(call, len(totals))
@@ -189,13 +190,16 @@ def _reduction(call: Call) -> Tag:
 
 
 @rule("softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff")
-def _along(call: Call) -> Tag:
+def _along(call: Call) -> Any:
     x, layout = call.first()
     position = 2 if call.name in ("topk", "kthvalue") else 1
     dim = call.arg(position, "dim", "dims", default=-1)
     dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) and not isinstance(dim, bool) else dim or [-1])]
     if layout.dim in dims:
-        return mixes(call, "works across examples")
+        found = mixes(call, "works across examples")
+        if x.ndim == 1 and call.name == "argsort":
+            return Mixed(found.reason, order=True)
+        return [found, Mixed(found.reason, order=x.ndim == 1)] if call.name == "sort" else found
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     return removed(layout, dims, out.ndim >= x.ndim)
 

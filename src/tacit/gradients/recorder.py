@@ -86,6 +86,7 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)
         self.parts: dict[str, list[Part]] = {}
         self.problems: list[str] = []
+        self.suspects: list[str] = []
         self.seeds: list[tuple[str, Tensor]] = []
         self.slow: set[str] = set()
         self.task: int | None = None
@@ -107,7 +108,7 @@ class Recorder:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
         self.batch, self.task = None, None
-        self.parts, self.problems, self.seeds = {}, [], []
+        self.parts, self.problems, self.suspects, self.seeds = {}, [], [], []
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -137,8 +138,10 @@ class Recorder:
 
     def _before_backward(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
-        self.check_problems()
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if any(type(root) is Traced and isinstance(root._tag, Mixed) for root in roots):
+            self.problems += [s for s in dict.fromkeys(self.suspects) if s not in self.problems]
+        self.check_problems()
         given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
         for root, gradient in zip(roots, [given] if isinstance(given, Tensor) else given):
             if type(root) is Traced and isinstance(root._tag, Layout) and gradient is not None:
@@ -203,6 +206,10 @@ class Recorder:
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
+        if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order:
+            # A learned tensor with one slot per example, put in the order of the examples: still a shared tensor.
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*plain(args), **kwargs)
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
             reason = bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
@@ -249,7 +256,8 @@ class Recorder:
                 tag = tag[0]
             if out.requires_grad:
                 if isinstance(tag, Mixed):
-                    self.problem(tag.reason)
+                    if not any(isinstance(t, Mixed) for _, t in tagged):
+                        self.suspects.append(self._located(tag.reason))
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
@@ -257,9 +265,12 @@ class Recorder:
             mark(out, self, tag)
 
     def problem(self, reason: str) -> None:
-        text = f"{self.where()}: {reason}"
+        text = self._located(reason)
         if text not in self.problems:
             self.problems.append(text)
+
+    def _located(self, reason: str) -> str:
+        return f"{self.where()}: {reason}"
 
     def where(self) -> str:
         """The module whose code is running, by its name in the model."""
@@ -275,7 +286,7 @@ class Recorder:
     def check_problems(self) -> None:
         if self.problems:
             listed = "\n".join(f"  - {p}" for p in self.problems)
-            self.problems = []
+            self.problems, self.suspects = [], []
             raise ValueError(f"this model has no per-example gradients:\n{listed}")
 
     def report_slow(self, name: str) -> None:
