@@ -1,0 +1,400 @@
+"""The gradients of one use of one tensor, for every example, in factored form.
+
+Each class answers three questions about G_i, example i's gradient, without (where it can) forming the G_i:
+the squared norms |G_i|², a few of the G_i themselves, and the weighted sum Σ_i w_i·G_i.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK_BYTES = 16 << 20
+"""Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
+
+CANCELLATION = 1000.0
+"""A Gram-matrix norm is trusted while its positive and negative terms cancel by less than this factor."""
+
+
+def precise(x: Tensor) -> Tensor:
+    """`x` in float32 or better: norms and sums are never taken in half precision."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK_BYTES // max(1, bytes_per_example))
+    for lo in range(0, batch, step):
+        yield lo, min(batch, lo + step)
+
+
+def row_squares(x: Tensor) -> Tensor:
+    """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
+    flat = x.reshape(x.shape[0], -1)
+    return torch.linalg.vector_norm(flat, dim=1).square_()
+
+
+class Contribution(ABC):
+    """Gradients with respect to a tensor of `shape`, one for each of `batch` examples."""
+
+    shape: torch.Size
+    batch: int
+
+    @abstractmethod
+    def squares(self) -> Tensor:
+        """|G_i|² for every example."""
+
+    @abstractmethod
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        """G_lo … G_{hi-1} as one tensor [hi - lo, *shape]."""
+
+    @abstractmethod
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        """total += Σ_i weights[i]·G_i."""
+
+    @abstractmethod
+    def without(self, bad: Tensor) -> Contribution:
+        """The same with G_i = 0 wherever bad[i]: multiplying by zero would keep a NaN."""
+
+    def settle(self) -> Contribution:
+        """The form that is cheapest to keep until the weights are known."""
+        return self
+
+    def chunked_squares(self) -> Tensor:
+        size = math.prod(self.shape) * 8
+        parts = [row_squares(self.instantiate(lo, hi)) for lo, hi in chunks(self.batch, size)]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+
+def cleared(x: Tensor, bad: Tensor) -> Tensor:
+    return x.masked_fill(bad.view(-1, *(1,) * (x.ndim - 1)), 0)
+
+
+class Dense(Contribution):
+    """The G_i themselves: for small tensors (biases, norm scales, positions)."""
+
+    def __init__(self, grads: Tensor) -> None:
+        self.grads = grads
+        self.batch, self.shape = grads.shape[0], grads.shape[1:]
+
+    def squares(self) -> Tensor:
+        return row_squares(precise(self.grads))
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        return precise(self.grads[lo:hi])
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        grads = precise(self.grads).reshape(self.batch, -1)
+        if total.is_contiguous():
+            total.view(-1).addmv_(grads.t(), weights.to(grads.dtype))
+        else:
+            total += torch.mv(grads.t(), weights.to(grads.dtype)).view(self.shape)
+
+    def without(self, bad: Tensor) -> Dense:
+        return Dense(cleared(self.grads, bad))
+
+
+class Outer(Contribution):
+    """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
+
+    The tensor's own shape is `permuted` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    """
+
+    def __init__(
+        self, a: Tensor, g: Tensor, shape: Sequence[int], sizes: Sequence[int] = (), order: Sequence[int] = ()
+    ) -> None:
+        self.a, self.g = a, g
+        self.batch, self.blocks, self.positions, self.width_in = a.shape
+        self.width_out = g.shape[-1]
+        self.shape = torch.Size(shape)
+        self.sizes, self.order = tuple(sizes), tuple(order)
+
+    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        return precise(self.a[lo:hi]), precise(self.g[lo:hi])
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.width_in * self.width_out
+
+    def gram_is_cheaper(self) -> bool:
+        t, i, o = self.positions, self.width_in, self.width_out
+        return t * (i + o) < i * o
+
+    def factor_numel(self) -> int:
+        return self.a.numel() + self.g.numel()
+
+    def settle(self) -> Contribution:
+        """Keep the G_i where they are what the norm needs and no larger than twice the factors they replace."""
+        if self.positions > 1 and not self.gram_is_cheaper() and self.batch * self.size <= 2 * self.factor_numel():
+            if self.batch * self.size * 4 <= CHUNK_BYTES:
+                return Dense(self.instantiate(0, self.batch))
+            grads = torch.empty((self.batch, *self.shape), dtype=torch.promote_types(self.a.dtype, torch.float32))
+            for lo, hi in self.chunks():
+                grads[lo:hi] = self.instantiate(lo, hi)
+            return Dense(grads)
+        return self
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        each = self.blocks * self.positions * (self.width_in + self.width_out) + self.size
+        return chunks(self.batch, each * 4)
+
+    def squares(self) -> Tensor:
+        if self.positions == 1:
+            a, g = self.factors(0, self.batch)
+            norms = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
+            return norms.square_().sum((1, 2))
+        if not self.gram_is_cheaper():
+            parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
+        else:
+            each = self.blocks * self.positions * (2 * self.positions + self.width_in)
+            parts = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def gram_squares(self, lo: int, hi: int) -> Tensor:
+        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s).
+
+        The terms can cancel: rounding is relative to (Σ_t |a_t||g_t|)². Where that is far above the result the
+        example is redone from its gradient, so that a clipped norm never rests on cancelled digits.
+        """
+        a, g = self.factors(lo, hi)
+        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+        sizes = (gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0)
+        scale = sizes.sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        squares = gram_a.mul_(gram_g).view(hi - lo, -1).sum(1)
+        doubtful = ((squares * max(CANCELLATION, 4.0 * self.positions) < scale) & torch.isfinite(scale)).nonzero()
+        for i in doubtful.flatten().tolist():
+            squares[i] = row_squares(self.instantiate(lo + i, lo + i + 1))[0]
+        return squares
+
+    def product(self, a: Tensor, g: Tensor) -> Tensor:
+        n = a.shape[0]
+        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1)).view(
+            n, self.blocks, self.width_out, self.width_in
+        )
+
+    def shaped(self, canonical: Tensor) -> Tensor:
+        lead = canonical.ndim - 3
+        if not self.order:
+            return canonical.reshape(*canonical.shape[:lead], *self.shape)
+        spread = canonical.reshape(*canonical.shape[:lead], *self.sizes)
+        return spread.permute(*range(lead), *(lead + d for d in self.order)).reshape(
+            *canonical.shape[:lead], *self.shape
+        )
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        return self.shaped(self.product(*self.factors(lo, hi)))
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        a, g = self.factors(0, self.batch)
+        weights = weights.to(a.dtype).view(-1, 1, 1, 1)
+        if self.width_in < self.width_out:
+            a = a * weights
+        else:
+            g = g * weights
+        if self.blocks == 1:
+            a, g = a.reshape(-1, self.width_in), g.reshape(-1, self.width_out)
+            if not self.order and total.is_contiguous() and total.dtype == a.dtype:
+                total.view(self.width_out, self.width_in).addmm_(g.t(), a)
+                return
+            canonical = torch.mm(g.t(), a).unsqueeze(0)
+        else:
+            a = a.transpose(0, 1).reshape(self.blocks, -1, self.width_in)
+            g = g.transpose(0, 1).reshape(self.blocks, -1, self.width_out)
+            canonical = torch.bmm(g.transpose(1, 2), a)
+        total += self.shaped(canonical)
+
+    def without(self, bad: Tensor) -> Outer:
+        return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)
+
+    def transposed(self) -> Outer:
+        """The same gradients for the transposed matrix."""
+        return Outer(self.g, self.a, (self.width_in, self.width_out))
+
+
+def concatenated(parts: Sequence[Outer]) -> Outer:
+    """Several uses of one matrix are one use at more positions: the cross terms are then in the Gram matrices."""
+    first = parts[0]
+    return Outer(
+        torch.cat([precise(p.a) for p in parts], 2),
+        torch.cat([precise(p.g) for p in parts], 2),
+        first.shape,
+        first.sizes,
+        first.order,
+    )
+
+
+class Rows(Contribution):
+    """Row lookups: G_i has grads[r] added to row index[r] for every r with owner[r] = i."""
+
+    def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
+        self.index, self.owner, self.grads = index, owner, grads
+        self.shape, self.batch = torch.Size(shape), batch
+
+    def settle(self) -> Rows:
+        """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
+        key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
+        grads = precise(self.grads)
+        if key.numel() < place.numel():
+            merged = grads.new_zeros((key.numel(), grads.shape[1]))
+            merged.index_add_(0, place, grads)
+            owner = torch.div(key, self.shape[0], rounding_mode="floor")
+            return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
+        return MergedRows(self.index, self.owner, grads, self.shape, self.batch)
+
+    def squares(self) -> Tensor:
+        return self.settle().squares()
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        out = precise(self.grads).new_zeros((hi - lo, *self.shape))
+        mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
+        return out.index_put_(
+            (self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True
+        )
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        grads = precise(self.grads)
+        total.index_add_(0, self.index, grads * weights.to(grads.dtype)[self.owner].unsqueeze(1))
+
+    def without(self, bad: Tensor) -> Rows:
+        good = (~bad[self.owner]).nonzero().flatten()
+        return type(self)(self.index[good], self.owner[good], self.grads[good], self.shape, self.batch)
+
+
+class MergedRows(Rows):
+    """Rows in which every (example, row) pair occurs once, so that squared norms add."""
+
+    def settle(self) -> Rows:
+        return self
+
+    def squares(self) -> Tensor:
+        each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
+        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+
+
+class Diagonal(Contribution):
+    """A shared tensor that holds one slice per example: G_i is zero outside example i's slice."""
+
+    def __init__(self, grads: Tensor, dim: int, owner: Tensor, batch: int) -> None:
+        self.grads, self.dim, self.owner = grads, dim, owner
+        self.shape, self.batch = grads.shape, batch
+
+    def _mask(self, of: Tensor) -> Tensor:
+        shape = [1] * self.grads.ndim
+        shape[self.dim] = -1
+        return of.view(shape)
+
+    def squares(self) -> Tensor:
+        each = row_squares(precise(self.grads).movedim(self.dim, 0))
+        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        grads = precise(self.grads)
+        return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        grads = precise(self.grads)
+        total += grads * self._mask(weights.to(grads.dtype)[self.owner])
+
+    def without(self, bad: Tensor) -> Diagonal:
+        return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)
+
+
+class Convolution(Outer):
+    """A convolution is a linear map of its windows; the windows are cut out again when needed, a chunk at a time.
+
+    `image` is [batch, images per example, channels, *space]; `grad` likewise. For a transposed convolution the roles
+    are exchanged by the caller: the windows are then those of the output gradient.
+    """
+
+    def __init__(
+        self,
+        image: Tensor,
+        grad: Tensor,
+        weight: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        transposed: bool,
+    ) -> None:
+        self.image, self.grad, self.weight = image, grad, weight
+        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
+        self.kernel = tuple(weight.shape[2:])
+        self.flipped = transposed
+        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, groups
+        self.width_in = image.shape[2] // groups * math.prod(self.kernel)
+        self.width_out = grad.shape[2] // groups
+        self.space = tuple(grad.shape[3:])
+        self.positions = grad.shape[1] * math.prod(self.space)
+        self.sizes, self.order = (), ()
+
+    def factor_numel(self) -> int:
+        return self.image.numel() + self.grad.numel()
+
+    def windows(self, image: Tensor) -> Tensor:
+        """[n, channels, *space] → [n, groups, channels/groups × kernel, positions]."""
+        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.stride) and not any(self.padding):
+            return image.reshape(image.shape[0], self.blocks, -1, math.prod(self.space))
+        if any(self.padding):
+            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        elif not image.is_contiguous():
+            image = image.contiguous()
+        n, c = image.shape[:2]
+        steps = image.stride()[2:]
+        view = image.as_strided(
+            (n, c, *self.kernel, *self.space),
+            (
+                *image.stride()[:2],
+                *(d * s for d, s in zip(self.dilation, steps)),
+                *(d * s for d, s in zip(self.stride, steps)),
+            ),
+        )
+        return view.reshape(n, self.blocks, self.width_in, -1)
+
+    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        image, grad = precise(self.image[lo:hi]), precise(self.grad[lo:hi])
+        n, each = image.shape[:2]
+        a = self.windows(image.flatten(0, 1)).transpose(2, 3)
+        g = grad.reshape(n * each, self.blocks, self.width_out, -1).transpose(2, 3)
+        if each != 1:
+            a = a.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
+            g = g.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
+        return a, g
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
+        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
+        spatial = len(self.kernel)
+        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
+        # which is how image and grad are stored here; so one call serves both.
+        result = torch.ops.aten.convolution_backward(
+            grad,
+            image,
+            precise(self.weight),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * spatial,
+            self.blocks,
+            [False, True, False],
+        )[1]
+        total += result
+
+    def without(self, bad: Tensor) -> Convolution:
+        return Convolution(
+            cleared(self.image, bad),
+            cleared(self.grad, bad),
+            self.weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.blocks,
+            self.flipped,
+        )

@@ -1,0 +1,167 @@
+"""Where examples lie after `x[key]`, and after `x[key] = value`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout, Mixed, Tag, owners
+
+
+def _normalised(key: Any, rank: int) -> list[Any]:
+    parts = list(key) if isinstance(key, tuple) else [key]
+    parts = [torch.tensor(p) if isinstance(p, (list, range)) else p for p in parts]
+    used = sum(_consumes(p) for p in parts if p is not Ellipsis)
+    filler: list[Any] = [slice(None)] * (rank - used)
+    for i, p in enumerate(parts):
+        if p is Ellipsis:
+            return parts[:i] + filler + parts[i + 1 :]
+    return parts + filler
+
+
+def _consumes(part: Any) -> int:
+    if part is None or isinstance(part, bool):
+        return 0
+    if isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.ndim
+    return 1
+
+
+def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: int) -> Tag | None:
+    """The tag of `x[key]`."""
+    raw = list(key) if isinstance(key, tuple) else [key]
+    index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
+    mine = tags.get(id(x))
+    if mine is not None and not isinstance(mine, Layout):
+        return mine
+    parts = _normalised(key, x.ndim)
+    advanced = [i for i, p in enumerate(parts) if isinstance(p, Tensor) and not (p.ndim == 0 and p.dtype != torch.bool)]
+    refused = Mixed(
+        "indexing picks examples out of the batch or sets them against each other; "
+        "index only within each example (other dimensions)"
+    )
+    if not advanced:
+        return _basic(parts, mine, x, refused) if mine is not None else refused
+    in_dim = [sum(_consumes(p) for p in parts[:i]) for i in range(len(parts))]
+    tensors: list[Tensor] = [parts[i].as_subclass(Tensor) for i in advanced]
+    adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
+    lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
+    masks = [t.dtype in (torch.bool, torch.uint8) for t in tensors]
+    shape = torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks))) if not any(
+        masks
+    ) else None
+    width = 1 if shape is None else len(shape)
+    if mine is not None:
+        for i, t, is_mask in zip(advanced, tensors, masks):
+            if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
+                ids = owners(mine, batch, x.shape[mine.dim])
+                if is_mask:
+                    if len(advanced) > 1:
+                        return refused
+                    at = mine.dim - in_dim[i]
+                    spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
+                    return _tidy(Layout(lead, 1, spread[t]), batch)
+                varying = [d for d in range(t.ndim) if t.shape[d] > 1]
+                if len(varying) > 1 or shape is None:
+                    return refused
+                d = varying[0] if varying else max(t.ndim - 1, 0)
+                position = width - t.ndim + d
+                owner = ids[t.flatten()]
+                if owner.numel() != shape[position]:
+                    owner = owner.expand(shape[position])
+                found = _tidy(Layout(lead + position, 1, owner), batch)
+                return found if all(_agrees(tag, found, lead, width, raw, tags) for tag in index_tags) else refused
+        if any(isinstance(tag, Layout) for tag in index_tags):
+            return refused
+        if index_tags:
+            return index_tags[0]
+        before = _out_rank([p for p in parts[: _part_of(parts, mine.dim)] if not isinstance(p, Tensor) or p.ndim == 0])
+        crossed = not adjacent or _part_of(parts, mine.dim) > advanced[0]
+        part = parts[_part_of(parts, mine.dim)]
+        if not _full(part, x.shape[mine.dim]):
+            return refused
+        return mine.at(before + (width if crossed else 0))
+    found_tag: Tag | None = None
+    for part in raw:
+        tag = tags.get(id(part)) if isinstance(part, Tensor) else None
+        if tag is None:
+            continue
+        if not isinstance(tag, Layout):
+            return tag
+        is_mask = part.dtype in (torch.bool, torch.uint8)
+        if is_mask or (found_tag is not None and found_tag != tag.at(lead + width - part.ndim + tag.dim)):
+            return refused
+        found_tag = tag.at(lead + width - part.ndim + tag.dim)
+    return found_tag
+
+
+def _agrees(tag: Tag, found: Layout, lead: int, width: int, raw: list[Any], tags: Mapping[int, Tag]) -> bool:
+    if not isinstance(tag, Layout):
+        return True
+    part = next(p for p in raw if isinstance(p, Tensor) and tags.get(id(p)) is tag)
+    return lead + width - part.ndim + tag.dim == found.dim and tag.same_order(found)
+
+
+def _part_of(parts: list[Any], dim: int) -> int:
+    seen = 0
+    for i, p in enumerate(parts):
+        seen += _consumes(p)
+        if seen > dim:
+            return i
+    raise IndexError(dim)
+
+
+def _out_rank(parts: list[Any]) -> int:
+    return sum(1 for p in parts if p is None or isinstance(p, slice))
+
+
+def _full(part: Any, size: int) -> bool:
+    return isinstance(part, slice) and part.indices(size) == (0, size, 1)
+
+
+def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
+    i = _part_of(parts, mine.dim)
+    if not _full(parts[i], x.shape[mine.dim]):
+        return refused
+    return mine.at(_out_rank(parts[:i]))
+
+
+def _tidy(layout: Layout, batch: int) -> Layout:
+    owner = layout.owner
+    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch)):
+        return Layout(layout.dim)
+    return layout
+
+
+def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
+    """The tag of `x` after `x[key] = value`."""
+    refused = Mixed("assignment into a tensor puts data of one example in the place of another")
+    mine, new = tags.get(id(x)), tags.get(id(value))
+    for tag in (mine, new):
+        if tag is not None and not isinstance(tag, Layout):
+            return tag
+    base = x.as_subclass(Tensor)
+    bare = tuple(p.as_subclass(Tensor) if isinstance(p, Tensor) else p for p in key) if isinstance(key, tuple) else key
+    bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare
+    part = base[bare]
+    if new is None:
+        keyed = [tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags]
+        if mine is not None:
+            return mine
+        if len(keyed) == 1 and isinstance(keyed[0], Layout) and not isinstance(key, tuple):
+            return keyed[0]
+        return refused
+    candidates = [mine] if mine is not None else [new.at(d) for d in range(x.ndim)]
+    wanted = new.at(part.ndim - value.ndim + new.dim)
+    fitting = []
+    for layout in candidates:
+        size = x.shape[layout.dim]
+        if layout.owner is None and size % (batch * layout.inner):
+            continue
+        found = indexed(x, key, part, {**tags, id(x): layout}, batch)
+        if isinstance(found, Layout) and found.dim == wanted.dim and found.same_order(wanted):
+            fitting.append(layout)
+    return fitting[0] if len(fitting) == 1 else refused

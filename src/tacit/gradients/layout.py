@@ -1,0 +1,118 @@
+"""Where each example's entries live inside a tensor.
+
+A tensor that depends on the batch carries one of three tags:
+
+- `Layout`: every entry belongs to exactly one example, found from its position along one dimension;
+- `Total`: a linear reduction over examples (a loss, or a batch mean used for logging);
+- `Mixed`: entries that depend on several examples in any other way. No per-example gradient exists beyond this point.
+
+A tensor without a tag is *shared*: it is the same whoever is in the batch (parameters, constants, functions of them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Entry j along `dim` belongs to example (j // inner) % batch, or to owner[j] when the order is irregular."""
+
+    dim: int
+    inner: int = 1
+    owner: Tensor | None = field(default=None, compare=False)
+
+    def at(self, dim: int) -> Layout:
+        return Layout(dim, self.inner, self.owner)
+
+    def same_order(self, other: Layout) -> bool:
+        if self.owner is None or other.owner is None:
+            return self.owner is other.owner and self.inner == other.inner
+        return self.owner is other.owner or torch.equal(self.owner, other.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Σ_i or (1/batch)·Σ_i over examples of something linear in each."""
+
+    kind: Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Entries that depend on several examples; `reason` says where it happened and what to do instead.
+
+    `order` marks the indices of a sort over examples: they may still be used to put examples in another order.
+    """
+
+    reason: str
+    order: bool = False
+
+
+Tag = Layout | Total | Mixed
+
+
+def owners(layout: Layout, batch: int, size: int) -> Tensor:
+    """The example of every entry along the layout's dimension."""
+    if layout.owner is not None:
+        return layout.owner
+    return torch.arange(size).div(layout.inner, rounding_mode="floor").remainder(batch)
+
+
+def reshaped(layout: Layout, batch: int, old: Sequence[int], new: Sequence[int]) -> Layout | None:
+    """The layout after a row-major reshape, or None where examples no longer lie along one dimension.
+
+    With flat index (p·batch + b)·suffix + s a reshape changes neither p, b nor s, so it is enough to find the new
+    dimension that contains the whole stride range [suffix, suffix·batch).
+    """
+    before, after = math.prod(old[: layout.dim]), math.prod(old[layout.dim + 1 :])
+    size = old[layout.dim]
+    for dim, width in enumerate(new):
+        left, right = math.prod(new[:dim]), math.prod(new[dim + 1 :])
+        if layout.owner is not None:
+            if left == before and right and after % right == 0 and width == size * (after // right):
+                return Layout(dim, 1, layout.owner.repeat_interleave(after // right))
+            continue
+        prefix, suffix = before * (size // (batch * layout.inner)), after * layout.inner
+        if left and right and prefix % left == 0 and suffix % right == 0:
+            outer, inner = prefix // left, suffix // right
+            if width == outer * batch * inner:
+                return Layout(dim, inner)
+    return None
+
+
+def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
+    """View (or gather) `x` as [batch, entries per example along the layout's dimension, *other dimensions].
+
+    Irregular layouts are padded with zero rows, which add nothing to any gradient contraction.
+    """
+    size = x.shape[layout.dim]
+    if layout.owner is None:
+        outer = size // (batch * layout.inner)
+        x = x.unflatten(layout.dim, (outer, batch, layout.inner))
+        if layout.dim or outer != 1:
+            x = x.movedim((layout.dim + 1, layout.dim, layout.dim + 2), (0, 1, 2))
+            return x.flatten(1, 2)
+        return x.squeeze(0)
+    rows = x.movedim(layout.dim, 0)
+    order = torch.argsort(layout.owner, stable=True)
+    owner = layout.owner[order]
+    counts = torch.bincount(owner, minlength=batch)
+    longest = int(counts.max()) if size else 0
+    position = torch.arange(size) - (counts.cumsum(0) - counts)[owner]
+    padded = rows.new_zeros((batch, longest, *rows.shape[1:]))
+    return padded.index_put((owner, position), rows[order])
+
+
+def select_examples(x: Tensor, layout: Layout, batch: int, lo: int, hi: int) -> Tensor:
+    """The part of `x` that belongs to examples lo..hi-1, the layout's order kept."""
+    if layout.owner is None and layout.inner * batch == x.shape[layout.dim]:
+        return x.narrow(layout.dim, lo * layout.inner, (hi - lo) * layout.inner)
+    owner = owners(layout, batch, x.shape[layout.dim])
+    return x.index_select(layout.dim, ((owner >= lo) & (owner < hi)).nonzero().flatten())

@@ -1,0 +1,121 @@
+"""Tags of loss functions, and what the arriving gradient says about the loss's reduction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacit.gradients.layout import Layout, Tag, Total
+from tacit.gradients.propagation import RULES, Call, aligned, mixes, rule
+from tacit.gradients.recorder import ALWAYS
+
+if TYPE_CHECKING:
+    from tacit.gradients.recorder import Recorder
+
+_POSITION = {
+    "cross_entropy_loss": 3,
+    "nll_loss_nd": 3,
+    "nll_loss": 3,
+    "mse_loss": 2,
+    "l1_loss": 2,
+    "smooth_l1_loss": 2,
+    "huber_loss": 2,
+    "binary_cross_entropy": 3,
+    "binary_cross_entropy_with_logits": 4,
+    "kl_div": 2,
+    "soft_margin_loss": 2,
+    "hinge_embedding_loss": 3,
+    "cosine_embedding_loss": 4,
+    "margin_ranking_loss": 4,
+    "triplet_margin_loss": 7,
+    "multi_margin_loss": 5,
+    "multilabel_margin_loss": 2,
+    "poisson_nll_loss": 5,
+}
+
+
+@rule(" ".join(_POSITION))
+def _loss(call: Call) -> Tag:
+    reduction = call.arg(_POSITION[call.name], "reduction", default=1)
+    layouts = call.layouts()
+    if reduction != 0:
+        if reduction == 1 and any(layout.owner is not None for _, layout in layouts):
+            return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
+        if len({(layout.dim - t.ndim if t.ndim > 1 else 0) for t, layout in layouts[:1]}) != 1:
+            return mixes(call, "combines different examples")
+        return Total("mean" if reduction == 1 else "sum")
+    x, layout = layouts[0]
+    if call.out.ndim == x.ndim:
+        return aligned(call, call.out.ndim)
+    if layout.dim != 0:
+        return mixes(call, "expects the examples in the first dimension")
+    return layout
+
+
+@rule("ctc_loss")
+def _ctc(call: Call) -> Tag:
+    x, layout = call.first()
+    if x.ndim != 3 or layout.dim != 1 or layout.inner != 1:
+        return mixes(call, "expects log-probabilities as [time, examples, classes]")
+    reduction = call.arg(5, "reduction", default=1)
+    return Layout(0, 1, layout.owner) if reduction == 0 else Total("mean" if reduction == 1 else "sum")
+
+
+assert set(_POSITION) <= set(RULES)
+
+
+def _kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
+    if func is not torch.nn.functional.kl_div:
+        tagged, _ = recorder.scan(args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        return recorder.finish("kl_div", func, args, kwargs, out, tagged)
+    from tacit.gradients.traced import opened
+
+    body = opened(func)
+    assert body is not None
+    given = dict(zip(("input", "target", "size_average", "reduce", "reduction", "log_target"), args)) | kwargs
+    if given.get("reduction", "mean") != "batchmean":
+        return body(*args, **kwargs)
+    each = body(**{**given, "reduction": "none"})
+    layout = each._tag
+    if isinstance(layout, Layout) and layout.dim == 0 and layout.inner == 1 and layout.owner is None:
+        return each.flatten(1).sum(1).mean() if each.ndim > 1 else each.mean()
+    return body(*args, **kwargs)
+
+
+ALWAYS["kl_div"] = _kl_div
+
+
+def scale_of(recorder: Recorder) -> float:
+    """The factor from the arriving gradients to those of the single losses ℓ_i, known for certain or refused.
+
+    Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
+    back through it, so L = c·Σ_i ℓ_i with c known exactly. Undeclared, only an unscaled mean or an unscaled sum is
+    accepted; declared, a loss that contradicts the declaration is refused.
+    """
+    batch = recorder.batch or 1
+    kinds = {kind for kind, _ in recorder.seeds}
+    unscaled = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
+    declared = recorder.reduction
+    if declared is None:
+        if batch == 1 and recorder.seeds and unscaled:
+            return 1.0
+        if len(kinds) == 1 and unscaled:
+            return float(batch) if kinds == {"mean"} else 1.0
+        if not recorder.seeds:
+            why = "the loss was not reduced over examples by an operation the engine saw"
+        elif len(kinds) > 1:
+            why = "one part of the loss is a mean and another a sum over examples"
+        else:
+            why = f"the {kinds.pop()} over examples was scaled afterwards"
+        raise ValueError(
+            f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
+            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
+        )
+    wrong = "sum" if declared == "mean" else "mean"
+    if batch > 1 and wrong in unscaled and kinds == {wrong}:
+        raise ValueError(f"reduction={declared!r} was declared, but the loss is a {wrong} over examples")
+    return float(batch) if declared == "mean" else 1.0

@@ -1,0 +1,83 @@
+"""Finding out, by trial, how an unknown operation treats the examples of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
+from tacit.gradients.propagation import Call
+
+
+def _sliced(value: Any, tags: dict[int, Layout], batch: int, b: int) -> Any:
+    if isinstance(value, Tensor):
+        bare = value.as_subclass(Tensor).detach()
+        return select_examples(bare, tags[id(value)], batch, b, b + 1).clone() if id(value) in tags else bare
+    if isinstance(value, (tuple, list)):
+        return type(value)(_sliced(v, tags, batch, b) for v in value)
+    return value
+
+
+def run_on_example(call: Call, tags: dict[int, Layout], b: int) -> Any:
+    with torch.no_grad():
+        args = tuple(_sliced(a, tags, call.batch, b) for a in call.args)
+        return call.func(*args, **{k: _sliced(v, tags, call.batch, b) for k, v in call.kwargs.items()})
+
+
+def probed(call: Call) -> Any:
+    """One tag for every tensor in the output, or None where it is the same for every example."""
+    refused = Mixed(
+        f"`{call.name}` is not known to the engine and does not treat examples independently (or is random); "
+        "use an operation that works on each example by itself"
+    )
+    tags = {id(t): tag for t, tag in call.layouts()}
+    many = isinstance(call.out, (tuple, list))
+    outs = list(call.out) if many else [call.out]
+    if call.batch == 1:
+        layout = next(iter(tags.values()))
+        found: list[Tag | None] = [_of_one(o, layout) if isinstance(o, Tensor) else None for o in outs]
+        return found if many else found[0]
+    try:
+        singles = [run_on_example(call, tags, b) for b in (0, call.batch - 1)]
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return refused
+    found = []
+    for i, out in enumerate(outs):
+        if not isinstance(out, Tensor):
+            found.append(None)
+            continue
+        pair = [s[i] if many else s for s in singles]
+        found.append(_explain(out.as_subclass(Tensor).detach(), pair, call.batch, tags) or refused)
+    return found if many else found[0]
+
+
+def _of_one(out: Tensor, layout: Layout) -> Layout:
+    return Layout(min(layout.dim, max(out.ndim - 1, 0)), 1)
+
+
+def _explain(out: Tensor, singles: list[Tensor], batch: int, tags: dict[int, Layout]) -> Tag | None:
+    if any(s.ndim != out.ndim for s in singles):
+        return None
+    differing = [d for d in range(out.ndim) if out.shape[d] != singles[0].shape[d]]
+    if len(differing) != 1 or out.shape[differing[0]] != batch * singles[0].shape[differing[0]]:
+        return None
+    dim, each = differing[0], singles[0].shape[differing[0]]
+    for inner in dict.fromkeys([each, 1, *(t.inner for t in tags.values())]):
+        layout = Layout(dim, inner)
+        if each % inner:
+            continue
+        parts = [select_examples(out, layout, batch, b, b + 1) for b in (0, batch - 1)]
+        if all(_close(p, s) for p, s in zip(parts, singles)):
+            return layout
+    return None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point() and not a.is_complex():
+        return torch.equal(a, b)
+    tolerance = 1e-2 if a.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(b.abs().nan_to_num(0, 0, 0).max() if b.numel() else 0), equal_nan=True)

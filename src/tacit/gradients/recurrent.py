@@ -1,0 +1,228 @@
+"""nn.LSTM, nn.GRU and nn.RNN as they are: layers, directions, projections, dropout and packed sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit.gradients import cells
+from tacit.gradients.contributions import Contribution, Dense, Outer
+from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.lifting import personal
+from tacit.gradients.operations import layout_of, operation, trainable
+from tacit.gradients.recorder import Recorder, detached
+from tacit.gradients.traced import Traced, mark, plain
+
+
+class _Layer(torch.autograd.Function):
+    """A layer in one direction; its backward pass hands the gate gradients to the recorder."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, h: Tensor, c: Tensor | None, job: _Job) -> tuple[Tensor, ...]:
+        weights = [None if w is None else w.detach() for w in job.weights]
+        w_ih, w_hh, b_ih, b_hh, w_hr = weights
+        assert w_ih is not None
+        assert w_hh is not None
+        bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+        if job.kind == "lstm":
+            assert c is not None
+            out, h_last, c_last, trace = cells.lstm_forward(x, w_ih, w_hh, bias, w_hr, h, c, job.reverse, job.mask)
+            results: tuple[Tensor, ...] = (out, h_last.clone(), c_last.clone())
+        elif job.kind == "gru":
+            out, h_last, trace = cells.gru_forward(x, w_ih, w_hh, b_ih, b_hh, h, job.reverse, job.mask)
+            results = (out, h_last.clone())
+        else:
+            relu = job.kind == "rnn_relu"
+            out, h_last, trace = cells.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
+            results = (out, h_last.clone())
+        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr)
+        ctx.job, ctx.epoch = job, job.recorder.epoch
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None = None) -> Any:
+        job: _Job = ctx.job
+        x, gates, before, cell, squashed, memory, w_ih, w_hh, w_hr = ctx.saved_tensors
+        trace = cells.Trace(gates, before, cell, squashed, memory)
+        like = before[0]
+        d_h = torch.zeros_like(like) if d_h is None else d_h
+        wants = ctx.needs_input_grad[1]
+        if job.kind == "lstm":
+            d_c = gates.new_zeros(like.shape[0], w_hh.shape[0] // 4) if d_c is None else d_c
+            found = cells.lstm_backward(trace, w_ih, w_hh, w_hr, d_out, d_h, d_c, job.reverse, job.mask, wants)
+        elif job.kind == "gru":
+            found = cells.gru_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants)
+        else:
+            relu = job.kind == "rnn_relu"
+            found = cells.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
+        job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
+        return None, found["x"], found["h"], found["c"], None
+
+
+class _Job:
+    """Where a layer's gradients go."""
+
+    def __init__(
+        self, recorder: Recorder, kind: str, weights: list[Tensor | None], reverse: bool, mask: Tensor | None, columns: Layout
+    ) -> None:
+        self.recorder, self.kind, self.weights, self.reverse = recorder, kind, weights, reverse
+        self.mask, self.columns = mask, columns
+
+    def _rows(self, x: Tensor) -> Tensor:
+        batch = self.recorder.batch
+        assert batch is not None
+        own = by_example(x, self.columns, batch)
+        return own.reshape(batch, 1, -1, x.shape[-1])
+
+    def pairs(
+        self, x: Tensor, before: Tensor, memory: Tensor | None, found: dict[str, Any]
+    ) -> list[tuple[Tensor, Contribution]]:
+        w_ih, w_hh, b_ih, b_hh, w_hr = self.weights
+        g_in = self._rows(found["in"])
+        g_rec = g_in if found["rec"] is found["in"] else self._rows(found["rec"])
+        pairs: list[tuple[Tensor, Contribution]] = []
+        for weight, a, g in ((w_ih, x, g_in), (w_hh, before, g_rec)):
+            if trainable(weight):
+                assert weight is not None
+                pairs.append((weight, Outer(self._rows(a), g, weight.shape)))
+        if trainable(w_hr):
+            assert w_hr is not None
+            assert memory is not None
+            pairs.append((w_hr, Outer(self._rows(memory), self._rows(found["projected"]), w_hr.shape)))
+        for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
+            if trainable(bias):
+                assert bias is not None
+                pairs.append((bias, Dense(g.sum((1, 2)))))
+        return pairs
+
+
+@operation("lstm gru rnn_tanh rnn_relu", always=True)
+def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    kind: str = func.__name__
+    packed = isinstance(args[3], (list, tuple))
+    if packed:
+        x, sizes, hx, weights, has_bias, layers, dropout, training, bidirectional = args[:9]
+        batch_first = False
+    else:
+        x, hx, weights, has_bias, layers, dropout, training, bidirectional, batch_first = args[:9]
+        sizes = None
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    layout = layout_of(recorder, x)
+    expected = 0 if packed or batch_first else 1
+    if recorder.batch == 0:
+        return recorder._empty(func, args, kwargs)
+    tagged, shared = recorder.scan(args, kwargs)
+    if layout is None or layout.dim != expected or (packed and layout.owner is None):
+        recorder.problem("the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*detached(args, shared))
+    if not shared or not torch.is_grad_enabled():
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        columns = layout.at(1) if not packed else Layout(1, 1, layout.owner[: int(sizes[0])])  # type: ignore[index]
+        mark(out[0], recorder, layout)
+        for state in out[1:]:
+            mark(state, recorder, columns)
+        return out
+    return _run(recorder, kind, x, layout, sizes, states, list(weights), has_bias, layers, dropout, training, bidirectional, batch_first)
+
+
+def _run(
+    recorder: Recorder,
+    kind: str,
+    x: Tensor,
+    layout: Layout,
+    sizes: Tensor | None,
+    states: list[Tensor],
+    weights: list[Tensor],
+    has_bias: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    data, mask, steps_index, column_index = plain(x), None, None, None
+    if sizes is not None:
+        counts = sizes.tolist()
+        steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes)
+        column_index = torch.cat([torch.arange(n) for n in counts])
+        assert layout.owner is not None
+        columns = Layout(1, 1, layout.owner[: counts[0]])
+        mask = data.new_zeros(len(counts), counts[0], 1)
+        mask[steps_index, column_index] = 1
+        data = data.new_zeros(len(counts), counts[0], data.shape[1]).index_put((steps_index, column_index), data)
+    else:
+        columns = layout.at(1)
+        data = data.transpose(0, 1) if batch_first else data
+    states = [_state(recorder, s, columns) for s in states]
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (layers * directions)
+    lasts: list[list[Tensor]] = [[] for _ in states]
+    for layer in range(layers):
+        outs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            own = list(weights[at * each : (at + 1) * each])
+            full: list[Tensor | None] = [own[0], own[1], *(own[2:4] if has_bias else (None, None))]
+            full.append(own[-1] if each in (3, 5) else None)
+            job = _Job(recorder, kind, full, direction == 1, mask, columns)
+            cell = states[1][at] if kind == "lstm" else None
+            out, *last = _Layer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]
+            outs.append(out)
+            for kept, state in zip(lasts, last):
+                kept.append(state)
+        data = outs[0] if directions == 1 else torch.cat(outs, 2)
+        if dropout and training and layer < layers - 1:
+            data = F.dropout(data, dropout, True)
+    finals = tuple(mark(torch.stack(kept), recorder, columns) for kept in lasts)
+    if sizes is not None:
+        data = data[steps_index, column_index]
+    elif batch_first:
+        data = data.transpose(0, 1)
+    return (mark(data, recorder, layout), *finals)
+
+
+def _state(recorder: Recorder, state: Tensor, columns: Layout) -> Tensor:
+    """An initial state as a plain [layers, columns, features] tensor; a learned one is given to each example."""
+    if type(state) is Traced:
+        own = layout_of(recorder, state)
+        if own is None or own.dim != 1 or not own.same_order(columns):
+            recorder.problem("the initial state's examples are in another order or dimension than the input's")
+        return plain(state)  # type: ignore[no-any-return]
+    if trainable(state):
+        return personal(recorder, state, columns, state.shape[1], 3)
+    return state
+
+
+def _gates(x: Tensor, h: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    w_ih, w_hh, b_ih, b_hh = [*weights, None, None][:4]
+    return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+
+
+@operation("lstm_cell")
+def lstm_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    (h, c), weights = args[1], args[2:]
+    a, b = _gates(args[0], h, weights)
+    i, f, g, o = (a + b).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+@operation("gru_cell")
+def gru_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = _gates(args[0], args[1], args[2:])
+    (ar, az, an), (br, bz, bn) = a.chunk(3, 1), b.chunk(3, 1)
+    z = (az + bz).sigmoid()
+    n = (an + (ar + br).sigmoid() * bn).tanh()
+    return n + z * (args[1] - n)
+
+
+@operation("rnn_tanh_cell rnn_relu_cell")
+def rnn_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = _gates(args[0], args[1], args[2:])
+    return (a + b).tanh() if "tanh" in func.__name__ else (a + b).relu()

@@ -1,0 +1,195 @@
+"""From a tensor that was used to the parameters it came from.
+
+The tensor is a parameter, a view of one (a transpose, a slice), or computed from some (weight normalisation, a cast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.contributions import Contribution, Dense, Outer, chunks, concatenated, row_squares
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The entries of a parameter that a view covers, each once."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def of(self, whole: Tensor) -> Tensor:
+        return whole.as_strided(self.size, self.stride, self.offset)
+
+    def cells(self, like: torch.Size) -> Tensor:
+        numel = like.numel()
+        return self.of(torch.arange(numel)).flatten()
+
+
+@dataclass(slots=True)
+class Part:
+    """A contribution to one parameter, or to one region of it."""
+
+    contribution: Contribution
+    region: Region | None
+
+
+def graph_leaves(t: Tensor) -> list[Tensor]:
+    """The leaf tensors a computed tensor depends on."""
+    if t.grad_fn is None:
+        return [t]
+    leaves, stack, seen = [], [t.grad_fn], set()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        stack.extend(child for child, _ in node.next_functions)
+    return leaves
+
+
+class Derived(Contribution):
+    """Gradients of a parameter through a shared computation source = f(parameter): pulled back example by example."""
+
+    def __init__(self, source: Tensor, parameter: Tensor, inner: Contribution) -> None:
+        self.source, self.parameter, self.inner = source, parameter, inner
+        self.shape, self.batch = parameter.shape, inner.batch
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        inner = self.inner.instantiate(lo, hi).to(self.source.dtype)
+        grads: list[Tensor | None] = list(
+            torch.autograd.grad(
+                self.source, [self.parameter], inner, is_grads_batched=True, retain_graph=True, allow_unused=True
+            )
+        )
+        return grads[0] if grads[0] is not None else inner.new_zeros((hi - lo, *self.shape))
+
+    def squares(self) -> Tensor:
+        return self.chunked_squares()
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        summed = torch.zeros(self.source.shape, dtype=total.dtype)
+        self.inner.accumulate(summed, weights)
+        (grad,) = torch.autograd.grad(
+            self.source, [self.parameter], summed.to(self.source.dtype), retain_graph=True, allow_unused=True
+        )
+        if grad is not None:
+            total += grad
+
+    def without(self, bad: Tensor) -> Derived:
+        return Derived(self.source, self.parameter, self.inner.without(bad))
+
+
+def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]) -> list[tuple[str, Part]]:
+    """The parameters behind `source`, with the contribution each receives."""
+    name = names.get(id(source))
+    if name is not None:
+        return [(name, Part(contribution, None))]
+    base = source._base
+    if base is not None and id(base) in names and base.is_contiguous() and source.dtype == base.dtype:
+        region = Region(source.storage_offset() - base.storage_offset(), tuple(source.shape), tuple(source.stride()))
+        if all(st > 0 or n == 1 for n, st in zip(region.size, region.stride)) and _once(region, base.shape):
+            if type(contribution) is Outer and source.ndim == 2 and region.stride[0] < region.stride[1]:
+                region = Region(region.offset, region.size[::-1], region.stride[::-1])
+                contribution = contribution.transposed() if not contribution.order else contribution
+            if region.size == tuple(base.shape) and region.stride == tuple(base.stride()):
+                return [(names[id(base)], Part(contribution, None))]
+            return [(names[id(base)], Part(contribution, region))]
+    leaves = [leaf for leaf in graph_leaves(source) if leaf.requires_grad]
+    foreign = [leaf for leaf in leaves if id(leaf) not in names]
+    if foreign or not leaves:
+        raise RuntimeError(
+            "a trainable tensor that is not a parameter of the recorded model took part in the loss "
+            f"(shape {tuple((foreign or [source])[0].shape)}); record the module that owns it, or freeze it"
+        )
+    return [(names[id(leaf)], Part(Derived(source, leaf, contribution), None)) for leaf in leaves]
+
+
+def _once(region: Region, shape: torch.Size) -> bool:
+    """Whether the view covers no entry twice: sorted by stride, every dimension must step over the ones below."""
+    reach = 0
+    for stride, size in sorted(zip(region.stride, region.size)):
+        if size == 1:
+            continue
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return reach + region.offset < shape.numel()
+
+
+def squares(parts: list[Part], shape: torch.Size) -> Tensor:
+    """|Σ_parts G_i|² for every example: cross terms between several uses of a parameter are part of the norm."""
+    merged = _merge(parts)
+    if len(merged) == 1:
+        return merged[0].contribution.squares()
+    if _disjoint(merged, shape):
+        return torch.stack([p.contribution.squares() for p in merged]).sum(0)
+    batch = merged[0].contribution.batch
+    found = [
+        row_squares(instantiate(merged, shape, lo, hi)) for lo, hi in chunks(batch, shape.numel() * 4 * len(merged))
+    ]
+    return torch.cat(found)
+
+
+def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tensor:
+    """The summed gradients of examples lo..hi-1 with respect to the whole parameter."""
+    out: Tensor | None = None
+    for part in parts:
+        grads = part.contribution.instantiate(lo, hi)
+        if part.region is not None:
+            whole = grads.new_zeros((hi - lo, shape.numel()))
+            stride = (shape.numel(), *part.region.stride)
+            whole.as_strided((hi - lo, *part.region.size), stride, part.region.offset).copy_(grads)
+            grads = whole.view(hi - lo, *shape)
+        out = grads if out is None else out + grads
+    assert out is not None
+    return out
+
+
+def _merge(parts: list[Part]) -> list[Part]:
+    """Uses of the same region by the same kind of operation become one."""
+    merged: dict[tuple[Any, ...], list[Part]] = {}
+    for i, part in enumerate(parts):
+        c = part.contribution
+        if type(c) is Outer:
+            key: tuple[Any, ...] = (Outer, part.region, c.blocks, c.width_in, c.width_out, c.sizes, c.order)
+        elif isinstance(c, Dense):
+            key = (Dense, part.region, c.shape)
+        else:
+            key = (i,)
+        merged.setdefault(key, []).append(part)
+    result = []
+    for key, group in merged.items():
+        if len(group) > 1 and key[0] is Outer:
+            outer = concatenated([p.contribution for p in group if isinstance(p.contribution, Outer)])
+            group = [Part(outer, group[0].region)]
+        elif len(group) > 1:
+            total = sum(p.contribution.instantiate(0, p.contribution.batch) for p in group)
+            assert isinstance(total, Tensor)
+            group = [Part(Dense(total), group[0].region)]
+        result += group
+    return result
+
+
+def _disjoint(parts: list[Part], shape: torch.Size) -> bool:
+    if any(p.region is None for p in parts):
+        return False
+    counts = torch.zeros(shape.numel(), dtype=torch.int32)
+    for p in parts:
+        assert p.region is not None
+        p.region.of(counts).add_(1)
+    return int(counts.max()) <= 1
+
+
+def accumulate(parts: list[Part], total: Tensor, weights: Tensor) -> None:
+    """total += Σ_i weights[i]·G_i over all uses."""
+    for part in parts:
+        target = total if part.region is None else part.region.of(total)
+        part.contribution.accumulate(target, weights)

@@ -1,0 +1,280 @@
+"""Recording: attach to a model, let the user's own loop run, take norms and clipped sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from tacit.gradients import losses, operations, recurrent, sources
+from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.layout import Layout
+from tacit.gradients.recorder import Recorder, Reduction
+from tacit.gradients.traced import Traced, mark
+
+_ = (operations, recurrent)
+
+BatchDim = int | Mapping[str | int, int | None]
+
+
+class Engine:
+    """Per-example gradients of a model in an ordinary training loop.
+
+    While attached, the model's trainable parameters receive no `.grad` from losses computed through the model; instead
+    `clipped_sum` gives Σ_i w_i·∇ℓ_i. The model is not wrapped, copied or renamed.
+    """
+
+    def __init__(self, model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> None:
+        from tacit.gradients.check import check_modules
+
+        if getattr(model, "_forward_pre_hooks", None) and any(
+            isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
+        ):
+            raise RuntimeError("this model is already being recorded; detach the other engine first")
+        check_modules(model)
+        self._recorder = Recorder(model, reduction, batch_dim)
+        if not self._recorder.parameters:
+            raise ValueError("the model has no trainable parameter")
+        self._depth = 0
+        self._squares: dict[str, Tensor] | None = None
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+        for name, parameter in self._recorder.parameters.items():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse(name)))
+
+    # -- following the model -----------------------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled():
+            return None
+        return self._marked(args, kwargs)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and output is not None:
+            self._recorder.check_problems()
+
+    def _marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        dims = self._recorder.batch_dim
+        found: list[tuple[Tensor, int]] = []
+
+        def dim_of(key: str | int) -> int | None:
+            return dims if isinstance(dims, int) else dims.get(key, dims.get("*", 0))
+
+        def walk(value: Any, dim: int | None, key: str | int | None = None) -> Any:
+            if isinstance(value, PackedSequence):
+                return self._packed(value)
+            if isinstance(value, Tensor):
+                if dim is None or value.ndim == 0 or (type(value) is Traced and value._epoch == self._recorder.epoch):
+                    if type(value) is Traced:
+                        found.append((value, -1))
+                    return value
+                copy = value.as_subclass(torch.Tensor)
+                copy = copy.view_as(copy) if copy is value else copy
+                found.append((copy, dim % value.ndim))
+                return copy
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*(walk(v, dim) for v in value))
+            if isinstance(value, (tuple, list)):
+                return type(value)(walk(v, dim) for v in value)
+            if isinstance(value, dict):
+                pairs = {k: walk(v, dim_of(k) if isinstance(k, str) and not isinstance(dims, int) else dim) for k, v in value.items()}
+                try:
+                    return type(value)(pairs)
+                except TypeError:
+                    return pairs
+            return value
+
+        new_args = tuple(walk(a, dim_of(i)) for i, a in enumerate(args))
+        new_kwargs = {k: walk(v, dim_of(k)) for k, v in kwargs.items()}
+        fresh = [(t, d) for t, d in found if d >= 0]
+        sizes = {t.shape[d] for t, d in fresh}
+        if len(sizes) > 1:
+            shown = ", ".join(f"{tuple(t.shape)} (dimension {d})" for t, d in fresh)
+            raise ValueError(
+                f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
+                "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
+            )
+        if sizes:
+            self._recorder.begin(sizes.pop())
+            self._squares = None
+        for t, d in fresh:
+            mark(t, self._recorder, Layout(d))
+        return new_args, new_kwargs
+
+    def _packed(self, packed: PackedSequence) -> PackedSequence:
+        sizes = packed.batch_sizes
+        self._recorder.begin(int(sizes[0]))
+        order = packed.sorted_indices if packed.sorted_indices is not None else torch.arange(int(sizes[0]))
+        owner = torch.cat([order[:n] for n in sizes.tolist()])
+        data = packed.data.view_as(packed.data)
+        mark(data, self._recorder, Layout(0, 1, owner))
+        return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+
+    # -- results -----------------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The trainable parameters by name, as recorded when the engine was attached."""
+        return dict(self._recorder.parameters)
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in self._recorder.parameters.items()}
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples the current batch has. This is private data: nothing released may depend on it."""
+        if self._recorder.batch is None:
+            raise RuntimeError("no batch was seen: call the model on a batch first")
+        return self._recorder.batch
+
+    @property
+    def ready(self) -> bool:
+        """Whether a backward pass has run whose clipped sum was not yet taken."""
+        return self._recorder.task is not None or (self._recorder.batch == 0)
+
+    @property
+    def slow_operations(self) -> frozenset[str]:
+        """Operations without a fast rule that were met so far."""
+        return frozenset(self._recorder.slow)
+
+    def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
+        """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.
+
+        The values are upper bounds: each is the computed norm enlarged by a few units of rounding, so that a factor
+        S / norm brings the true norm to at most S. A NaN or infinite gradient has norm infinity.
+        """
+        squares = self._all_squares()
+        if groups is None:
+            partition = [tuple(self.shapes)]
+        else:
+            listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
+            partition = checked_partition(listed, self.shapes)
+        columns = []
+        for group in partition:
+            total = torch.stack([squares[name] for name in group]).sum(0)
+            columns.append(total)
+        stacked = torch.stack(columns, 1)
+        norms = stacked.clamp_min(0).sqrt() * (1 + 16 * torch.finfo(stacked.dtype).eps)
+        norms = torch.where(torch.isfinite(stacked), norms, torch.inf)
+        return norms[:, 0] if groups is None else norms
+
+    def clipped_sum(
+        self, clipping: Clipping, *, out: Mapping[str, Tensor] | None = None, keep: bool = False
+    ) -> dict[str, Tensor]:
+        """Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
+
+        Bounded: for every norm group g, adding or removing one example changes the group's part of the result by at most
+        max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
+        (checked operation by operation) and its weight on its own norms alone. An example with a NaN or infinite
+        gradient contributes zero.
+
+        With `out` the sum is added into the given tensors, to gather the batches of a lot. The batch is forgotten
+        afterwards unless `keep` is set.
+        """
+        shapes = self.shapes
+        partition = checked_partition(clipping.partition(shapes), shapes)
+        norms = self.norms(partition)
+        finite = torch.isfinite(norms).all(1)
+        weights = checked_weights(clipping.weights(torch.where(finite.unsqueeze(1), norms, 0.0)), norms)
+        weights = torch.where(finite.unsqueeze(1), weights, 0.0)
+        scale = self._scale()
+        result: dict[str, Tensor] = {}
+        column = {name: g for g, group in enumerate(partition) for name in group}
+        for name, parameter in self._recorder.parameters.items():
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            total = torch.zeros(parameter.shape, dtype=dtype) if out is None else out[name]
+            parts = self._recorder.parts.get(name)
+            if parts:
+                if not bool(finite.all()):
+                    parts = [sources.Part(p.contribution.without(~finite), p.region) for p in parts]
+                sources.accumulate(parts, total, weights[:, column[name]] * scale)
+            result[name] = total
+        if not keep:
+            self.discard()
+        return result
+
+    def discard(self) -> None:
+        """Forget the current batch."""
+        self._recorder.reset()
+        self._squares = None
+
+    def detach(self) -> None:
+        """Leave the model as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._depth = 0
+
+    def _scale(self) -> float:
+        return losses.scale_of(self._recorder) if self._recorder.parts else 1.0
+
+    def _all_squares(self) -> dict[str, Tensor]:
+        recorder = self._recorder
+        if recorder.batch is None:
+            raise RuntimeError("no batch was seen: call the model on a batch (inside the recording), then loss.backward()")
+        if recorder.task is None and recorder.batch > 0:
+            raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
+        if self._squares is None:
+            scale = self._scale()
+            self._squares = {}
+            with torch.no_grad():
+                for name, parameter in recorder.parameters.items():
+                    parts = recorder.parts.get(name)
+                    if parts:
+                        found = sources.squares(parts, parameter.shape) * scale**2
+                    else:
+                        found = torch.zeros(recorder.batch)
+                    self._squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
+            if len({s.dtype for s in self._squares.values()}) > 1:
+                self._squares = {name: s.double() for name, s in self._squares.items()}
+        return self._squares
+
+
+def _refuse(name: str) -> Any:
+    def refuse(parameter: Tensor) -> None:
+        parameter.grad = None
+        raise RuntimeError(
+            f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
+            "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
+            "example (use the optimizer's weight_decay for penalties), or backward ran on something not computed by "
+            "calling the model"
+        )
+
+    return refuse
+
+
+class Tape(Engine, AbstractContextManager["Tape"]):
+    """An engine for one `with` block; its results stay readable afterwards."""
+
+    def __enter__(self) -> Tape:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def clipped_sum(
+        self, clipping: Clipping, *, out: Mapping[str, Tensor] | None = None, keep: bool = True
+    ) -> dict[str, Tensor]:
+        return super().clipped_sum(clipping, out=out, keep=keep)
+
+
+def record(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Tape:
+    """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum(…)`."""
+    return Tape(model, reduction=reduction, batch_dim=batch_dim)
+
+
+def attach(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Engine:
+    """Record every batch of an ordinary training loop until `detach()`."""
+    return Engine(model, reduction=reduction, batch_dim=batch_dim)

@@ -1,0 +1,120 @@
+"""A tensor that knows which example its entries belong to.
+
+The model's inputs enter as `Traced`; every operation on one arrives at `__torch_function__`, so the engine sees each
+operation that involves data and needs no global state, no module classes and no wrapped model.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Tag
+
+if TYPE_CHECKING:
+    from tacit.gradients.recorder import Recorder
+
+
+class Traced(torch.Tensor):
+    """An ordinary tensor with a tag; it behaves as one in every operation."""
+
+    _recorder: Recorder
+    _tag: Tag
+    _epoch: int
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        recorder = _find(args) or _find(tuple(kwargs.values()))
+        if recorder is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return recorder.handle(func, args, kwargs)
+
+
+def _find(args: Any) -> Recorder | None:
+    for arg in args:
+        if type(arg) is Traced:
+            recorder = getattr(arg, "_recorder", None)
+            if recorder is not None and recorder.active:
+                return recorder
+        elif isinstance(arg, (tuple, list)):
+            found = _find(arg)
+            if found is not None:
+                return found
+    return None
+
+
+def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
+    """Tag a tensor made by the engine in place (its class changes, its storage and graph do not)."""
+    if type(t) is not Traced:
+        if type(t) is not torch.Tensor:
+            return t
+        t.__class__ = Traced
+    t._recorder, t._tag, t._epoch = recorder, tag, recorder.epoch  # type: ignore[attr-defined]
+    return t
+
+
+def plain(value: Any) -> Any:
+    """The same tensor without its tag (an alias; the graph is shared)."""
+    if type(value) is Traced:
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(torch.Tensor)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(plain(v) for v in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(plain(v) for v in value)
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return value
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@cache
+def _globals_without_checks(module_globals: int, holder: _Holder) -> dict[str, Any]:
+    return {**holder.globals, **dict.fromkeys(_CHECKS, lambda *_: False)}
+
+
+class _Holder:
+    """Hashes by identity of a module's globals, so that one copy serves all its functions."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.globals = namespace
+
+    def __hash__(self) -> int:
+        return id(self.globals)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Holder) and other.globals is self.globals
+
+
+@cache
+def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A Python-level torch function with its own override check removed, so that its *inner* operations are seen.
+
+    `F.multi_head_attention_forward`, `F.layer_norm`, `torch.einsum` and the like ask once whether an argument overrides
+    them and otherwise call simpler operations; running their body lets one rule per simple operation serve them all.
+    """
+    if not isinstance(func, types.FunctionType) or "super" in func.__code__.co_names:
+        return None  # a method that defers to its own C implementation would only come back here
+    if not any(name in func.__code__.co_names for name in _CHECKS):
+        return None
+    holder = _Holder(func.__globals__)
+    copy = types.FunctionType(
+        func.__code__,
+        _globals_without_checks(id(func.__globals__), holder),
+        func.__name__,
+        func.__defaults__,
+        func.__closure__,
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
