@@ -18,15 +18,37 @@ if TYPE_CHECKING:
     from tacit.ledger import Budget as Budget
     from tacit.ledger import BudgetExceeded as BudgetExceeded
     from tacit.ledger import Ledger as Ledger
+    from tacit.mechanisms import Adaptive as Adaptive
+    from tacit.mechanisms import Automatic as Automatic
+    from tacit.mechanisms import Flat as Flat
+    from tacit.mechanisms import Groups as Groups
+    from tacit.mechanisms import Joint as Joint
+    from tacit.mechanisms import PerLayer as PerLayer
+    from tacit.mechanisms import SumQuery as SumQuery
+    from tacit.training import Metric as Metric
+    from tacit.training import fit as fit
+    from tacit.training import make_private as make_private
+    from tacit.training import private_batch_norm as private_batch_norm
 
 _ROOMS = {
+    "Adaptive": "mechanisms",
     "AdaptiveBudget": "ledger",
+    "Automatic": "mechanisms",
     "Budget": "ledger",
     "BudgetExceeded": "ledger",
+    "Flat": "mechanisms",
+    "Groups": "mechanisms",
     "Guarantee": "accounting",
+    "Joint": "mechanisms",
     "Ledger": "ledger",
+    "Metric": "training",
+    "PerLayer": "mechanisms",
+    "SumQuery": "mechanisms",
     "account": "accounting",
+    "fit": "training",
+    "make_private": "training",
     "plan": "accounting",
+    "private_batch_norm": "training",
 }
 
 __all__ = ["__version__", *_ROOMS]

@@ -81,9 +81,7 @@ class LaplaceQuery:
 
     def event(self) -> LaplaceSum:
         """What to record for a step."""
-        return LaplaceSum(
-            group=self.group, clip_norm=self.clip_norm, scale=self.scale, dimension=self.dimension
-        )
+        return LaplaceSum(group=self.group, clip_norm=self.clip_norm, scale=self.scale, dimension=self.dimension)
 
     def total(self, shape: Sequence[int] = ()) -> Total:
         """An empty sum of vectors of the given shape, which must have ``dimension`` coordinates."""

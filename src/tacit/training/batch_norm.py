@@ -1,0 +1,130 @@
+"""Batch normalisation without mixing examples: the statistics are private releases.
+
+Ordinary batch normalisation divides an example's activations by statistics of the *other* examples, so that no
+example's gradient is its own. Here the statistics used in a step are those released in earlier steps, and each step
+releases an update from the same sample as the gradients, charged to the same ledger (McMahan, Andrew et al. 2019).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tacit.training.tally import Tally
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class PrivateBatchNorm(nn.Module):
+    """Normalises channels by running statistics; parameters and buffers have the names of `torch.nn.BatchNorm2d`.
+
+    What one record contributes is, for each channel, how far its own mean and mean square (over positions) are from
+    the running ones, in running deviations: 2C numbers, clipped together to norm sqrt(2C) · ``bound``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        bound: float = 1.0,
+        noise_multiplier: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < bound < math.inf:
+            raise ValueError(f"bound is {bound!r}; it must be a finite number above 0.")
+        self.channels, self.eps, self.momentum, self.bound = channels, eps, momentum, bound
+        self.noise_multiplier = noise_multiplier
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self._rows: list[Tensor] = []
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.channels:
+            raise ValueError(f"input has shape {tuple(x.shape)}; dimension 1 must have {self.channels} channels.")
+        along = (1, self.channels, *[1] * (x.ndim - 2))
+        scale = (self.running_var + self.eps).rsqrt()
+        normal = (x - self.running_mean.view(along)) * scale.view(along)
+        if self.training and torch.is_grad_enabled():
+            self._rows.append(_moments(normal))
+        if self.weight is None or self.bias is None:
+            return normal
+        return normal * self.weight.view(along) + self.bias.view(along)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}, momentum={self.momentum}, bound={self.bound}"
+
+    def tally(self, group: str, step_noise: float | None, contributions: int) -> Tally:
+        """An empty sum of this layer's statistics for one lot."""
+        self._rows.clear()
+        return Tally(
+            group,
+            bound=self.bound * math.sqrt(2 * self.channels),
+            noise_multiplier=self.noise_multiplier,
+            step_noise=step_noise,
+            contributions=contributions,
+            shape=(2, self.channels),
+        )
+
+    def collect(self) -> Tensor:
+        """The statistics of the records of the batch, one row each; a layer used twice in a forward gives averages."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return self.running_mean.new_zeros(0, 2, self.channels)
+        return torch.stack(rows).mean(dim=0)
+
+    def update(self, means: Tensor) -> None:
+        """Move the running statistics by the released means of (z, z² - 1), z in running deviations."""
+        mean, excess = means.to(self.running_mean)
+        var = self.running_var + self.eps
+        self.running_mean += self.momentum * mean * var.sqrt()
+        # Noise must not make a variance negative or let it collapse at once.
+        self.running_var *= (1 + self.momentum * (excess - mean.square())).clamp(0.5, 2.0)
+
+
+def _moments(normal: Tensor) -> Tensor:
+    """For each record and channel: the mean of z and of z² - 1 over positions."""
+    flat = (
+        normal.detach().as_subclass(Tensor).flatten(2)
+        if normal.ndim > 2
+        else normal.detach().as_subclass(Tensor)[..., None]
+    )
+    return torch.stack([flat.mean(dim=2), flat.square().mean(dim=2) - 1], dim=1)
+
+
+def private_batch_norm(model: nn.Module, *, bound: float = 1.0, noise_multiplier: float | None = None) -> int:
+    """Replace every batch normalisation of ``model``, in place, keeping weights and statistics; returns how many.
+
+    Statistics already in the model are kept; they must come from public data, or be the untrained ones.
+    """
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BATCH_NORMS):
+                setattr(parent, name, _replacement(child, bound, noise_multiplier))
+                count += 1
+    return count
+
+
+def _replacement(old: nn.Module, bound: float, noise_multiplier: float | None) -> PrivateBatchNorm:
+    assert isinstance(old, _BATCH_NORMS)
+    new = PrivateBatchNorm(
+        old.num_features,
+        eps=old.eps,
+        momentum=0.1 if old.momentum is None else old.momentum,
+        affine=old.affine,
+        bound=bound,
+        noise_multiplier=noise_multiplier,
+    )
+    state = {key: value for key, value in old.state_dict().items() if key != "num_batches_tracked"}
+    new.load_state_dict(state, strict=False)
+    return new.to(next(iter(state.values())).device) if state else new

@@ -1,0 +1,71 @@
+"""The privacy statement: what is promised, on which assumptions, and what is not covered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from tacit._version import __version__
+from tacit.accounting import Guarantee
+from tacit.accounting.guarantee import rounded_up
+from tacit.ledger import GaussianSum, Ledger, Query, Shuffled
+
+_ADJACENCY = {
+    "add/remove": "two data sets are neighbours if one has one {unit} more",
+    "replace-one": "two data sets are neighbours if one {unit} is replaced by another",
+}
+
+
+def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
+    """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226)."""
+    header = ledger.header
+    entries = ledger.entries
+    steps = sum(count for _, count in entries)
+    lines = [
+        f"Claim: {found}.",
+        "",
+        "Setting. Central model: the party that trains sees the records; whoever sees the releases is not trusted.",
+        f"Protected unit: one {found.unit}; {_ADJACENCY[found.adjacency].format(unit=found.unit)}.",
+        f"Released: {found.released}.",
+        f"Covered: the {steps} steps in the ledger, with everything answered from their samples "
+        f"({', '.join(_groups(ledger)) or 'nothing'}).",
+        f"Assumed public: the number of records, {records}; model, hyperparameters and when training stops.",
+        "Not covered: choices made by looking at the records in other ways (hyperparameter search, preprocessing, "
+        "the number of records itself), unless they are in this ledger; logs and metrics marked as not private; "
+        "side channels such as running time.",
+        "",
+        f"Accounting: {found.accountant}, sampling as carried out: {found.sampling}.",
+    ]
+    if any(isinstance(step.sampling, Shuffled) for step, _ in entries):
+        lines.append("Shuffled lots: each record once an epoch; no amplification by sampling is claimed.")
+    multipliers = sorted({_multiplier(step.queries) for step, _ in entries})
+    if multipliers:
+        span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
+        lines.append(f"Noise multiplier of a step (all its queries together): {span}.")
+    if found.epsilon_lower is not None:
+        lines.append(f"The bound is tight: no accounting could give less than ε = {found.epsilon_lower:.4g}.")
+    lines.append(f"An attacker who accuses 1 % of the innocent finds at most {_percent(found)} of the members.")
+    randomness = (
+        "Randomness: AES-256-CTR keyed by the operating system; privacy is against computationally bounded attackers."
+        if header.secure_randomness
+        else "Randomness: SEEDED, FOR DEBUGGING. THIS RUN IS NOT PRIVATE."
+    )
+    lines += [
+        randomness,
+        "Arithmetic: noise and sums in floating point, rounded to a public grid; not a proof at the level of bits.",
+        f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
+    ]
+    return "\n".join(lines)
+
+
+def _groups(ledger: Ledger) -> list[str]:
+    return sorted({query.group for step, _ in ledger.entries for query in step.queries})
+
+
+def _multiplier(queries: Iterable[Query]) -> float:
+    ratios = [query.clip_norm / query.noise_std for query in queries if isinstance(query, GaussianSum)]
+    return 1 / math.hypot(*ratios) if ratios else math.inf
+
+
+def _percent(found: Guarantee) -> str:
+    return f"{rounded_up(100 * found.attack_power([0.01])[0], 1)} %"
