@@ -41,7 +41,7 @@ def fit(
             for x, y in run.batches():
                 output = model(x)
                 value = loss(output, y)
-                value.backward()
+                torch.autograd.backward(value)
                 if watched:
                     run.observe(loss=_each(loss, output, y))
                 step = run.step
@@ -59,9 +59,13 @@ def fit(
 def _each(loss: Loss, output: Any, y: Any) -> Tensor:
     """The loss of every example, one at a time where the function cannot say them apart."""
     with torch.no_grad():
-        plain = output.detach().as_subclass(Tensor)
+        plain: Tensor = output.detach().as_subclass(Tensor)
         if loss in (F.cross_entropy, F.nll_loss):
-            return loss(plain, y, reduction="none")  # type: ignore[call-arg]
+            return (
+                F.cross_entropy(plain, y, reduction="none")
+                if loss is F.cross_entropy
+                else F.nll_loss(plain, y, reduction="none")
+            )
         if not len(plain):
             return plain.new_zeros(0)
         return torch.stack([loss(plain[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(plain))])
