@@ -164,8 +164,10 @@ def _rounded_down(multiplier: float) -> float:
     rounded they are one term, and cost one computation.
     """
     shrunk = multiplier * (1 - 1e-11)
-    scale = 10.0 ** (8 - math.floor(math.log10(shrunk)))
-    return math.floor(shrunk * scale) / scale if 1e-290 < shrunk < 1e290 else shrunk
+    if not 1e-200 < shrunk < 1e200:
+        return shrunk
+    scale = 10.0 ** (9 - math.floor(math.log10(shrunk)))
+    return min(math.floor(shrunk * scale) / scale, multiplier)
 
 
 def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:
