@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 from tacit.ledger.events import Query, Sampling, Step
+
+settings.register_profile("tacit", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("tacit")
 
 
 class Receipt:
