@@ -28,7 +28,7 @@ from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, s
 from tacit.accounting.losses import Added, Base, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
 from tacit.ledger.events import Adjacency
 
-_LARGEST_WINDOW = 2**23
+_LARGEST_WINDOW = 2**22
 _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
@@ -160,7 +160,7 @@ def _step(sketches: Sequence[tuple[Sketch, int]], tilt: float, excess: float) ->
     return low
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Lattices:
     """The bounds of one question in one direction, for any lattice step."""
 
@@ -169,11 +169,17 @@ class _Lattices:
     tilt: float
     delta: float | None
     epsilon: float | None
+    too_fine: float = 0.0  # the largest step met whose window did not fit
+
+    @property
+    def support(self) -> float:
+        """The smallest step the largest support allows."""
+        return max(float(part.edges[-1] - part.edges[0]) for part, _ in self.sketches) / _LARGEST_SUPPORT
 
     @property
     def finest(self) -> float:
-        """The smallest step the largest support allows."""
-        return max(float(part.edges[-1] - part.edges[0]) for part, _ in self.sketches) / _LARGEST_SUPPORT
+        """The smallest step worth trying."""
+        return max(self.support, 3 * self.too_fine)
 
     def upper(self, step: float) -> float:
         parts = self._parts(pessimistic, step)
@@ -187,18 +193,20 @@ class _Lattices:
                 return math.inf
             return max(_solve(parts, self.tilt, self.delta - infinite, +1) + self.side.certain, 0.0)
         except WindowTooLarge:
-            return self.upper(4 * step)
+            self.too_fine = max(step, self.finest)
+            return self.upper(3 * self.too_fine)
 
     def lower(self, step: float) -> float:
         # A coarser lattice where the optimistic recurrence, which is not vectorised, would take long.
-        parts = self._parts(optimistic, max(step, 8 * self.finest))
+        parts = self._parts(optimistic, max(step, 8 * self.support))
         try:
             if self.delta is not None:
                 return max(_solve(parts, self.tilt, self.delta, -1) + self.side.certain, 0.0)
             assert self.epsilon is not None
             return TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(self.epsilon - self.side.certain, -1)
         except WindowTooLarge:
-            return self.lower(4 * step)
+            self.too_fine = max(step, self.finest)
+            return self.lower(3 * self.too_fine)
 
     def _parts(self, discretise: Callable[[Pair, Sketch, float], Lattice], step: float) -> list[tuple[Lattice, int]]:
         step = _fit(self.side.lattice_pairs, max(step, self.finest))
