@@ -37,6 +37,8 @@ def log_mgf(rate, noise, s, direction, density=1.0):
     x = np.linspace(-12.0, end, 400 + min(math.ceil(4 * end), 10**6))
     size = -x * x / 2 + np.maximum(u.real.min() * _loss(rate, noise, x), real * _loss(rate, noise, x))
     near = x[size > size.max() - 50]
+    if not len(near):
+        raise Doubtful("out of range")
     low, high = near[0] - 0.5, near[-1] + 0.5
     # Steps for the strip in which the integrand is analytic (πσ wide) and for its oscillation.
     slope = float(_slope(rate, noise, np.linspace(low, high, 257)).max())
