@@ -12,13 +12,14 @@ Two situations, two proofs (Rogers et al. 2016):
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition, compose
 from tacit.accounting.rdp import divergences
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Step
-from tacit.ledger.events import Header
+from tacit.ledger.events import Header, Sampling, Shuffled
 
 _LEASE = 4096
 
@@ -27,7 +28,8 @@ class Filter:
     """Decides, before each step, whether it still fits; meant for `tacit.Ledger.guard`.
 
     One costly account is made for a lease of many equal steps; the steps themselves are then counted down. Equal
-    means equal in cost: a clip norm that changes together with its noise costs the same.
+    means equal in cost: a clip norm that changes together with its noise costs the same. The lots of one shuffled
+    epoch cost nothing beyond the first, so there a lease ends with the epoch.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
@@ -37,10 +39,11 @@ class Filter:
 
     def __call__(self, ledger: Ledger, step: Step) -> None:
         length = len(ledger)
-        kind = compose([(step, 1)], ledger.header.adjacency)
+        epoch = step.sampling if isinstance(step.sampling, Shuffled) else None
+        kind = compose([(step, 1)], ledger.header.adjacency), epoch
         cost, at, left = self._lease
         if cost != kind or at != length or not left:
-            left = self._fitting(ledger.entries, ledger.header, step, _LEASE)
+            left = self._fitting(ledger.entries, ledger.header, step, min(_LEASE, _lots_left(ledger, step.sampling)))
         if not left:
             raise BudgetExceeded.before(self.budget, steps=length)
         self._lease = (kind, length + 1, left - 1)
@@ -48,6 +51,7 @@ class Filter:
     def remaining(self, ledger: Ledger, step: Step, most: int = 10**9) -> int:
         """How many more steps like ``step`` fit, up to ``most``."""
         entries, header = ledger.entries, ledger.header
+        most = min(most, _lots_left(ledger, step.sampling))
         low, high = 0, 1
         while high <= most and self._fits([*entries, (step, high)], header):
             low, high = high, 4 * high
@@ -67,6 +71,14 @@ class Filter:
         if isinstance(self.budget, AdaptiveBudget):
             return fits_adaptively(composition, self.budget)
         return self._accountant.epsilon(composition, self.budget.delta).upper <= self.budget.epsilon
+
+
+def _lots_left(ledger: Ledger, sampling: Sampling) -> int:
+    """How many more lots of the same shuffled epoch there can be, at least the one that is asked about."""
+    if not isinstance(sampling, Shuffled):
+        return sys.maxsize
+    done = sum(count for step, count in ledger.entries if step.sampling == sampling)
+    return max(sampling.lots - done, 1)
 
 
 def filter_order(budget: AdaptiveBudget) -> float:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from scipy.special import log_ndtr
 
+_EPS = sys.float_info.epsilon
+
 
 def log_delta(shift: float, epsilon: float) -> float:
-    """log of δ(ε) = Φ(shift/2 - ε/shift) - e^ε Φ(-shift/2 - ε/shift)."""
+    """log of δ(ε) = Φ(shift/2 - ε/shift) - e^ε Φ(-shift/2 - ε/shift), from above where the two nearly cancel."""
     inside = float(log_ndtr(shift / 2 - epsilon / shift))
-    ratio = epsilon + float(log_ndtr(-shift / 2 - epsilon / shift)) - inside
+    other = float(log_ndtr(-shift / 2 - epsilon / shift))
+    ratio = epsilon + other - inside - 4 * _EPS * (abs(epsilon) + abs(other) + abs(inside))
     return inside + math.log(-math.expm1(ratio)) if ratio < 0 else -math.inf
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
@@ -36,7 +37,7 @@ class Guarantee:
 
     def __str__(self) -> str:
         line = (
-            f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:.3g}) {self.unit}-level, {self.adjacency}, "
+            f"(ε = {rounded_up(self.epsilon)}, δ = {_three_figures(self.delta)}) {self.unit}-level, {self.adjacency}, "
             f"{self.sampling}, {self.accountant}"
         )
         return line if self.secure_randomness else f"{line}; NOT PRIVATE: seeded randomness, for debugging only"
@@ -68,6 +69,8 @@ class Guarantee:
 
     def gdp_estimate(self) -> float:
         """μ of the Gaussian mechanism with this ε at this δ: an estimate to compare by, not a bound."""
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta is {self.delta:g}; a Gaussian mechanism to compare by has one in (0, 1).")
         low, high = 0.0, 1.0
         while gaussian.epsilon(high, self.delta) < self.epsilon:
             low, high = high, 2 * high
@@ -86,10 +89,19 @@ def rounded_up(value: float, digits: int = 2) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:.{digits}f}"
     decimals = max(digits, 2 - math.floor(math.log10(abs(value))))
-    scaled = value * 10**decimals
-    nearest = round(scaled)
-    whole = nearest if abs(scaled - nearest) <= 1e-9 * abs(scaled) else math.ceil(scaled)
-    return f"{whole / 10**decimals:.{decimals}f}"
+    return f"{_up(value, decimals):f}"
+
+
+def _three_figures(value: float) -> str:
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    return f"{float(_up(value, 2 - math.floor(math.log10(value)))):.3g}"
+
+
+def _up(value: float, decimals: int) -> Decimal:
+    """Rounded up, taking the shortest decimal that is ``value`` for exact: 2.0 is 2.00 and 0.1 is 0.10."""
+    with localcontext(prec=700):
+        return Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING)
 
 
 def account(

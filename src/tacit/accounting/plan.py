@@ -141,7 +141,10 @@ class _Draft:
 
 def _steps(epochs: float | None, records: int, lot_size: int) -> int:
     """Steps that make at least ``epochs`` passes: nothing is lost to rounding."""
-    return max(1, math.ceil(Fraction(str(epochs)) * records / lot_size))
+    steps = max(1, math.ceil(Fraction(str(epochs)) * records / lot_size))
+    if steps > _LARGEST_STEPS:
+        raise ValueError(f"epochs is {epochs!r}; that makes more than {_LARGEST_STEPS} steps.")
+    return steps
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int, what: str, epsilon: float) -> int:
@@ -172,8 +175,8 @@ def _least_noise(epsilon_at: Callable[[float], float], target: float) -> float:
         except ValueError:
             return math.inf  # no finite epsilon with so little noise
 
-    low, high = 1.0, 1.0
-    over, under = gap(low), gap(high)
+    low = high = 1.0
+    over = under = gap(1.0)
     while over <= 0 and low > 1e-4:
         high, under, low = low, over, low / 2
         over = gap(low)
@@ -216,7 +219,8 @@ def _check(
     if steps is not None and steps > _LARGEST_STEPS:
         raise ValueError(f"steps is {steps}; it must be at most {_LARGEST_STEPS}.")
     for name, number in {"epochs": epochs, "noise_multiplier": noise_multiplier}.items():
-        if number is not None and not 0 < number < math.inf:
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if number is not None and not (plain and 0 < number < math.inf):
             raise ValueError(f"{name} is {number!r}; it must be a finite number above 0.")
     if epsilon is not None:
         check_epsilon(epsilon)

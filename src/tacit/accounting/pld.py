@@ -26,14 +26,19 @@ from tacit.accounting.convolution import (
 )
 from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
 from tacit.accounting.losses import Added, Base, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.accounting.tail import LEAST_NOISE, MOST_NOISE, check_delta, check_epsilon, finite
 from tacit.ledger.events import Adjacency
 
-_LARGEST_WINDOW = 2**23
+_LARGEST_WINDOW = 2**22
 _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
 # A pure loss above this is charged as if it always happened: e^-40 of it does not.
 _CERTAIN = 40.0
+# Beyond this many steps the rounding of the transform is not bounded by what is charged for it.
+_MOST_STEPS = 10**13
+# A record sampled more rarely is treated as if it were sampled this often: e^loss / rate stays a finite double.
+_LEAST_RATE = 1e-40
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,10 @@ class Pld:
 
     def epsilon(self, composition: Composition, delta: float) -> Interval:
         """Bounds on the smallest ε at which the composition is (ε, δ)-DP."""
-        if not 0 < delta < 1:
-            raise ValueError(f"delta is {delta!r}; it must be in (0, 1).")
+        delta = check_delta(delta)
+        _check_counts(composition)
+        if _next_to_no_noise(composition):
+            finite(math.inf, self.name)
         sides, concrete = _sides(composition), _sides(composition, concrete=True)
         found = self._worst(sides, delta=delta)
         upper = min(found.upper, _basic(composition))
@@ -70,8 +77,10 @@ class Pld:
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
         """Bounds on the smallest δ at which the composition is (ε, δ)-DP."""
-        if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon is {epsilon!r}; it must be a finite number, at least 0.")
+        epsilon = check_epsilon(epsilon)
+        _check_counts(composition)
+        if _next_to_no_noise(composition):
+            return Interval(1.0, 0.0)
         if epsilon >= _basic(composition):
             return Interval(0.0, 0.0)
         sides, concrete = _sides(composition), _sides(composition, concrete=True)
@@ -129,7 +138,8 @@ def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Inte
     """Only Gaussian sums over everyone, and losses that are certain."""
     if delta is not None:
         value = side.certain + (gaussian.epsilon(side.shift, delta) if side.shift else 0.0)
-        return Interval(value, value * (1 - 1e-9))
+        # With next to no shift rounding takes digits; the upper value allows for it by itself.
+        return Interval(value, value * (1 - (1e-9 if side.shift > 1e-3 else 1e-3)))
     assert epsilon is not None
     if not side.shift:
         return Interval(1.0 if epsilon < side.certain else 0.0, 0.0)
@@ -160,7 +170,7 @@ def _step(sketches: Sequence[tuple[Sketch, int]], tilt: float, excess: float) ->
     return low
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Lattices:
     """The bounds of one question in one direction, for any lattice step."""
 
@@ -169,11 +179,17 @@ class _Lattices:
     tilt: float
     delta: float | None
     epsilon: float | None
+    too_fine: float = 0.0  # the largest step met whose window did not fit
+
+    @property
+    def support(self) -> float:
+        """The smallest step the largest support allows."""
+        return max(float(part.edges[-1] - part.edges[0]) for part, _ in self.sketches) / _LARGEST_SUPPORT
 
     @property
     def finest(self) -> float:
-        """The smallest step the largest support allows."""
-        return max(float(part.edges[-1] - part.edges[0]) for part, _ in self.sketches) / _LARGEST_SUPPORT
+        """The smallest step worth trying."""
+        return max(self.support, 3 * self.too_fine)
 
     def upper(self, step: float) -> float:
         parts = self._parts(pessimistic, step)
@@ -187,18 +203,20 @@ class _Lattices:
                 return math.inf
             return max(_solve(parts, self.tilt, self.delta - infinite, +1) + self.side.certain, 0.0)
         except WindowTooLarge:
-            return self.upper(4 * step)
+            self.too_fine = max(step, self.finest)
+            return self.upper(3 * self.too_fine)
 
     def lower(self, step: float) -> float:
         # A coarser lattice where the optimistic recurrence, which is not vectorised, would take long.
-        parts = self._parts(optimistic, max(step, 8 * self.finest))
+        parts = self._parts(optimistic, max(step, 8 * self.support))
         try:
             if self.delta is not None:
                 return max(_solve(parts, self.tilt, self.delta, -1) + self.side.certain, 0.0)
             assert self.epsilon is not None
             return TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(self.epsilon - self.side.certain, -1)
         except WindowTooLarge:
-            return self.lower(4 * step)
+            self.too_fine = max(step, self.finest)
+            return self.lower(3 * self.too_fine)
 
     def _parts(self, discretise: Callable[[Pair, Sketch, float], Lattice], step: float) -> list[tuple[Lattice, int]]:
         step = _fit(self.side.lattice_pairs, max(step, self.finest))
@@ -240,10 +258,12 @@ def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:
 
 def _base(term: Term, factor: int, concrete: bool) -> Base | None:
     """The pair of one release; ``concrete``: one that real neighbours attain, or None where none is known."""
+    if isinstance(term.base, comp.Gaussian | comp.Laplace) and concrete and term.base.noise_multiplier > MOST_NOISE:
+        return None
     if isinstance(term.base, comp.Gaussian):
-        return GaussianLoss(factor / term.base.noise_multiplier)
+        return GaussianLoss(factor / min(term.base.noise_multiplier, MOST_NOISE))
     if isinstance(term.base, comp.Laplace):
-        size = factor / term.base.noise_multiplier
+        size = factor / min(term.base.noise_multiplier, MOST_NOISE)
         # Several coordinates under one L1 bound: only the pure guarantee is proved here.
         return LaplaceLoss(size) if term.base.dimension == 1 or concrete else ResponseLoss(size)
     if isinstance(term.base, comp.Pure):
@@ -264,8 +284,9 @@ def _sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
     for term, count in composition.parts:
         lone = concrete and replace and term.policy is Policy.POISSON
         base = _base(term, 1 if lone else composition.shift_factor, concrete)
-        if base is None:
+        if base is None or (concrete and term.rate < _LEAST_RATE):
             continue
+        rate = max(term.rate, _LEAST_RATE)
         if isinstance(base, GaussianLoss) and term.policy is Policy.ALWAYS:
             squared += count * base.shift**2
         elif isinstance(base, ResponseLoss) and base.epsilon > _CERTAIN and term.policy is Policy.ALWAYS:
@@ -274,13 +295,26 @@ def _sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
             pairs[0].append((Plain(base), count))
             pairs[1].append((Plain(base), count))
         elif replace and not concrete:
-            pairs[0].append((Mirrored(base, term.rate), count))
-            pairs[1].append((Mirrored(base, term.rate), count))
+            pairs[0].append((Mirrored(base, rate), count))
+            pairs[1].append((Mirrored(base, rate), count))
         else:
-            pairs[0].append((Removed(base, term.rate), count))
-            pairs[1].append((Added(base, term.rate), count))
+            pairs[0].append((Removed(base, rate), count))
+            pairs[1].append((Added(base, rate), count))
     sides = [Side(tuple(side), math.sqrt(squared), certain) for side in pairs]
     return sides[:1] if sides[0] == sides[1] else sides
+
+
+def _check_counts(composition: Composition) -> None:
+    total = sum(count for _, count in composition.parts)
+    if total > _MOST_STEPS:
+        shown = total if total < 10**30 else f"about 10^{math.floor(math.log10(total))}"
+        raise ValueError(f"the number of steps is {shown}; the pld accountant takes at most {_MOST_STEPS}.")
+
+
+def _next_to_no_noise(composition: Composition) -> bool:
+    """Whether some release is as good as exact, so that nothing is claimed."""
+    bases = [term.base for term, _ in composition.parts]
+    return any(isinstance(base, comp.Gaussian | comp.Laplace) and base.noise_multiplier < LEAST_NOISE for base in bases)
 
 
 def _basic(composition: Composition) -> float:
