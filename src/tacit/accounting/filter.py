@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition, compose
 from tacit.accounting.rdp import divergences
-from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Step
+from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Shuffled, Step
 from tacit.ledger.events import Header
 
 _LEASE = 4096
@@ -27,7 +27,8 @@ class Filter:
     """Decides, before each step, whether it still fits; meant for `tacit.Ledger.guard`.
 
     One costly account is made for a lease of many equal steps; the steps themselves are then counted down. Equal
-    means equal in cost: a clip norm that changes together with its noise costs the same.
+    means equal in cost: a clip norm that changes together with its noise costs the same. A lease of shuffled lots ends with
+    their epoch.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
@@ -37,10 +38,15 @@ class Filter:
 
     def __call__(self, ledger: Ledger, step: Step) -> None:
         length = len(ledger)
-        kind = compose([(step, 1)], ledger.header.adjacency)
+        shuffled = step.sampling if isinstance(step.sampling, Shuffled) else None
+        kind = (compose([(step, 1)], ledger.header.adjacency), shuffled)
         cost, at, left = self._lease
         if cost != kind or at != length or not left:
-            left = self._fitting(ledger.entries, ledger.header, step, _LEASE)
+            lease = _LEASE
+            if shuffled is not None:  # an epoch has so many lots and no more
+                taken = sum(count for other, count in ledger.entries if other.sampling == shuffled)
+                lease = max(shuffled.lots - taken, 1)
+            left = self._fitting(ledger.entries, ledger.header, step, lease)
         if not left:
             raise BudgetExceeded.before(self.budget, steps=length)
         self._lease = (kind, length + 1, left - 1)
