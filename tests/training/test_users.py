@@ -50,7 +50,7 @@ def test_a_user_moves_the_sum_by_most_times_the_clip_norm_at_most(
 
 
 def test_the_unit_is_in_everything(make: Any, train: Any) -> None:
-    _, _, run = make(users=np.arange(60) // 5, examples_per_user=2, lot_size=4, noise_multiplier=2.0)
+    _, _, run = make(users=np.arange(60) // 5, examples_per_user=2, lot_size=4, noise_multiplier=2.0, accountant="rdp")
     train(run)
     step = run.ledger.entries[0][0]
     assert (run.ledger.header.unit, step.sampling.unit, step.sampling.records) == ("user", "user", 12)
