@@ -64,7 +64,7 @@ def test_what_cannot_be_afforded_is_refused() -> None:
     with pytest.raises(ValueError, match=r"noise multiplier is 1, but loss alone make it 0\.5"):
         remaining(1.0, [loud])
     with pytest.raises(ValueError, match="z is defined for Gaussian sums"):
-        remaining(1.0, [LaplaceSum(group="loss", clip_norm=1.0, scale=5.0)])
+        remaining(1.0, [LaplaceSum(group="loss", clip_norm=1.0, scale=5.0, dimension=1)])
     with pytest.raises(ValueError, match=r"noise multiplier is 0\.0"):
         Proportional(0.0)
     assert remaining(1.5, []) == 1.5

@@ -75,7 +75,7 @@ def contributions(clipping: Clipping, norms: torch.Tensor) -> list[tuple[Fractio
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 class TestEveryStrategy:
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_clipped_norm_is_at_most_the_bound_in_exact_arithmetic(self, strategy: Any, data: st.DataObject) -> None:
         clipping = bound(strategy)
         columns = len(clipping.partition(SHAPES))

@@ -96,7 +96,7 @@ def test_gaussian_noise_is_the_recorded_one(record: Record, rows: int) -> None:
 
 
 def test_laplace_noise_is_the_recorded_one(record: Record) -> None:
-    query = LaplaceQuery(group="a", clip_norm=1.0, scale=3.0)
+    query = LaplaceQuery(group="a", clip_norm=1.0, scale=3.0, dimension=40_000)
     noise = query.total((40_000,)).release(record(Everyone(), query.event()), SOURCE)
     assert noise.abs().mean().item() / 3 == pytest.approx(1.0, abs=6.5 / math.sqrt(40_000))
 
@@ -107,7 +107,7 @@ def test_a_release_needs_the_right_record(record: Record) -> None:
         (gauss, laplace.event()),
         (laplace, gauss.event()),
         (gauss, GaussianSum(group="a", clip_norm=0.9, noise_std=1.0)),
-        (laplace, LaplaceSum(group="a", clip_norm=0.9, scale=1.0)),
+        (laplace, LaplaceSum(group="a", clip_norm=0.9, scale=1.0, dimension=1)),
     ):
         with pytest.raises(ValueError, match=r"one record can contribute 1\.0"):
             query.total().release(record(Everyone(), wrong), SOURCE)
