@@ -198,8 +198,14 @@ class SeededSource(Source):
     def __init__(self, seed: int) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed is {seed!r}; it must be a whole number.")
-        self._seed = seed
+        self._seed: int | str = seed
         super().__init__()
+
+    def branch(self, name: str) -> None:
+        """Go on with another stream, the same for the same seed and name."""
+        with self._lock:
+            self._seed = f"{self._seed}, {name}"
+            self._rekey(forked=False)
 
     def _key(self, *, forked: bool) -> bytes:
         process = f"process {os.getpid()}" if forked else "first process"

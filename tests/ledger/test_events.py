@@ -43,7 +43,7 @@ SAMPLINGS = st.one_of(
 )
 SUMS = st.one_of(
     st.builds(GaussianSum, group=WORDS, clip_norm=POSITIVE, noise_std=POSITIVE, noise=WORDS),
-    st.builds(LaplaceSum, group=WORDS, clip_norm=POSITIVE, scale=POSITIVE),
+    st.builds(LaplaceSum, group=WORDS, clip_norm=POSITIVE, scale=POSITIVE, dimension=COUNTS),
     st.builds(SparseVector, group=WORDS, threshold_epsilon=POSITIVE, release_epsilon=POSITIVE, releases=COUNTS),
 )
 
@@ -83,7 +83,7 @@ EVENTS = [
     FixedSize(size=2, records=10),
     Shuffled(lots=5, epoch=0, records=100),
     GaussianSum(group="a", clip_norm=1.0, noise_std=2.0, noise="discrete gaussian"),
-    LaplaceSum(group="a", clip_norm=1.0, scale=2.0),
+    LaplaceSum(group="a", clip_norm=1.0, scale=2.0, dimension=1),
     SparseVector(group="a", threshold_epsilon=0.5, release_epsilon=1.0, releases=3),
     Selection(group="a", trials="poisson", mean=8.0, candidate=((STEP, 3),)),
     Selection(group="a", trials="truncated-negative-binomial", eta=0, gamma=0.1, candidate=((STEP, 3), (STEP, 1))),

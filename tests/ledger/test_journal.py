@@ -256,12 +256,22 @@ def test_paths_that_cannot_hold_a_journal(tmp_path: Path, monkeypatch: pytest.Mo
                 Ledger.open(tmp_path / "new")
 
 
-def test_a_draft_left_by_a_crash_does_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    path.with_name("ledger.jsonl.new").write_bytes(DATA[:77])
-    with Ledger.open(path) as ledger:
-        ledger.record(A)
-    assert os.listdir(tmp_path) == ["ledger.jsonl"]
+def test_other_files_beside_a_new_ledger_are_left_alone(tmp_path: Path) -> None:
+    """A draft used to be written to name + ".new", which may be somebody's ledger."""
+    with Ledger.open(tmp_path / "run.new") as other:
+        other.record(A)
+    with Ledger.open(tmp_path / "run") as ledger:
+        ledger.record(B)
+    assert len(Ledger.load(tmp_path / "run.new")) == 1
+    assert sorted(os.listdir(tmp_path)) == ["run", "run.new"]
+
+
+def test_a_link_to_nowhere_is_not_a_new_ledger(tmp_path: Path) -> None:
+    """The disk with the real ledger may only be missing for the moment."""
+    (tmp_path / "ledger").symlink_to(tmp_path / "away" / "ledger")
+    with pytest.raises(LedgerUnavailable):
+        Ledger.open(tmp_path / "ledger")
+    assert (tmp_path / "ledger").is_symlink()
 
 
 # Two at once
@@ -308,7 +318,7 @@ def test_a_reader_beside_a_busy_writer_never_sees_less_or_damage(tmp_path: Path)
     done = threading.Event()
     released = [0]
 
-    other = Step(Poisson(rate=0.5), (LaplaceSum(group="g", clip_norm=1, scale=3),))
+    other = Step(Poisson(rate=0.5), (LaplaceSum(group="g", clip_norm=1, scale=3, dimension=1),))
 
     def work() -> None:
         try:

@@ -193,13 +193,17 @@ class TiltedSum:
         return first, second, self.centre.value - self.tilt * self.centre.mean
 
     def _solve(self, mass: Array, log_delta: float, sign: int) -> float | None:
-        """The ε at which the computed δ(ε) meets e^log_delta; None when it lies below the window.
+        """The ε at which the computed δ(ε) meets e^log_delta; None when this window cannot tell.
 
-        ``sign`` +1 rounds every sum up (upper bounds), -1 down.
+        ``sign`` +1 rounds every sum up (upper bounds), -1 down. An answer is given only well inside the window, within
+        six tilted deviations of its centre, where no exponential was clipped.
         """
         first, second, log_scale = self._sums(mass)
         rounding = sign * self.length * _EPS
-        target = math.exp(min(log_delta - log_scale - sign * self.doubt, 700.0))
+        log_target = log_delta - log_scale - sign * self.doubt
+        if not -600 < log_target < 600:
+            return None
+        target = math.exp(log_target)
         away = self.points - self.centre.mean
         with np.errstate(over="ignore", invalid="ignore"):
             # δ at each point: masses strictly above it count.
@@ -208,11 +212,12 @@ class TiltedSum:
             )
         extra = self._extra(away, sign)
         over = np.flatnonzero(delta + sign * extra > target)
-        if not len(over):
+        if not len(over) or over[-1] + 1 >= self.length:
             return None
         index = int(over[-1])
-        if index + 1 == self.length:
-            return float(self.points[-1])
+        reach = 6 * math.sqrt(self.centre.variance) + 2 * self.step
+        if abs(float(away[index])) > reach or (self.tilt + 1) * reach > 250:
+            return None
         rest = first[index + 1] * (1 + rounding) - (target - sign * extra[index])
         if rest <= 0 or second[index + 1] <= 0:
             return float(self.points[index] if sign < 0 else self.points[index + 1])
@@ -226,11 +231,11 @@ class TiltedSum:
         return 2 * OUTSIDE * np.exp(np.clip(-self.tilt * away, -700, 300))
 
     def epsilon_above(self, delta: float) -> float | None:
-        """An ε at which δ(ε) is at most ``delta`` for sure; None if it lies below the window."""
+        """An ε at which δ(ε) is at most ``delta`` for sure; None if this window cannot tell."""
         return self._solve(np.maximum(self.mass, 0) + self.error, math.log(delta), +1)
 
     def epsilon_below(self, delta: float) -> float | None:
-        """An ε at which δ(ε) is at least ``delta`` for sure; None if it lies below the window."""
+        """An ε at which δ(ε) is at least ``delta`` for sure; None if this window cannot tell."""
         return self._solve(np.maximum(self.mass - self.error, 0), math.log(delta), -1)
 
     def delta_at(self, epsilon: float, sign: int) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections.abc import Iterable
 
 from tacit.accounting.accountants import find
@@ -35,12 +36,12 @@ class Filter:
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
         self.budget = budget
         self._accountant = find(accountant)
-        self._lease: tuple[object, int, int] = (None, 0, 0)  # cost of a step, ledger length, steps left
+        self._lease: tuple[object, int, int] = (None, 0, 0)  # whose steps of which cost, ledger length, steps left
 
     def __call__(self, ledger: Ledger, step: Step) -> None:
         length = len(ledger)
         epoch = step.sampling if isinstance(step.sampling, Shuffled) else None
-        kind = compose([(step, 1)], ledger.header.adjacency), epoch
+        kind = weakref.ref(ledger), compose([(step, 1)], ledger.header.adjacency), epoch
         cost, at, left = self._lease
         if cost != kind or at != length or not left:
             left = self._fitting(ledger.entries, ledger.header, step, min(_LEASE, _lots_left(ledger, step.sampling)))

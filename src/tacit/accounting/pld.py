@@ -96,6 +96,8 @@ class Pld:
                 found = _closed_form(side, delta, epsilon)
             else:
                 found, step = self._bounds(side, delta, epsilon, floor=upper, coarse=step)
+            if math.isnan(found.upper):
+                raise ArithmeticError(f"the pld accountant computed no number for {side}; use accountant 'rdp'.")
             upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
         return Interval(upper, lower)
 
@@ -193,6 +195,8 @@ class _Lattices:
 
     def upper(self, step: float) -> float:
         parts = self._parts(pessimistic, step)
+        if any(lattice.infinite >= 1 for lattice, _ in parts):
+            return math.inf if self.delta is not None else 1.0
         infinite = -math.expm1(sum(count * math.log1p(-lattice.infinite) for lattice, count in parts))
         try:
             if self.delta is None:
@@ -225,22 +229,32 @@ class _Lattices:
 
 
 def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign: int) -> float:
-    """ε from a tilted sum; the tilt is moved while the answer lies in the window's far left, or below it."""
-    for _ in range(60):
-        total = TiltedSum(parts, tilt, _LARGEST_WINDOW)
-        found = total.epsilon_above(delta) if sign > 0 else total.epsilon_below(delta)
-        if found is None:
-            if total.points[0] <= 0 or tilt == 0:
-                return max(float(total.points[0]), 0.0) if sign > 0 else -math.inf
-            tilt = tilt / 2 if tilt > 1e-6 else 0.0
-        elif found < total.centre.mean - 5 * math.sqrt(total.centre.variance) and tilt > 0:
-            better = tilt_for_epsilon(parts, found)
-            if better > 0.9 * tilt:
-                return found
-            tilt = better
-        else:
-            return found
-    return found if found is not None else (math.inf if sign > 0 else -math.inf)
+    """ε from a tilted sum; where its window cannot tell, by bisection on δ(ε), each with its own saddle point."""
+    total = TiltedSum(parts, tilt, _LARGEST_WINDOW)
+    found = total.epsilon_above(delta) if sign > 0 else total.epsilon_below(delta)
+    if found is not None:
+        return found
+    if sign < 0:
+        # A lower bound may be poor: what the window's own answer would be, if it can be confirmed.
+        low = max(total.centre.mean - 3 * math.sqrt(total.centre.variance), 0.0)
+        return low if _delta_at(parts, low, -1) >= delta else -math.inf
+    low, high = 0.0, max(total.centre.mean, 10 * total.step)
+    if _delta_at(parts, low, +1) <= delta:
+        return 0.0
+    end = sum(count * (lattice.offset + float(lattice.points[-1])) for lattice, count in parts)
+    while high < end and _delta_at(parts, high, +1) > delta:
+        low, high = high, 2 * high
+    high = min(high, max(end, 0.0))  # no loss is larger: there δ is 0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if high - low <= 1e-5 * high + 1e-9:
+            break
+        low, high = (middle, high) if _delta_at(parts, middle, +1) > delta else (low, middle)
+    return high
+
+
+def _delta_at(parts: Sequence[tuple[Lattice, int]], epsilon: float, sign: int) -> float:
+    return TiltedSum(parts, tilt_for_epsilon(parts, epsilon), _LARGEST_WINDOW).delta_at(epsilon, sign)
 
 
 def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:
@@ -326,7 +340,7 @@ def _basic(composition: Composition) -> float:
             return math.inf
         pure = _largest_loss(base)
         total += count * (math.log1p(term.rate * math.expm1(pure)) if pure < 700 else pure)
-    return total
+    return total * (1 + 1e-12)
 
 
 def _largest_loss(base: Base) -> float:

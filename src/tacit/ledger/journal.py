@@ -32,9 +32,11 @@ in a report say, where that matters.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import secrets
 import stat
 import sys
 import weakref
@@ -138,22 +140,18 @@ def _create(path: Path, header: Header) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         _sync_directory(folder.parent)
-    draft = path.with_name(path.name + ".new")
-    fd = os.open(draft, os.O_RDWR | os.O_CREAT, 0o666)
+    # A name nobody else has: a file that was not made here is never truncated.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        _lock(fd, path)  # only the one who holds the draft may turn it into the journal
-        if not _is_at(fd, draft):
-            return  # somebody else just did
-        if path.exists():
-            draft.unlink()
-            return
         data, _ = Contents.new(header)
-        os.ftruncate(fd, 0)
         _put(fd, data, 0)
         os.fsync(fd)
-        draft.rename(path)
+        with contextlib.suppress(FileExistsError):  # somebody else just made it
+            os.link(draft, path)
     finally:
         os.close(fd)
+        draft.unlink()
 
 
 def _read_all(fd: int) -> bytes:
@@ -209,7 +207,7 @@ class Journal:
         self._known: int | None = None  # how many steps there were before the last write
         self._settled = True  # whether that write was finished
         with _explained(path, "open"):
-            if not path.exists():
+            if not os.path.lexists(path):
                 _create(path, header or Header())
             self._fd = os.open(path, os.O_RDWR | getattr(os, "O_NONBLOCK", 0))
             try:

@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.layout import Layout
+from tacit.gradients.traced import Traced
 from tacit.training.tally import Tally
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -54,7 +56,12 @@ class PrivateBatchNorm(nn.Module):
         along = (1, self.channels, *[1] * (x.ndim - 2))
         scale = (self.running_var + self.eps).rsqrt()
         normal = (x - self.running_mean.view(along)) * scale.view(along)
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and isinstance(x, Traced):  # in a private run only
+            if not isinstance(x._tag, Layout) or x._tag.dim != 0 or x._tag.owner is not None:
+                raise ValueError(
+                    f"the input of batch normalisation, of shape {tuple(x.shape)}, does not have one record in each "
+                    "row; put the records in dimension 0."
+                )
             self._rows.append(_moments(normal))
         if self.weight is None or self.bias is None:
             return normal
@@ -65,7 +72,6 @@ class PrivateBatchNorm(nn.Module):
 
     def tally(self, group: str, step_noise: float | None, contributions: int) -> Tally:
         """An empty sum of this layer's statistics for one lot."""
-        self._rows.clear()
         return Tally(
             group,
             bound=self.bound * math.sqrt(2 * self.channels),
@@ -75,9 +81,19 @@ class PrivateBatchNorm(nn.Module):
             shape=(2, self.channels),
         )
 
-    def collect(self) -> Tensor:
+    def forget(self) -> None:
+        """Drop what earlier batches left, so that nobody is counted in a batch of others."""
+        self._rows.clear()
+
+    def collect(self, batch: int) -> Tensor:
         """The statistics of the records of the batch, one row each; a layer used twice in a forward gives averages."""
         rows, self._rows = self._rows, []
+        for row in rows:
+            if len(row) != batch:
+                raise ValueError(
+                    f"batch normalisation saw {len(row)} rows in a batch of {batch} records; one record must be one "
+                    f"row, for it is bounded row by row: keep the other dimensions behind the {self.channels} channels."
+                )
         if not rows:
             return self.running_mean.new_zeros(0, 2, self.channels)
         return torch.stack(rows).mean(dim=0)
@@ -106,13 +122,14 @@ def private_batch_norm(model: nn.Module, *, bound: float = 1.0, noise_multiplier
 
     Statistics already in the model are kept; they must come from public data, or be the untrained ones.
     """
-    count = 0
+    made: dict[nn.Module, PrivateBatchNorm] = {}  # a layer used in several places stays one layer
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):
             if isinstance(child, _BATCH_NORMS):
-                setattr(parent, name, _replacement(child, bound, noise_multiplier))
-                count += 1
-    return count
+                if child not in made:
+                    made[child] = _replacement(child, bound, noise_multiplier)
+                setattr(parent, name, made[child])
+    return len(made)
 
 
 def _replacement(old: nn.Module, bound: float, noise_multiplier: float | None) -> PrivateBatchNorm:
@@ -126,5 +143,11 @@ def _replacement(old: nn.Module, bound: float, noise_multiplier: float | None) -
         noise_multiplier=noise_multiplier,
     )
     state = {key: value for key, value in old.state_dict().items() if key != "num_batches_tracked"}
+    if state:
+        like = next(iter(state.values()))
+        new.to(like.device, like.dtype)
     new.load_state_dict(state, strict=False)
-    return new.to(next(iter(state.values())).device) if state else new
+    for mine, theirs in ((new.weight, old.weight), (new.bias, old.bias)):
+        if mine is not None and theirs is not None:
+            mine.requires_grad_(theirs.requires_grad)
+    return new.train(old.training)

@@ -8,15 +8,18 @@ nothing is replayed, and steps the ledger holds beyond the checkpoint stay charg
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tacit.ledger import Ledger
 from tacit.training.run import PrivateRun
 
 _FORMAT = 1
@@ -27,8 +30,9 @@ def save(run: PrivateRun, directory: str | Path) -> None:
     run.between_steps()
     target = Path(directory)
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(fresh, ignore_errors=True)
+    if target.exists():  # else the old one, left by a crash between the two renames below, is all there is
+        shutil.rmtree(old, ignore_errors=True)
     fresh.mkdir(parents=True)
     state = run.optimizer.state_dict()
     tensors, plain = _split(state["state"])
@@ -41,11 +45,13 @@ def save(run: PrivateRun, directory: str | Path) -> None:
         "sampler": run.sampler.state(),
         "clipping": run.clipping_state(),
         "metrics": run.metrics,
+        "noise_multiplier": run.recipe.solved,
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
     (fresh / "run.json").write_text(json.dumps(facts, indent=1, allow_nan=False))
     for file in fresh.iterdir():
         _sync(file)
+    _sync(fresh)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
@@ -62,20 +68,41 @@ def load(run: PrivateRun, directory: str | Path) -> None:
     if not (source / "run.json").exists():
         raise ValueError(f"there is no checkpoint in {str(directory)!r}.")
     facts = _facts(source / "run.json")
+    weights, slots = _tensors(source / "model.safetensors"), _tensors(source / "optimizer.safetensors")
     if len(run.ledger) < facts["ledger"]["steps"]:
         raise ValueError(
             f"the checkpoint was written after {facts['ledger']['steps']} recorded steps but the ledger has "
             f"{len(run.ledger)}; continue with the ledger it belongs to."
         )
-    run.sampler.restore(facts["sampler"])
-    weights = load_file(source / "model.safetensors")
-    run.model.load_state_dict({**weights, **_tied(run.model, weights)})
-    state = _join(load_file(source / "optimizer.safetensors"), facts["optimizer"]["state"])
-    run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
-    run.restore_clipping(facts["clipping"])
+    if _digest(run.ledger, facts["ledger"]["steps"]) != facts["ledger"].get("digest"):
+        raise ValueError(
+            f"the checkpoint in {str(directory)!r} belongs to another ledger; what it cost is not in this one."
+        )
+    try:
+        run.sampler.restore(facts["sampler"])
+        run.model.load_state_dict({**weights, **_tied(run.model, weights)})
+        state = _join(slots, facts["optimizer"]["state"])
+        run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
+        run.step = facts["step"]
+        run.restore_clipping(facts["clipping"])
+        if facts["noise_multiplier"] is not None:
+            run.restore_noise(_positive(facts["noise_multiplier"]))
+        metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {_first_line(error)}") from error
     run.metrics.clear()
-    run.metrics.update(facts["metrics"])
-    run.step = facts["step"]
+    run.metrics.update(metrics)
+    run.renew_randomness()
+
+
+def _digest(ledger: Ledger, steps: int) -> str:
+    """The digest the ledger had after its first ``steps`` steps."""
+    replay = Ledger(ledger.header)
+    for step, count in ledger.entries:
+        for _ in range(min(count, steps)):
+            replay.record(step)
+        steps -= min(count, steps)
+    return replay.digest
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -90,6 +117,24 @@ def _facts(path: Path) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{path} has {name} {value!r}; it must be a whole number, at least 0.")
     return dict(facts)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is damaged or missing: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = f"{error.args[0]!r} is missing." if isinstance(error, KeyError) else " ".join(str(error).split())
+    return text if text.endswith(".") else f"{text}."
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"noise_multiplier is {value!r}; it must be a finite number above 0.")
+    return float(value)
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:

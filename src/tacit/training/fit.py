@@ -35,7 +35,7 @@ def fit(
     """
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run = make_private(model, optimizer, dataset, **settings)
-    watched = "loss" in (settings.get("metrics") or {})
+    watched, told = "loss" in (settings.get("metrics") or {}), 0
     try:
         with _bar(run, progress) as bar:
             for x, y in run.batches():
@@ -47,13 +47,21 @@ def fit(
                 step = run.step
                 optimizer.step()
                 optimizer.zero_grad()
-                if run.step != step and (run.step % log_every == 0 or run.step == run.recipe.steps):
-                    bar.show(run)
-                    for logger in loggers:
-                        logger.log(run.step, {**run.metrics, "epsilon": _spent(run)}, private=True)
+                if run.step != step and run.step % log_every == 0:
+                    told = run.step
+                    _tell(run, bar, loggers)
+            if run.step > told:
+                _tell(run, bar, loggers)
     finally:
         run.close()
     return run
+
+
+def _tell(run: PrivateRun, bar: _Bar, loggers: Sequence[Logger]) -> None:
+    bar.show(run)
+    values = {**run.metrics, "epsilon": _spent(run)}
+    for logger in loggers:
+        logger.log(run.step, values, private=run.ledger.header.secure_randomness)
 
 
 def _each(loss: Loss, output: Any, y: Any) -> Tensor:
@@ -61,11 +69,8 @@ def _each(loss: Loss, output: Any, y: Any) -> Tensor:
     with torch.no_grad():
         plain: Tensor = output.detach().as_subclass(Tensor)
         if loss in (F.cross_entropy, F.nll_loss):
-            return (
-                F.cross_entropy(plain, y, reduction="none")
-                if loss is F.cross_entropy
-                else F.nll_loss(plain, y, reduction="none")
-            )
+            values = (F.cross_entropy if loss is F.cross_entropy else F.nll_loss)(plain, y, reduction="none")
+            return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
         if not len(plain):
             return plain.new_zeros(0)
         return torch.stack([loss(plain[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(plain))])

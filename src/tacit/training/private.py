@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from tacit.accounting import Filter, plan
-from tacit.gradients import attach
+from tacit.accounting.accountants import find
+from tacit.gradients import Engine, attach
 from tacit.ledger import AdaptiveBudget, Adjacency, Budget, Header, Ledger, Step
 from tacit.mechanisms import Allocation, DimensionAdjusted, Proportional, Strategy
 from tacit.randomness import SecureSource, SeededSource, Source
@@ -59,6 +60,7 @@ def make_private(
     pin_memory: bool = False,
     collate: Callable[[list[Any]], Any] | None = None,
     purpose: str = "",
+    public_buffers: Sequence[str] = (),
     seed: int | None = None,
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
@@ -74,6 +76,12 @@ def make_private(
     * ``batch_size`` bounds what is in memory at once and changes nothing else.
     * ``seed`` is for debugging: the run is then marked as not private.
 
+    * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
+      not depend on the records (a counter, the vectors of a spectral norm).
+
+    What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
+    ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
+    decision for all examples because of one). The engine sees what happens inside the model and after it, not before.
     The number of records (or users) is taken to be public.
     """
     if not isinstance(lot_size, int) and not callable(lot_size):
@@ -84,8 +92,12 @@ def make_private(
         raise ValueError(f"lot_size is {sizes(0)}; it must be from 1 to the number of records, {records}.")
     unit = "example" if users is None else "user"
     chosen = Adjacency(adjacency or ("replace-one" if sampling == "fixed-size" else "add/remove"))
+    if sampling == "fixed-size" and chosen is Adjacency.ADD_REMOVE:
+        raise ValueError(
+            "fixed-size sampling has no proof under add/remove; use adjacency='replace-one' or Poisson sampling."
+        )
+    find(accountant)
     source: Source = SecureSource() if seed is None else SeededSource(seed)
-    book = _ledger(ledger, Header(adjacency=chosen, unit=unit, secure_randomness=source.secure, purpose=purpose))
     total = _steps(epochs, steps, records, sizes)
     sampler = _sampler(sampling, records, sizes(0), source, unit)
     drawer: Sampler | UserSampler = sampler
@@ -99,11 +111,23 @@ def make_private(
         )
     size = batch_size or max(1, min(math.ceil(2 * sizes(0)), 4096))
     reader = LotReader(dataset, batch_size=size, workers=workers, pin_memory=pin_memory, collate=collate)
-    engine = attach(model, reduction=reduction, batch_dim=batch_dim)  # type: ignore[arg-type]
+    book = _ledger(ledger, Header(adjacency=chosen, unit=unit, secure_randomness=source.secure, purpose=purpose))
+    run: PrivateRun | None = None
+    engine: Engine | None = None
     try:
+        engine = attach(model, reduction=reduction, batch_dim=batch_dim)  # type: ignore[arg-type]
         _check_parameters(optimizer, engine.parameters)
-        strength = _noise(noise, noise_multiplier, budget, book, records, sizes, total, sampling, chosen, accountant)
-        recipe = Recipe(steps=total, clipping=_schedule(clipping), noise=strength, lot_size=sizes, batch_size=size)
+        strength, solved = _noise(
+            noise, noise_multiplier, budget, book, records, sizes, total, sampling, chosen, accountant
+        )
+        recipe = Recipe(
+            steps=total,
+            clipping=_schedule(clipping),
+            noise=strength,
+            lot_size=sizes,
+            batch_size=size,
+            solved=solved,
+        )
         run = PrivateRun(
             model=model,
             optimizer=optimizer,
@@ -116,13 +140,20 @@ def make_private(
             metrics=metrics or {},
             budget=budget,
             accountant=accountant,
+            public_buffers=public_buffers,
         )
+        composed = run.noise_multiplier
     except BaseException:
-        engine.detach()
+        if run is not None:
+            run.close()
+        elif engine is not None:
+            engine.detach()
+        if book is not ledger:
+            book.close()
         raise
     if budget is not None:
         book.guard(Filter(budget, accountant=accountant))
-    log.info("private run: %d steps, noise multiplier %.4g of a whole step", total, run.noise_multiplier)
+    log.info("private run: %d steps, noise multiplier %.4g of a whole step", total, composed)
     return run
 
 
@@ -147,18 +178,29 @@ def _schedule(value: Any) -> Callable[[int], Any]:
 
 
 def _ledger(given: Ledger | str | Path | None, header: Header) -> Ledger:
-    if isinstance(given, str | Path):
-        return Ledger.open(given, header)
     if given is None:
         return Ledger(header)
+    if isinstance(given, Ledger):
+        _check_header(given, header)
+        return given
+    if not Path(given).exists():
+        return Ledger.open(given, header)
+    book = Ledger.open(given)  # begun by an earlier run, perhaps for another purpose
+    try:
+        _check_header(book, header)
+    except ValueError:
+        book.close()
+        raise
+    return book
+
+
+def _check_header(book: Ledger, header: Header) -> None:
     for name in ("adjacency", "unit"):
-        if getattr(given.header, name) != getattr(header, name):
-            raise ValueError(
-                f"the ledger's {name} is {getattr(given.header, name)}; this run needs {getattr(header, name)}."
-            )
-    if given.header.secure_randomness and not header.secure_randomness:
+        held, needed = getattr(book.header, name), getattr(header, name)
+        if held != needed:
+            raise ValueError(f"the ledger's {name} is {held}; this run needs {needed}: give it a ledger of its own.")
+    if book.header.secure_randomness and not header.secure_randomness:
         raise ValueError("the ledger promises secure randomness; a seeded run needs a ledger of its own.")
-    return given
 
 
 def _steps(epochs: float | None, steps: int | None, records: int, sizes: Callable[[int], int]) -> int:
@@ -175,6 +217,8 @@ def _steps(epochs: float | None, steps: int | None, records: int, sizes: Callabl
     if sizes(0) == sizes(1) == sizes(10**6):
         return max(1, math.ceil(wanted / sizes(0)))
     while seen < wanted:
+        if sizes(count) < 1:
+            raise ValueError(f"lot_size is {sizes(count)} at step {count}; it must be at least 1.")
         seen, count = seen + sizes(count), count + 1
     return count
 
@@ -204,7 +248,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, recorded: Mapping[str, t
     if foreign:
         raise ValueError(
             f"the optimizer holds {len(foreign)} trainable parameters that are not the model's; their gradients would "
-            "not be private. Use an optimizer of their own."
+            "not be private. Make them part of the model, or freeze them."
         )
 
 
@@ -223,22 +267,23 @@ def _noise(
     sampling: str,
     adjacency: Adjacency,
     accountant: str,
-) -> Callable[[int], Allocation]:
+) -> tuple[Callable[[int], Allocation], float | None]:
+    """The noise of each step, and the noise multiplier if it was solved for."""
     if not isinstance(noise, str):
         if multiplier is not None:
             raise ValueError("noise is an allocation and has its noise multiplier in it; leave noise_multiplier out.")
-        return _schedule(noise)
+        return _schedule(noise), None
     if noise not in _ALLOCATIONS:
         raise ValueError(f"noise is {noise!r}; choose {', '.join(map(repr, _ALLOCATIONS))}, or give an allocation.")
-    allocate = _ALLOCATIONS[noise]
+    allocate, solved = _ALLOCATIONS[noise], None
     if multiplier is None:
         if budget is None:
             raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
         if isinstance(budget, AdaptiveBudget):
             raise ValueError("an AdaptiveBudget only says when to stop; give noise_multiplier too.")
-        multiplier = _solve(budget, book.entries, records, sizes, steps, sampling, adjacency, accountant)
+        multiplier = solved = _solve(budget, book.entries, records, sizes, steps, sampling, adjacency, accountant)
     levels = _schedule(multiplier)
-    return lambda step: allocate(levels(step))
+    return (lambda step: allocate(levels(step))), solved
 
 
 def _solve(

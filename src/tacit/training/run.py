@@ -12,8 +12,9 @@ One step is, in this order (Abadi et al. 2016, Algorithm 1):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
+from tacit.gradients.layout import Layout
+from tacit.gradients.traced import Traced
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, FixedSize, Ledger, Poisson, Receipt, Sampling, Step
 from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
-from tacit.randomness import Source
-from tacit.sampling import FixedSizeSampler, LotReader, PoissonSampler, Sampler, UserLot, UserSampler
+from tacit.randomness import SeededSource, Source
+from tacit.sampling import FixedSizeSampler, LotReader, PoissonSampler, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.statement import statement
@@ -44,6 +47,8 @@ class Recipe:
     noise: Callable[[int], Allocation]
     lot_size: Callable[[int], int]
     batch_size: int
+    solved: float | None = None
+    """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
 
 
 @dataclass
@@ -54,6 +59,8 @@ class _Lot:
     clipping: Clipping
     tallies: dict[str, Tally]
     expected: float
+    size: int = 0  # of the current batch
+    observed: set[str] = field(default_factory=set)
     last: bool = False
     taken: bool = False
 
@@ -80,6 +87,7 @@ class PrivateRun:
         metrics: Mapping[str, Metric],
         budget: Budget | AdaptiveBudget | None,
         accountant: str,
+        public_buffers: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -91,10 +99,14 @@ class PrivateRun:
             name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             for name, parameter in engine.parameters.items()
         }
+        self._buffers = {
+            name: (buffer, buffer._version, buffer.clone())
+            for name, buffer in _watched_buffers(model, public_buffers).items()
+        }
         self._bound: tuple[Strategy, Clipping] | None = None
         self._lot: _Lot | None = None
         self._attached = True
-        self._optimizer_step = optimizer.step
+        self._optimizer_step, self._plain_step = optimizer.step, "step" not in vars(optimizer)
         self._patched = MethodType(_step_of(self), optimizer)
         optimizer.step = self._patched  # type: ignore[method-assign]
 
@@ -115,6 +127,7 @@ class PrivateRun:
             raise RuntimeError("the run was closed; make a new one.")
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
+        self._check_buffers()
         event, expected = self._event()
         noise = self.recipe.noise(self.step)
         clipping, tallies = self._clipping(), self._tallies(noise)
@@ -126,10 +139,13 @@ class PrivateRun:
         for total in self._sums.values():
             total.zero_()
         self._lot = _Lot(receipt, clipping, tallies, expected)
-        pieces = max(1, -(-len(indices) // self.recipe.batch_size))
+        sizes = [len(piece) for piece in batches(indices, self.recipe.batch_size)]
         try:
-            for number, batch in enumerate(self._reader.read(indices), start=1):
-                self._lot.last, self._lot.taken = number == pieces, False
+            for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
+                self._lot.size, self._lot.last, self._lot.taken = size, number == len(sizes), False
+                self._lot.observed.clear()
+                for layer in self._layers.values():
+                    layer.forget()
                 yield batch
                 if not self._lot.taken:
                     raise RuntimeError(
@@ -148,11 +164,21 @@ class PrivateRun:
             if name not in self._declared:
                 known = ", ".join(sorted(self._declared)) or "none"
                 raise ValueError(f"metric {name!r} was not declared; make_private was given metrics: {known}.")
-            if rows.shape != (self.engine.batch_size,):
+            if name in self._lot.observed:
+                raise RuntimeError(
+                    f"metric {name!r} was already observed for this batch; a record is counted, and charged for, once."
+                )
+            if rows.shape != (self._lot.size,):
                 raise ValueError(
-                    f"metric {name!r} has shape {tuple(rows.shape)}; give one number for each of the "
+                    f"metric {name!r} has shape {tuple(rows.shape)}; give one number for each of the {self._lot.size} "
                     "examples of the batch."
                 )
+            if isinstance(rows, Traced) and not isinstance(rows._tag, Layout):
+                raise ValueError(
+                    f"metric {name!r} has values that depend on several examples; one record would count in all of "
+                    "them. Give each example's own value, for example a loss with reduction='none'."
+                )
+            self._lot.observed.add(name)
             self._lot.tallies[f"metrics/{name}"].add(rows.detach().as_subclass(Tensor))
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -172,15 +198,24 @@ class PrivateRun:
             # Once, before the noise: evaluated after it, the closure would put raw gradients in its place.
             with torch.enable_grad():
                 loss = closure()
+        if self.engine.batch_size != self._lot.size:
+            raise ValueError(
+                f"the model saw {self.engine.batch_size} examples but the batch has {self._lot.size} records; one "
+                "record would count several times. Say where the examples are with batch_dim, and let collate give "
+                "one row for each record."
+            )
+        self._check_buffers()
+        # Taken from here on: after a failure half-way the batch must not be added a second time.
+        self._lot.taken = True
         self.engine.clipped_sum(self._lot.clipping, out=self._sums)
         for name, layer in self._layers.items():
-            self._lot.tallies[name].add(layer.collect())
-        self._lot.taken = True
+            self._lot.tallies[name].add(layer.collect(self._lot.size))
         if self._lot.last:
             self._release(self._lot)
         return loss
 
     def _release(self, lot: _Lot) -> None:
+        self._refuse_raw_gradients()
         with torch.no_grad():
             lot.clipping.release_(lot.receipt, self._sums, self._source)
             for name, parameter in self.engine.parameters.items():
@@ -197,6 +232,31 @@ class PrivateRun:
             self.optimizer.expect_noise(self._noise_stds(lot))
         self._optimizer_step()
         self.step += 1
+
+    def _check_buffers(self) -> None:
+        """A buffer that a forward pass writes would carry what it saw out of the run, without noise."""
+        for name, (buffer, version, copy) in self._buffers.items():
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(copy)
+                self._buffers[name] = (buffer, buffer._version, copy)
+                raise RuntimeError(
+                    f"buffer {name!r} changed while training and was put back: it would carry statistics of the "
+                    "records without noise. Use tacit.private_batch_norm, put such layers in eval mode, or list the "
+                    "buffer in public_buffers if what is written to it does not depend on the records."
+                )
+
+    def _refuse_raw_gradients(self) -> None:
+        """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""
+        own = {id(parameter) for parameter in self.engine.parameters.values()}
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in own:
+                    raise RuntimeError(
+                        f"the optimizer holds a parameter of shape {tuple(parameter.shape)} with a gradient that is "
+                        "not private; call optimizer.zero_grad() before the run, and make a new run when other "
+                        "parameters are to be trained."
+                    )
 
     def _noise_stds(self, lot: _Lot) -> dict[Tensor, float]:
         """The standard deviation of the noise on each parameter's mean gradient: public."""
@@ -252,7 +312,9 @@ class PrivateRun:
 
     @property
     def noise_multiplier(self) -> float:
-        """z of the next step as a whole, all its queries taken together."""
+        """z of the step as a whole, the current one or else the next, all its queries taken together."""
+        if self._lot is not None:
+            return self._lot.receipt.step.noise_multiplier
         noise = self.recipe.noise(self.step)
         others = [tally.event() for tally in self._tallies(noise).values()]
         queries = self._clipping().queries(noise.after(others) if others else noise)
@@ -298,6 +360,17 @@ class PrivateRun:
         if isinstance(clipping, AdaptiveClipping):
             clipping.restore(state)
 
+    def restore_noise(self, noise_multiplier: float) -> None:
+        """Go on with the noise that was solved for when the run began; the budget is watched over all the same."""
+        if self.recipe.solved is not None:
+            kind: Any = type(self.recipe.noise(0))
+            self.recipe = replace(self.recipe, noise=lambda step: kind(noise_multiplier), solved=noise_multiplier)
+
+    def renew_randomness(self) -> None:
+        """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
+        if isinstance(self._source, SeededSource):
+            self._source.branch(f"after {len(self.ledger)} steps")
+
     def close(self) -> None:
         """Leave model and optimizer as they were found; the ledger stays open."""
         if self._attached:
@@ -305,11 +378,27 @@ class PrivateRun:
             self.engine.detach()
             if vars(self.optimizer).get("step") is self._patched:
                 # A scheduler made meanwhile may have wrapped our step: then ours stays, and passes everything on.
-                self.optimizer.step = self._optimizer_step  # type: ignore[method-assign]
+                if self._plain_step:
+                    del self.optimizer.__dict__["step"]
+                else:
+                    self.optimizer.step = self._optimizer_step  # type: ignore[method-assign]
+
+
+def _watched_buffers(model: nn.Module, public: Sequence[str]) -> dict[str, Tensor]:
+    """The buffers that must not change: all but those of `PrivateBatchNorm`, which are released, and public ones."""
+    own = {id(buffer) for m in model.modules() if isinstance(m, PrivateBatchNorm) for buffer in m.buffers()}
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if id(buffer) not in own and not any(fnmatchcase(name, pattern) for pattern in public)
+    }
 
 
 def _step_of(run: PrivateRun) -> Callable[..., Any]:
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         return run._take(closure)
 
+    if hasattr(run.optimizer.step, "_wrapped_by_lr_sched"):
+        # A scheduler made before the run looks for this mark on the step, and warns when it is gone.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
