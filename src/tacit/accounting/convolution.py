@@ -30,6 +30,8 @@ from tacit.accounting.losses import Array
 
 OUTSIDE = 1e-11
 _EPS = float(np.finfo(np.float64).eps)
+# Exponents are clipped here, so that sums of millions of exponentials stay finite; no answer is taken from beyond.
+_CLIP = 650.0
 
 
 class WindowTooLarge(ValueError):
@@ -111,9 +113,10 @@ def tilt_for_epsilon(parts: Sequence[tuple[Weighted, int]], epsilon: float) -> f
     tilt, low, high = (epsilon - start.mean) / max(start.variance, 1e-30), 0.0, math.inf
     for _ in range(60):
         k = cumulants(parts, tilt)
-        reached = tilt * k.mean - k.value
-        if abs(k.mean - epsilon) < 0.3 * math.sqrt(k.variance) or reached > 700:
+        if abs(k.mean - epsilon) < 0.3 * math.sqrt(k.variance):
             break
+        if k.mean < epsilon and tilt * k.mean - k.value > 700:
+            break  # beyond what doubles tell apart
         low, high = (low, tilt) if k.mean > epsilon else (tilt, high)
         tilt = _next(tilt, (k.mean - epsilon) / max(k.variance, 1e-300), low, high)
     return tilt
@@ -188,8 +191,8 @@ class TiltedSum:
     def _sums(self, mass: Array) -> tuple[Array, Array, float]:
         """Σ_{s ≥ point} p̃ e^(-t(s-c)), the same with e^(-(t+1)(s-c)), and log e^(K - tc), c the centre."""
         away = self.points - self.centre.mean
-        first = np.cumsum((mass * np.exp(np.clip(-self.tilt * away, -700, 300)))[::-1])[::-1]
-        second = np.cumsum((mass * np.exp(np.clip(-(self.tilt + 1) * away, -700, 300)))[::-1])[::-1]
+        first = np.cumsum((mass * np.exp(np.clip(-self.tilt * away, -700, _CLIP)))[::-1])[::-1]
+        second = np.cumsum((mass * np.exp(np.clip(-(self.tilt + 1) * away, -700, _CLIP)))[::-1])[::-1]
         return first, second, self.centre.value - self.tilt * self.centre.mean
 
     def _solve(self, mass: Array, log_delta: float, sign: int) -> float | None:
@@ -216,7 +219,7 @@ class TiltedSum:
             return None
         index = int(over[-1])
         reach = 6 * math.sqrt(self.centre.variance) + 2 * self.step
-        if abs(float(away[index])) > reach or (self.tilt + 1) * reach > 250:
+        if abs(float(away[index])) > reach or -(self.tilt + 1) * float(away[index]) > _CLIP - 50:
             return None
         rest = first[index + 1] * (1 + rounding) - (target - sign * extra[index])
         if rest <= 0 or second[index + 1] <= 0:
@@ -227,8 +230,8 @@ class TiltedSum:
     def _extra(self, away: Array, sign: int) -> Array:
         """What lies outside the window, in the units of `_sums`, at each point."""
         if sign > 0:
-            return np.full_like(away, OUTSIDE * math.exp(max(min(-self.tilt * float(away[-1]), 300.0), -700.0)))
-        return 2 * OUTSIDE * np.exp(np.clip(-self.tilt * away, -700, 300))
+            return np.full_like(away, OUTSIDE * math.exp(max(min(-self.tilt * float(away[-1]), _CLIP), -700.0)))
+        return 2 * OUTSIDE * np.exp(np.clip(-self.tilt * away, -700, _CLIP))
 
     def epsilon_above(self, delta: float) -> float | None:
         """An ε at which δ(ε) is at most ``delta`` for sure; None if this window cannot tell."""
