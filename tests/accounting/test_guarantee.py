@@ -25,7 +25,7 @@ def laplace(scale):
 
 def test_prints_one_honest_line():
     found = guarantee([(gaussian(4.0, 0.01), 10_000)], ev.Header(unit="user"), delta=1e-5)
-    assert str(found) == "(ε = 0.947, δ = 1e-05) user-level, add/remove, Poisson, pld"
+    assert str(found) == "(ε = 0.948, δ = 1e-05) user-level, add/remove, Poisson, pld"
     assert found.epsilon_lower <= 0.946867 <= found.epsilon
     assert "all checkpoints" in found.released
 
