@@ -22,7 +22,7 @@ ACCOUNTANTS = ["pld", "rdp", "moments"]
         (60_000, 600, 10, 8.0, 1e-5),
         (50_000, 2000, 50, 0.6, 1e-6),
         (1000, 1000, 7, 2.0, 1e-3),
-        (10**7, 256, 1, 3.0, 1e-9),
+        pytest.param(10**7, 256, 1, 3.0, 1e-9, marks=pytest.mark.slow),
     ],
 )
 def test_noise(accountant, records, lot, epochs, epsilon, delta):
@@ -183,6 +183,7 @@ def test_a_budget_nothing_fits_into():
         plan(records=100, steps=10**6, noise_multiplier=0.5, epsilon=0.01, delta=1e-5)
 
 
+@pytest.mark.slow
 def test_great_counts_are_answered():
     start = time.process_time()
     found = plan(records=10**9, lot_size=1, noise_multiplier=50.0, epsilon=10.0, delta=1e-5)
