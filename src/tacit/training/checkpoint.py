@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tacit.ledger import Ledger
 from tacit.training.run import PrivateRun
 
 _FORMAT = 1
@@ -73,6 +74,10 @@ def load(run: PrivateRun, directory: str | Path) -> None:
             f"the checkpoint was written after {facts['ledger']['steps']} recorded steps but the ledger has "
             f"{len(run.ledger)}; continue with the ledger it belongs to."
         )
+    if _digest(run.ledger, facts["ledger"]["steps"]) != facts["ledger"].get("digest"):
+        raise ValueError(
+            f"the checkpoint in {str(directory)!r} belongs to another ledger; what it cost is not in this one."
+        )
     try:
         run.sampler.restore(facts["sampler"])
         run.model.load_state_dict({**weights, **_tied(run.model, weights)})
@@ -88,6 +93,16 @@ def load(run: PrivateRun, directory: str | Path) -> None:
     run.metrics.clear()
     run.metrics.update(metrics)
     run.renew_randomness()
+
+
+def _digest(ledger: Ledger, steps: int) -> str:
+    """The digest the ledger had after its first ``steps`` steps."""
+    replay = Ledger(ledger.header)
+    for step, count in ledger.entries:
+        for _ in range(min(count, steps)):
+            replay.record(step)
+        steps -= min(count, steps)
+    return replay.digest
 
 
 def _facts(path: Path) -> dict[str, Any]:

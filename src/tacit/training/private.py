@@ -60,6 +60,7 @@ def make_private(
     pin_memory: bool = False,
     collate: Callable[[list[Any]], Any] | None = None,
     purpose: str = "",
+    public_buffers: Sequence[str] = (),
     seed: int | None = None,
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
@@ -75,6 +76,12 @@ def make_private(
     * ``batch_size`` bounds what is in memory at once and changes nothing else.
     * ``seed`` is for debugging: the run is then marked as not private.
 
+    * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
+      not depend on the records (a counter, the vectors of a spectral norm).
+
+    What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
+    ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
+    decision for all examples because of one). The engine sees what happens inside the model and after it, not before.
     The number of records (or users) is taken to be public.
     """
     if not isinstance(lot_size, int) and not callable(lot_size):
@@ -133,6 +140,7 @@ def make_private(
             metrics=metrics or {},
             budget=budget,
             accountant=accountant,
+            public_buffers=public_buffers,
         )
         composed = run.noise_multiplier
     except BaseException:
@@ -240,7 +248,7 @@ def _check_parameters(optimizer: torch.optim.Optimizer, recorded: Mapping[str, t
     if foreign:
         raise ValueError(
             f"the optimizer holds {len(foreign)} trainable parameters that are not the model's; their gradients would "
-            "not be private. Use an optimizer of their own."
+            "not be private. Make them part of the model, or freeze them."
         )
 
 

@@ -12,8 +12,9 @@ One step is, in this order (Abadi et al. 2016, Algorithm 1):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
+from tacit.gradients.layout import Layout
+from tacit.gradients.traced import Traced
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, FixedSize, Ledger, Poisson, Receipt, Sampling, Step
 from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
 from tacit.randomness import SeededSource, Source
@@ -84,6 +87,7 @@ class PrivateRun:
         metrics: Mapping[str, Metric],
         budget: Budget | AdaptiveBudget | None,
         accountant: str,
+        public_buffers: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -94,6 +98,10 @@ class PrivateRun:
         self._sums = {
             name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             for name, parameter in engine.parameters.items()
+        }
+        self._buffers = {
+            name: (buffer, buffer._version, buffer.clone())
+            for name, buffer in _watched_buffers(model, public_buffers).items()
         }
         self._bound: tuple[Strategy, Clipping] | None = None
         self._lot: _Lot | None = None
@@ -119,6 +127,7 @@ class PrivateRun:
             raise RuntimeError("the run was closed; make a new one.")
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
+        self._check_buffers()
         event, expected = self._event()
         noise = self.recipe.noise(self.step)
         clipping, tallies = self._clipping(), self._tallies(noise)
@@ -164,6 +173,11 @@ class PrivateRun:
                     f"metric {name!r} has shape {tuple(rows.shape)}; give one number for each of the {self._lot.size} "
                     "examples of the batch."
                 )
+            if isinstance(rows, Traced) and not isinstance(rows._tag, Layout):
+                raise ValueError(
+                    f"metric {name!r} has values that depend on several examples; one record would count in all of "
+                    "them. Give each example's own value, for example a loss with reduction='none'."
+                )
             self._lot.observed.add(name)
             self._lot.tallies[f"metrics/{name}"].add(rows.detach().as_subclass(Tensor))
 
@@ -190,10 +204,12 @@ class PrivateRun:
                 "record would count several times. Say where the examples are with batch_dim, and let collate give "
                 "one row for each record."
             )
+        self._check_buffers()
+        # Taken from here on: after a failure half-way the batch must not be added a second time.
+        self._lot.taken = True
         self.engine.clipped_sum(self._lot.clipping, out=self._sums)
         for name, layer in self._layers.items():
             self._lot.tallies[name].add(layer.collect(self._lot.size))
-        self._lot.taken = True
         if self._lot.last:
             self._release(self._lot)
         return loss
@@ -216,6 +232,19 @@ class PrivateRun:
             self.optimizer.expect_noise(self._noise_stds(lot))
         self._optimizer_step()
         self.step += 1
+
+    def _check_buffers(self) -> None:
+        """A buffer that a forward pass writes would carry what it saw out of the run, without noise."""
+        for name, (buffer, version, copy) in self._buffers.items():
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(copy)
+                self._buffers[name] = (buffer, buffer._version, copy)
+                raise RuntimeError(
+                    f"buffer {name!r} changed while training and was put back: it would carry statistics of the "
+                    "records without noise. Use tacit.private_batch_norm, put such layers in eval mode, or list the "
+                    "buffer in public_buffers if what is written to it does not depend on the records."
+                )
 
     def _refuse_raw_gradients(self) -> None:
         """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""
@@ -353,6 +382,16 @@ class PrivateRun:
                     del self.optimizer.__dict__["step"]
                 else:
                     self.optimizer.step = self._optimizer_step  # type: ignore[method-assign]
+
+
+def _watched_buffers(model: nn.Module, public: Sequence[str]) -> dict[str, Tensor]:
+    """The buffers that must not change: all but those of `PrivateBatchNorm`, which are released, and public ones."""
+    own = {id(buffer) for m in model.modules() if isinstance(m, PrivateBatchNorm) for buffer in m.buffers()}
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if id(buffer) not in own and not any(fnmatchcase(name, pattern) for pattern in public)
+    }
 
 
 def _step_of(run: PrivateRun) -> Callable[..., Any]:

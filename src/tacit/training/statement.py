@@ -33,6 +33,8 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         "Not covered: choices made by looking at the records in other ways (hyperparameter search, preprocessing, "
         "the number of records itself), unless they are in this ledger; logs and metrics marked as not private; "
         "side channels such as running time.",
+        "Assumed of the training code: each row of a batch is one record, made from that record alone before it "
+        "reaches the model; a lot is not abandoned because of what is in it.",
         "",
         f"Accounting: {found.accountant}, sampling as carried out: {found.sampling}.",
     ]
@@ -48,7 +50,9 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         pairs = zip(epsilons, found.curve(epsilons), strict=True)
         lines.append("The curve, δ at ε: " + ", ".join(f"{_up(d)} at {e:g}" for e, d in pairs) + ".")
     if found.epsilon_lower is not None:
-        lines.append(f"The bound is tight: no accounting could give less than ε = {found.epsilon_lower:.4g}.")
+        lines.append(
+            f"No accounting of these steps could give less than ε = {math.floor(found.epsilon_lower * 1e4) / 1e4}."
+        )
     lines.append(f"An attacker who accuses 1 % of the innocent finds at most {_percent(found)} of the members.")
     randomness = (
         "Randomness: AES-256-CTR keyed by the operating system; privacy is against computationally bounded attackers."
