@@ -287,9 +287,10 @@ def test_a_crash_at_any_moment_of_saving_leaves_a_checkpoint(
     _, _, run = make(steps=200)
     target = tmp_path / "point"
     run.save(target)
-    moments = 0
-    for attempt in range(40):
-        left = attempt
+
+    def save(operations: int) -> bool:
+        """Save, killed after so many operations on files; whether it came to the end."""
+        left = operations
 
         def counted(function: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -302,16 +303,22 @@ def test_a_crash_at_any_moment_of_saving_leaves_a_checkpoint(
             return call
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "save_file", counted(checkpoint.save_file))
-            patch.setattr(checkpoint, "_sync", counted(checkpoint._sync))
-            patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
-            patch.setattr(Path, "rename", counted(Path.rename))
-            patch.setattr(Path, "write_text", counted(Path.write_text))
-            patch.setattr(Path, "mkdir", counted(Path.mkdir))
+            for owner, name in ((checkpoint, "save_file"), (checkpoint, "_sync"), (shutil, "rmtree")):
+                patch.setattr(owner, name, counted(getattr(owner, name)))
+            for name in ("rename", "write_text", "mkdir"):
+                patch.setattr(Path, name, counted(getattr(Path, name)))
             try:
                 run.save(target)
             except Killed:
-                moments += 1
-        run.load(target)
-    assert moments > 10
+                return False
+            return True
+
+    last = next(count for count in range(100) if save(count))
+    assert last > 8
+    for first in range(last):
+        for second in range(last):
+            assert not save(first)
+            save(second)
+            run.load(target)
+    assert save(100)
     assert os.listdir(tmp_path) == ["point"]

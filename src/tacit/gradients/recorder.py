@@ -121,7 +121,7 @@ class Recorder:
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
         if name in ("detach", "__float__", "__int__", "__bool__") and self._over(args[0]):
-            return func(plain(args[0]))  # a loss is often read after its step
+            return func(plain(args[0]).detach())  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
         take_over = ALWAYS.get(name)
