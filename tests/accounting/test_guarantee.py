@@ -136,8 +136,8 @@ def test_bad_false_positive_rate(rate):
 
 
 def test_the_gaussian_estimate_needs_a_delta():
-    pure = guarantee([(laplace(1.0), 1)], ev.Header(), epsilon=1.0)
-    assert (pure.epsilon, pure.delta) == (1.0, 0.0)
+    pure = guarantee([(laplace(1.0), 1)], ev.Header(), epsilon=1.1)
+    assert (pure.epsilon, pure.delta) == (1.1, 0.0)
     assert "δ = 0)" in str(pure)
     with pytest.raises(ValueError, match="delta is 0;"):
         pure.gdp_estimate()

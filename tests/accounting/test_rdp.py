@@ -189,7 +189,8 @@ def test_parts_make_the_whole_in_any_order(seed):
 def test_from_a_ledger():
     query = ev.GaussianSum(group="a", clip_norm=2.0, noise_std=8.0)
     plan = compose([(ev.Step(ev.Poisson(rate=0.01), (query,)), 10_000)], ADD)
-    assert Rdp().epsilon(plan, 1e-5) == Rdp().epsilon(steps(0.01, 4.0, 10_000), 1e-5)
+    found, known = Rdp().epsilon(plan, 1e-5).upper, Rdp().epsilon(steps(0.01, 4.0, 10_000), 1e-5).upper
+    assert known <= found <= known * (1 + 1e-8)  # multipliers are rounded down to ten figures
 
 
 @settings(max_examples=40, deadline=None)

@@ -34,7 +34,10 @@ from tacit.ledger import (
 def step(noise: float = 2.0, unit: str = "example") -> Step:
     return Step(
         Poisson(rate=0.01, unit=unit),
-        (GaussianSum(group="a", clip_norm=1.0, noise_std=noise), LaplaceSum(group="b", clip_norm=1.0, scale=3.0, dimension=1)),
+        (
+            GaussianSum(group="a", clip_norm=1.0, noise_std=noise),
+            LaplaceSum(group="b", clip_norm=1.0, scale=3.0, dimension=1),
+        ),
     )
 
 

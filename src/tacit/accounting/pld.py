@@ -81,7 +81,7 @@ class Pld:
         _check_counts(composition)
         if _next_to_no_noise(composition):
             return Interval(1.0, 0.0)
-        if epsilon >= _basic(composition):
+        if epsilon >= _basic(composition) * (1 + 1e-12):  # the sum of the losses is rounded
             return Interval(0.0, 0.0)
         sides, concrete = _sides(composition), _sides(composition, concrete=True)
         found = self._worst(sides, epsilon=epsilon)
@@ -247,7 +247,7 @@ def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign
     high = min(high, max(end, 0.0))  # no loss is larger: there δ is 0
     for _ in range(50):
         middle = (low + high) / 2
-        if high - low <= 1e-5 * high + 1e-9:
+        if high - low <= 2e-3 * high + 1e-6:
             break
         low, high = (middle, high) if _delta_at(parts, middle, +1) > delta else (low, middle)
     return high
@@ -340,7 +340,7 @@ def _basic(composition: Composition) -> float:
             return math.inf
         pure = _largest_loss(base)
         total += count * (math.log1p(term.rate * math.expm1(pure)) if pure < 700 else pure)
-    return total * (1 + 1e-12)
+    return total
 
 
 def _largest_loss(base: Base) -> float:
