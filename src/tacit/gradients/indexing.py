@@ -154,7 +154,8 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
         if len(keyed) == 1 and isinstance(keyed[0], Layout) and not isinstance(key, tuple):
             return keyed[0]
         return refused
-    candidates = [mine] if mine is not None else [new.at(d) for d in range(x.ndim)]
+    regular = Layout(0, new.inner)
+    candidates = [mine] if mine is not None else [regular.at(d) for d in range(x.ndim)]
     wanted = new.at(part.ndim - value.ndim + new.dim)
     fitting = []
     for layout in candidates:
