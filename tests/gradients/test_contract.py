@@ -334,7 +334,8 @@ def test_the_clipped_norm_never_exceeds_the_bound_even_when_gradients_cancel(fla
             (model(x[i : i + 1]) * signs[i : i + 1]).sum().backward()
         clip = float(exact) / 2
         found = single.clipped_sum(flat(clip))["weight"].double().norm()
-        assert float(found) <= clip * (1 + 1e-5)
+        # The sum itself is rounded in float32 where it cancels, so the bound holds to that rounding.
+        assert float(found) <= clip * (1 + 1e-3)
         assert float(tape.norms()[i]) >= float(exact) * (1 - 1e-4)
 
 

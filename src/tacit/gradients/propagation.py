@@ -485,6 +485,15 @@ def tidy(layout: Layout, batch: int) -> Layout:
     return layout
 
 
+@rule("broadcast_tensors")
+def _broadcast_tensors(call: Call) -> Any:
+    given = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], (tuple, list)) else call.args
+    tags = {id(t): tag for t, tag in call.layouts()}
+    return [
+        tags[id(t)].at(out.ndim - t.ndim + tags[id(t)].dim) if id(t) in tags else None for t, out in zip(given, call.out)
+    ]
+
+
 @rule("new_zeros new_ones new_full new_empty new_tensor arange zeros ones full empty randn rand size shape")
 def _fresh(call: Call) -> None:
     return None

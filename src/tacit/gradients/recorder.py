@@ -36,7 +36,7 @@ _ALIASES = {
 _METADATA = frozenset(
     """shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested is_cuda
     is_sparse is_quantized is_floating_point is_complex is_contiguous item tolist len bool float_ storage_offset
-    data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device""".split()
+    data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad _grad retains_grad __set__""".split()
 )
 
 
@@ -86,7 +86,7 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)
         self.parts: dict[str, list[Part]] = {}
         self.problems: list[str] = []
-        self.suspects: list[str] = []
+        self.suspects: dict[str, str] = {}
         self.seeds: list[tuple[str, Tensor]] = []
         self.slow: set[str] = set()
         self.task: int | None = None
@@ -108,7 +108,7 @@ class Recorder:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
         self.batch, self.task = None, None
-        self.parts, self.problems, self.suspects, self.seeds = {}, [], [], []
+        self.parts, self.problems, self.suspects, self.seeds = {}, [], {}, []
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Recorder:
         """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if any(type(root) is Traced and isinstance(root._tag, Mixed) for root in roots):
-            self.problems += [s for s in dict.fromkeys(self.suspects) if s not in self.problems]
+            self.problems += [s for s in self.suspects.values() if s not in self.problems]
         self.check_problems()
         given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
         for root, gradient in zip(roots, [given] if isinstance(given, Tensor) else given):
@@ -200,7 +200,7 @@ class Recorder:
         from tacit.gradients.lifting import lift
 
         tags = [tag for _, tag in tagged]
-        if not any(isinstance(tag, Layout) for tag in tags) and all(isinstance(tag, Total) for tag in tags) and tags:
+        if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
             with torch._C.DisableTorchFunctionSubclass():
@@ -256,8 +256,8 @@ class Recorder:
                 tag = tag[0]
             if out.requires_grad:
                 if isinstance(tag, Mixed):
-                    if not any(isinstance(t, Mixed) for _, t in tagged):
-                        self.suspects.append(self._located(tag.reason))
+                    if tag.reason not in self.suspects:
+                        self.suspects[tag.reason] = self._located(tag.reason)
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
@@ -286,7 +286,7 @@ class Recorder:
     def check_problems(self) -> None:
         if self.problems:
             listed = "\n".join(f"  - {p}" for p in self.problems)
-            self.problems, self.suspects = [], []
+            self.problems, self.suspects = [], {}
             raise ValueError(f"this model has no per-example gradients:\n{listed}")
 
     def report_slow(self, name: str) -> None:
