@@ -385,14 +385,14 @@ def table(keys: list[str], modes: list[str], repeats: int | None, memory: bool) 
         if times is None:
             lines.append(f"| {key} {w.title} | {w.batch} | failed | | " + " | ".join("" for _ in others) + " |")
             continue
-        peaks = {m: in_process("--memory-of", key, m) if memory and not isinstance(times[m], str) else None for m in modes}
+        peaks = {
+            m: in_process("--memory-of", key, m) if memory and not isinstance(times[m], str) else None for m in modes
+        }
 
         def cell(mode: str, text: str, peaks: dict[str, Any] = peaks) -> str:
             return text + (f" ({peaks[mode]:.0f})" if peaks[mode] is not None else "")
 
-        row = [
-            cell(m, times[m] if isinstance(times[m], str) else f"{times[m] / times['base']:.2f}") for m in others
-        ]
+        row = [cell(m, times[m] if isinstance(times[m], str) else f"{times[m] / times['base']:.2f}") for m in others]
         plain = cell("base", f"{times['base']:.1f}")
         lines.append(f"| {key} {w.title} | {w.batch} | {plain} | {w.target} | " + " | ".join(row) + " |")
         print(lines[-1], file=sys.stderr, flush=True)

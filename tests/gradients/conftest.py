@@ -81,9 +81,7 @@ def square_loss(out: Any, *_: Any) -> Tensor:
     return (out.flatten(1) * torch.linspace(0.5, 1.5, out[0].numel(), dtype=out.dtype)).sin().sum(1)
 
 
-def _naive(
-    model: nn.Module, loss_of: Callable[[int], Tensor], batch: int
-) -> dict[str, Tensor]:
+def _naive(model: nn.Module, loss_of: Callable[[int], Tensor], batch: int) -> dict[str, Tensor]:
     """Every example's gradient, [batch, *shape] by parameter name."""
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     rows: dict[str, list[Tensor]] = {n: [] for n in parameters}
@@ -107,7 +105,11 @@ def _compare(tape: gradients.Engine, each: Mapping[str, Tensor], strategies: Seq
         clipping = strategy(clip)
         groups = clipping.partition(shapes)
         norms = torch.stack(
-            [torch.stack([exact[n].reshape(len(exact[n]), -1).norm(dim=1) for n in group]).norm(dim=0) for group in groups], 1
+            [
+                torch.stack([exact[n].reshape(len(exact[n]), -1).norm(dim=1) for n in group]).norm(dim=0)
+                for group in groups
+            ],
+            1,
         )
         factors = clipping.weights(norms)
         found = tape.clipped_sum(clipping, keep=True)

@@ -21,13 +21,17 @@ def net() -> nn.Sequential:
 
 def test_detach_leaves_no_trace() -> None:
     model = net()
-    before = {n: (id(m), set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+    before = {
+        n: (id(m), set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()
+    }
     keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
     engine = gradients.attach(model)
     assert list(model.state_dict()) == keys
     model(torch.randn(B, 5)).sum().backward()
     engine.detach()
-    after = {n: (id(m), set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+    after = {
+        n: (id(m), set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()
+    }
     assert after == before
     assert [id(p) for p in model.parameters()] == parameters
     assert all(not p._backward_hooks and not p._post_accumulate_grad_hooks for p in model.parameters())
@@ -107,7 +111,9 @@ def test_empty_batch_gives_a_zero_sum(flat: Any) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("layer", ["linear", "sequence", "convolution", "embedding"])
-def test_one_broken_example_counts_as_zero_and_touches_no_other(value: float, layer: str, flat: Any, per_layer: Any) -> None:
+def test_one_broken_example_counts_as_zero_and_touches_no_other(
+    value: float, layer: str, flat: Any, per_layer: Any
+) -> None:
     models = {
         "linear": (net(), torch.randn(B, 5)),
         "sequence": (nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3)), torch.randn(B, 6, 5)),

@@ -74,7 +74,10 @@ MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "sorted over examples": (lambda m, x: m.a(x).sort(0).values, "sort"),
     "batch norm by hand": (lambda m, x: F.batch_norm(m.a(x), None, None, training=True), "BatchNorm"),
     "a mean fed to a layer": (lambda m, x: m.b(m.a(x).mean(0, keepdim=True)) + m.a(x), "mean or sum over examples"),
-    "transposed into features": (lambda m, x: F.linear(m.a(x).t(), torch.ones(2, x.shape[0])).t() + 0 * m.a(x)[:, :1].sum(), "."),
+    "transposed into features": (
+        lambda m, x: F.linear(m.a(x).t(), torch.ones(2, x.shape[0])).t() + 0 * m.a(x)[:, :1].sum(),
+        ".",
+    ),
     "reshaped across examples": (lambda m, x: m.a(x).reshape(-1, 8).repeat_interleave(2, 0), "merges|different"),
 }
 
@@ -145,8 +148,16 @@ def test_buffers_in_a_trainable_module(agree: Any) -> None:
 
 
 def test_dropout_of_every_kind_is_per_example() -> None:
-    for dropout, shape in ((nn.Dropout(0.5), (6,)), (nn.Dropout1d(0.5), (6, 3)), (nn.Dropout2d(0.5), (6, 3, 3)), (nn.AlphaDropout(0.5), (6,))):
-        model = nn.Sequential(nn.Conv2d(6, 6, 1) if len(shape) == 3 else nn.Conv1d(6, 6, 1) if len(shape) == 2 else nn.Linear(6, 6), dropout)
+    for dropout, shape in (
+        (nn.Dropout(0.5), (6,)),
+        (nn.Dropout1d(0.5), (6, 3)),
+        (nn.Dropout2d(0.5), (6, 3, 3)),
+        (nn.AlphaDropout(0.5), (6,)),
+    ):
+        model = nn.Sequential(
+            nn.Conv2d(6, 6, 1) if len(shape) == 3 else nn.Conv1d(6, 6, 1) if len(shape) == 2 else nn.Linear(6, 6),
+            dropout,
+        )
         with gradients.record(model) as tape:
             model(torch.randn(B, *shape)).square().flatten(1).sum(1).mean().backward()
         assert tape.norms().shape == (B,)

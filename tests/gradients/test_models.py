@@ -58,7 +58,12 @@ class Residual(nn.Module):
 
 def test_resnet_with_group_norm(agree: Any) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, 1, 1), Residual(4, 4, 1), Residual(4, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+        nn.Conv2d(3, 4, 3, 1, 1),
+        Residual(4, 4, 1),
+        Residual(4, 8, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     )
     agree(model, torch.randn(B, 3, 8, 8), loss=classify, target=TARGET)
 
@@ -165,7 +170,9 @@ class LoRA(nn.Module):
 
 
 def test_lora(agree: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 6).requires_grad_(False), nn.GELU(), LoRA(), nn.Linear(5, 3).requires_grad_(False))
+    model = nn.Sequential(
+        nn.Linear(4, 6).requires_grad_(False), nn.GELU(), LoRA(), nn.Linear(5, 3).requires_grad_(False)
+    )
     agree(model, torch.randn(B, 3, 4))
 
 
@@ -205,7 +212,6 @@ def test_a_model_called_twice_for_one_loss(agree: Any) -> None:
 
 
 def test_recording_a_model_called_twice_from_outside(compare: Any, naive: Any) -> None:
-
 
     from tacit import gradients
 
@@ -272,11 +278,18 @@ def test_several_inputs_and_a_dict_of_outputs(agree: Any) -> None:
 
         def forward(self, batch: dict[str, Tensor], *, scale: Tensor) -> dict[str, Tensor]:
             image = self.image(batch["image"]).flatten(1)
-            return {"logits": torch.cat([image, self.text(batch["text"]).sum(1)], 1) * scale.unsqueeze(1), "image": image}
+            return {
+                "logits": torch.cat([image, self.text(batch["text"]).sum(1)], 1) * scale.unsqueeze(1),
+                "image": image,
+            }
 
     batch = {"image": torch.randn(B, 1, 4, 4), "text": torch.randint(0, 5, (B, 3))}
     agree(
-        Both(), batch, batch=B, kwargs={"scale": torch.randn(B)}, loss=lambda o, _: o["logits"].sin().sum(1) + o["image"].mean(1)
+        Both(),
+        batch,
+        batch=B,
+        kwargs={"scale": torch.randn(B)},
+        loss=lambda o, _: o["logits"].sin().sum(1) + o["image"].mean(1),
     )
 
 
@@ -299,7 +312,6 @@ def test_tokens_picked_by_a_mask(agree: Any) -> None:
 
 
 def test_packed_sequence_as_input(compare: Any, naive: Any) -> None:
-
 
     from tacit import gradients
 

@@ -62,7 +62,9 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "shape"), CONVOLUTIONS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else ""
+)
 def test_convolutions(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> None:
     agree(module, torch.randn(B, *shape), reductions=("mean",))
 
@@ -94,7 +96,9 @@ def test_embedding_bag(agree: Any, mode: str, padding_idx: int | None) -> None:
 
 
 def test_embedding_bag_with_sample_weights(agree: Any) -> None:
-    agree(nn.EmbeddingBag(6, 4, mode="sum"), torch.randint(0, 6, (B, 7)), kwargs={"per_sample_weights": torch.randn(B, 7)})
+    agree(
+        nn.EmbeddingBag(6, 4, mode="sum"), torch.randint(0, 6, (B, 7)), kwargs={"per_sample_weights": torch.randn(B, 7)}
+    )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -126,7 +130,9 @@ NORMS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape"), NORMS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "shape"), NORMS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else ""
+)
 def test_normalisations(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> None:
     for p in module.parameters():
         nn.init.normal_(p, 1, 0.3)
@@ -219,7 +225,9 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 5, "vdim": 6}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"kdim": 5, "vdim": 6}, {"add_bias_kv": True, "add_zero_attn": True}]
+)
 def test_multihead_attention(agree: Any, need_weights: bool, options: dict[str, Any]) -> None:
     module = Attention(need_weights, batch_first=True, **options)
     q, k, v = torch.randn(B, 3, 8), torch.randn(B, 4, options.get("kdim", 8)), torch.randn(B, 4, options.get("vdim", 8))
@@ -247,7 +255,11 @@ def test_time_major_attention(agree: Any) -> None:
 RECURRENT: list[tuple[type[nn.Module], dict[str, Any]]] = [
     (kind, options)
     for kind in (nn.LSTM, nn.GRU, nn.RNN)
-    for options in ({}, {"batch_first": True, "bias": False}, {"num_layers": 2, "bidirectional": True, "batch_first": True})
+    for options in (
+        {},
+        {"batch_first": True, "bias": False},
+        {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    )
 ]
 RECURRENT += [(nn.RNN, {"nonlinearity": "relu", "batch_first": True}), (nn.LSTM, {"proj_size": 2, "num_layers": 2})]
 
@@ -291,7 +303,12 @@ def test_recurrent(agree: Any, kind: type[nn.Module], options: dict[str, Any], p
 def test_recurrent_with_a_learned_first_state(agree: Any, kind: type[nn.Module]) -> None:
     lengths = torch.tensor([3, 6, 1, 6, 2])
     for packed in (False, True):
-        agree(Recurrent(kind, packed, learned=True, bidirectional=True), torch.randn(B, 6, 3), lengths, reductions=("sum",))
+        agree(
+            Recurrent(kind, packed, learned=True, bidirectional=True),
+            torch.randn(B, 6, 3),
+            lengths,
+            reductions=("sum",),
+        )
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

@@ -45,7 +45,14 @@ _LSTM = (3, 0, 1, 2)
 
 
 def lstm_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor | None, w_hr: Tensor | None, h: Tensor, c: Tensor, reverse: bool,
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    bias: Tensor | None,
+    w_hr: Tensor | None,
+    h: Tensor,
+    c: Tensor,
+    reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
@@ -82,8 +89,16 @@ def lstm_forward(
 
 
 def lstm_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, w_hr: Tensor | None, d_out: Tensor | None, d_h: Tensor, d_c: Tensor,
-    reverse: bool, mask: Tensor | None, wants_input: bool,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    w_hr: Tensor | None,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    d_c: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    wants_input: bool,
 ) -> dict[str, Any]:
     gates, squashed, memory_before = trace.gates, trace.squashed, trace.cells
     assert squashed is not None
@@ -129,7 +144,13 @@ def lstm_backward(
 
 
 def gru_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, h: Tensor, reverse: bool,
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    h: Tensor,
+    reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
@@ -160,7 +181,13 @@ def gru_forward(
 
 
 def gru_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, d_out: Tensor | None, d_h: Tensor, reverse: bool, mask: Tensor | None,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
     wants_input: bool,
 ) -> dict[str, Any]:
     gates, before, recurrent = trace.gates, trace.before, trace.cells
@@ -195,7 +222,14 @@ def gru_backward(
 
 
 def rnn_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor | None, h: Tensor, reverse: bool, mask: Tensor | None, relu: bool
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    bias: Tensor | None,
+    h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
     flat = x.reshape(-1, x.shape[2])
@@ -214,8 +248,15 @@ def rnn_forward(
 
 
 def rnn_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, d_out: Tensor | None, d_h: Tensor, reverse: bool, mask: Tensor | None,
-    wants_input: bool, relu: bool,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    wants_input: bool,
+    relu: bool,
 ) -> dict[str, Any]:
     state = trace.gates
     steps, columns, width = state.shape

@@ -252,9 +252,7 @@ class Rows(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         out = precise(self.grads).new_zeros((hi - lo, *self.shape))
         mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
-        return out.index_put_(
-            (self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True
-        )
+        return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
 
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
         grads = precise(self.grads)

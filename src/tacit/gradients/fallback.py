@@ -30,7 +30,11 @@ class Generic(Contribution):
     """G_i = (∂f(x_i, q)/∂q)ᵀ·g_i for any differentiable operation f that treats examples independently."""
 
     def __init__(
-        self, run: Callable[[Tensor, tuple[Tensor, ...]], Tensor], source: Tensor, inputs: tuple[Tensor, ...], grad: Tensor
+        self,
+        run: Callable[[Tensor, tuple[Tensor, ...]], Tensor],
+        source: Tensor,
+        inputs: tuple[Tensor, ...],
+        grad: Tensor,
     ) -> None:
         self.run, self.source, self.inputs, self.grad = run, source.detach(), inputs, grad
         self.batch, self.shape = grad.shape[0], source.shape
@@ -96,7 +100,9 @@ def generic(
         copies = {id(q): _as_data(recorder, q, layout, size) for q in shared if _has_slot(q, layout, size)}
         if copies:
             return func(*replaced(args, copies), **replaced(kwargs, copies))
-        recorder.problem(f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations")
+        recorder.problem(
+            f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations"
+        )
         return recorder.finish(name, func, args, kwargs, out, tagged)
     recorder.report_slow(name)
     inputs = tuple(split_batch(t.as_subclass(Tensor).detach(), layout, batch) for t, layout in layouts)

@@ -50,9 +50,11 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
     lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
     masks = [t.dtype in (torch.bool, torch.uint8) for t in tensors]
-    shape = torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks))) if not any(
-        masks
-    ) else None
+    shape = (
+        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks)))
+        if not any(masks)
+        else None
+    )
     width = 1 if shape is None else len(shape)
     if mine is not None:
         for i, t, is_mask in zip(advanced, tensors, masks):
@@ -148,7 +150,9 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
     bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare
     part = base[bare]
     if new is None:
-        keyed = [tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags]
+        keyed = [
+            tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags
+        ]
         if mine is not None:
             return mine
         if len(keyed) == 1 and isinstance(keyed[0], Layout) and not isinstance(key, tuple):

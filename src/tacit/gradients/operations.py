@@ -329,15 +329,15 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
 
 @operation("embedding_renorm", always=True)
 def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    recorder.problem("an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out")
+    recorder.problem(
+        "an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out"
+    )
     return args[0]
 
 
 @operation("embedding_bag")
 def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    names = (
-        "weight input offsets scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
-    )
+    names = "weight input offsets scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
     weight, index, offsets, _, mode, _, scales, last, padding_idx = bound(
         names, args, kwargs, mode=0, include_last_offset=False
     )
@@ -349,7 +349,13 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     bag = torch.searchsorted(starts[:bags].contiguous(), torch.arange(rows.numel()), right=True) - 1
     if of_bags is not None and not last:
         place: Layout | None = of_bags
-    elif own is not None and own.owner is None and bags % batch == 0 and rows.numel() == bags * (own.inner * batch * bags // (bags * batch) if bags == batch else rows.numel() // bags):
+    elif (
+        own is not None
+        and own.owner is None
+        and bags % batch == 0
+        and rows.numel()
+        == bags * (own.inner * batch * bags // (bags * batch) if bags == batch else rows.numel() // bags)
+    ):
         place = Layout(0, max(1, own.inner * bags // rows.numel())) if rows.numel() else Layout(0)
     else:
         place = None
@@ -383,7 +389,9 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     centred = func.__name__ == "layer_norm"
     if centred:
-        x, shape, weight, bias, eps, _ = bound("input normalized_shape weight bias eps cudnn_enable", args, kwargs, eps=1e-5)
+        x, shape, weight, bias, eps, _ = bound(
+            "input normalized_shape weight bias eps cudnn_enable", args, kwargs, eps=1e-5
+        )
     else:
         x, shape, weight, eps = bound("input normalized_shape weight eps", args, kwargs)
         bias = None
@@ -415,7 +423,9 @@ def _per_example(x: Tensor, layout: Layout, batch: int, shape: tuple[int, ...]) 
 @operation("group_norm instance_norm batch_norm")
 def channel_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ == "group_norm":
-        x, groups, weight, bias, eps, _ = bound("input num_groups weight bias eps cudnn_enabled", args, kwargs, eps=1e-5)
+        x, groups, weight, bias, eps, _ = bound(
+            "input num_groups weight bias eps cudnn_enabled", args, kwargs, eps=1e-5
+        )
 
         def run(data: Tensor, w: Any, b: Any) -> Tensor:
             return torch.group_norm(data, groups, w, b, eps)

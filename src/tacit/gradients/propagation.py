@@ -172,12 +172,16 @@ def _linear_reduction(call: Call) -> Tag:
     dims = _dims(call, 1, x.ndim)
     if layout.dim in dims:
         if call.name == "mean" and layout.owner is not None:
-            return mixes(call, "divides by a number of rows that depends on the examples; use a sum, or a mean per example")
+            return mixes(
+                call, "divides by a number of rows that depends on the examples; use a sum, or a mean per example"
+            )
         return Total("mean" if call.name == "mean" else "sum")
     return removed(layout, dims, bool(call.arg(2, "keepdim", default=False)))
 
 
-@rule("amax amin argmax argmin prod logsumexp any all median nanmedian nansum nanmean count_nonzero max min std var aminmax mode")
+@rule(
+    "amax amin argmax argmin prod logsumexp any all median nanmedian nansum nanmean count_nonzero max min std var aminmax mode"
+)
 def _reduction(call: Call) -> Tag:
     if len(call.args) > 1 and isinstance(call.args[1], Tensor):
         return broadcast(call)
@@ -189,7 +193,9 @@ def _reduction(call: Call) -> Tag:
     return removed(layout, dims, out.ndim == x.ndim)
 
 
-@rule("softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff")
+@rule(
+    "softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff"
+)
 def _along(call: Call) -> Any:
     x, layout = call.first()
     position = 2 if call.name in ("topk", "kthvalue") else 1
@@ -490,7 +496,8 @@ def _broadcast_tensors(call: Call) -> Any:
     given = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], (tuple, list)) else call.args
     tags = {id(t): tag for t, tag in call.layouts()}
     return [
-        tags[id(t)].at(out.ndim - t.ndim + tags[id(t)].dim) if id(t) in tags else None for t, out in zip(given, call.out)
+        tags[id(t)].at(out.ndim - t.ndim + tags[id(t)].dim) if id(t) in tags else None
+        for t, out in zip(given, call.out)
     ]
 
 

@@ -212,7 +212,9 @@ class Recorder:
                 return func(*plain(args), **kwargs)
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
-            reason = bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
+            reason = (
+                bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
+            )
             self.problem(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*_detached(args, shared), **_detached(kwargs, shared))
@@ -292,7 +294,11 @@ class Recorder:
     def report_slow(self, name: str) -> None:
         if name not in self.slow:
             self.slow.add(name)
-            log.warning("%s: `%s` has no fast rule; its per-example gradients use torch.func (correct, slower)", self.where(), name)
+            log.warning(
+                "%s: `%s` has no fast rule; its per-example gradients use torch.func (correct, slower)",
+                self.where(),
+                name,
+            )
 
     # -- capture -----------------------------------------------------------------------------------------------------
 

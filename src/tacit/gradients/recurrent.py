@@ -38,7 +38,9 @@ class _Layer(torch.autograd.Function):
             relu = job.kind == "rnn_relu"
             out, h_last, trace = cells.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
             results = (out, h_last.clone())
-        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr)
+        ctx.save_for_backward(
+            x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr
+        )
         ctx.job, ctx.epoch = job, job.recorder.epoch
         ctx.set_materialize_grads(False)
         return results
@@ -67,7 +69,13 @@ class _Job:
     """Where a layer's gradients go."""
 
     def __init__(
-        self, recorder: Recorder, kind: str, weights: list[Tensor | None], reverse: bool, mask: Tensor | None, columns: Layout
+        self,
+        recorder: Recorder,
+        kind: str,
+        weights: list[Tensor | None],
+        reverse: bool,
+        mask: Tensor | None,
+        columns: Layout,
     ) -> None:
         self.recorder, self.kind, self.weights, self.reverse = recorder, kind, weights, reverse
         self.mask, self.columns = mask, columns
@@ -117,7 +125,9 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return recorder._empty(func, args, kwargs)
     tagged, shared = recorder.scan(args, kwargs)
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
-        recorder.problem("the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)")
+        recorder.problem(
+            "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
+        )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*detached(args, shared))
     if not shared or not torch.is_grad_enabled():
@@ -128,7 +138,21 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         for state in out[1:]:
             mark(state, recorder, columns)
         return out
-    return _run(recorder, kind, x, layout, sizes, states, list(weights), has_bias, layers, dropout, training, bidirectional, batch_first)
+    return _run(
+        recorder,
+        kind,
+        x,
+        layout,
+        sizes,
+        states,
+        list(weights),
+        has_bias,
+        layers,
+        dropout,
+        training,
+        bidirectional,
+        batch_first,
+    )
 
 
 def _run(

@@ -86,7 +86,10 @@ class Engine:
             if isinstance(value, (tuple, list)):
                 return type(value)(walk(v, dim) for v in value)
             if isinstance(value, dict):
-                pairs = {k: walk(v, dim_of(k) if isinstance(k, str) and not isinstance(dims, int) else dim) for k, v in value.items()}
+                pairs = {
+                    k: walk(v, dim_of(k) if isinstance(k, str) and not isinstance(dims, int) else dim)
+                    for k, v in value.items()
+                }
                 try:
                     return type(value)(pairs)
                 except TypeError:
@@ -221,7 +224,9 @@ class Engine:
     def _all_squares(self) -> dict[str, Tensor]:
         recorder = self._recorder
         if recorder.batch is None:
-            raise RuntimeError("no batch was seen: call the model on a batch (inside the recording), then loss.backward()")
+            raise RuntimeError(
+                "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
+            )
         if recorder.task is None and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
         if self._squares is None:
