@@ -228,10 +228,10 @@ def tacit(w: Workload) -> Step:
     def step() -> None:
         F.cross_entropy(model(x), y).backward()
         for b in buffers.values():
-            fill_noise(b, SIGMA * CLIP)
-        engine.clipped_sum(clipping, out=buffers)
+            fill_noise(b, SIGMA * CLIP / w.batch)
+        engine.clipped_sum(clipping, out=buffers, scale=1 / w.batch)
         for n, p in parameters.items():
-            p.grad = buffers[n].div_(w.batch)
+            p.grad = buffers[n]
         optimizer.step()
         optimizer.zero_grad()
 

@@ -198,3 +198,38 @@ def test_per_example_gradients_are_never_all_alive() -> None:
     kept = tape._recorder.parts["weight"][0].contribution
     held = sum(t.numel() for t in vars(kept).values() if isinstance(t, Tensor))
     assert held < 16 * 256 * 512 / 10
+
+
+def test_data_written_into_a_buffer_is_refused() -> None:
+    """A running statistic would leave the training run without noise."""
+
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            return self.linear(x)
+
+    model = Running()
+    with pytest.raises(ValueError, match="buffer 'mean'"), gradients.record(model):
+        model(torch.randn(B, 4))
+    assert type(model.mean) is Tensor
+
+
+def test_straight_through_estimators_keep_their_examples(agree: Any) -> None:
+    """A custom autograd function without parameters is followed."""
+
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad
+
+    agree(Run(lambda m, x: m.b(Straight.apply(m.a(x) * 9)), a=nn.Linear(4, 4), b=nn.Linear(4, 2)), torch.randn(B, 4))

@@ -191,6 +191,15 @@ def test_a_nonlinear_function_of_the_mean_is_refused(model: nn.Module) -> None:
         F.mse_loss(model(X), torch.zeros(B, 3)).sqrt().backward()
 
 
+def test_a_batch_of_one_squeezed_to_a_scalar(naive: Any, compare: Any) -> None:
+    model, x = nn.Linear(5, 1), torch.randn(1, 5)
+    target = torch.tensor(0.3)
+    each = naive(model, lambda i: F.mse_loss(model(x).squeeze(), target), 1)
+    with gradients.record(model) as tape:
+        F.mse_loss(model(x).squeeze(), target).backward()
+    compare(tape, each)
+
+
 def test_a_batch_of_one(model: nn.Module, naive: Any, compare: Any) -> None:
     each = naive(model, lambda i: F.cross_entropy(model(X[:1]), Y[:1]), 1)
     for reduction in ("mean", "sum"):

@@ -101,7 +101,7 @@ def scale_of(recorder: Recorder) -> float:
     unscaled = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
     declared = recorder.reduction
     if declared is None:
-        if batch == 1 and recorder.seeds and unscaled:
+        if batch == 1:
             return 1.0
         if len(kinds) == 1 and unscaled:
             return float(batch) if kinds == {"mean"} else 1.0

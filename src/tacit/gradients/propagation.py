@@ -89,6 +89,24 @@ _SCALING = frozenset(["mul", "div", "true_divide"])
 
 def propagate(call: Call) -> Any:
     """The tag (or one tag per output) of a finished call; None for a result that is the same for any batch."""
+    found = _propagate(call)
+    if call.batch != 1:
+        return found
+    # A batch of one cannot mix: whatever a rule objects to, every entry belongs to the one example.
+    if isinstance(found, list):
+        return [_alone(tag, out) for tag, out in zip(found, call.out)]
+    if isinstance(call.out, (tuple, list)) and not isinstance(found, Layout):
+        return [_alone(found, out) for out in call.out]
+    return _alone(found, call.out) if not isinstance(call.out, (tuple, list)) else found
+
+
+def _alone(tag: Tag | None, out: Any) -> Tag | None:
+    if tag is None or not isinstance(out, Tensor) or (isinstance(tag, Layout) and tag.dim < out.ndim):
+        return tag
+    return Layout(0, 1) if out.ndim else Total("sum")
+
+
+def _propagate(call: Call) -> Any:
     exempt = call.name in ("index_select", "_pack_padded_sequence", "_pad_packed_sequence", "getitem")
     if not exempt:
         for _, tag in call.tagged:
@@ -213,6 +231,8 @@ def _along(call: Call) -> Any:
 @rule("view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view _reshape_alias")
 def _reshape(call: Call) -> Tag:
     x, layout = call.first()
+    if call.out.ndim == 0:
+        return Total("sum")  # one example with one entry: the loss of a batch of one
     found = reshaped(layout, call.batch, x.shape, call.out.shape)
     return found or mixes(call, f"from {tuple(x.shape)} to {tuple(call.out.shape)} merges examples")
 

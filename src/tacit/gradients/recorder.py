@@ -80,6 +80,7 @@ class Recorder:
         self.batch_dim = batch_dim
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.buffers = {id(b): name for name, b in model.named_buffers()}
         self.active = True
         self.epoch = 0
         self.batch: int | None = None
@@ -256,6 +257,12 @@ class Recorder:
         elif isinstance(out, Tensor) and tag is not None:
             if isinstance(tag, list):
                 tag = tag[0]
+            if id(out) in self.buffers and type(out) is not Traced:
+                self.problem(
+                    f"data of the batch is written into the buffer {self.buffers[id(out)]!r}, which would be released "
+                    "without noise; keep such statistics out of the model, or fix them beforehand"
+                )
+                return
             if out.requires_grad:
                 if isinstance(tag, Mixed):
                     if tag.reason not in self.suspects:

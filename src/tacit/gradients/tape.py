@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -55,6 +56,7 @@ class Engine:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
+        self._recorder.problems = []
         return self._marked(args, kwargs)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -96,6 +98,9 @@ class Engine:
                     return pairs
             return value
 
+        if isinstance(dims, Mapping):
+            positions = {name: i for i, name in enumerate(inspect.signature(self._recorder.model.forward).parameters)}
+            dims = {**{positions[k]: d for k, d in dims.items() if k in positions}, **dims}  # type: ignore[index, misc]
         new_args = tuple(walk(a, dim_of(i)) for i, a in enumerate(args))
         new_kwargs = {k: walk(v, dim_of(k)) for k, v in kwargs.items()}
         fresh = [(t, d) for t, d in found if d >= 0]
@@ -172,9 +177,14 @@ class Engine:
         return norms[:, 0] if groups is None else norms
 
     def clipped_sum(
-        self, clipping: Clipping, *, out: Mapping[str, Tensor] | None = None, keep: bool = False
+        self,
+        clipping: Clipping,
+        *,
+        out: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        keep: bool = False,
     ) -> dict[str, Tensor]:
-        """Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
+        """scale·Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
 
         Bounded: for every norm group g, adding or removing one example changes the group's part of the result by at most
         max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
@@ -182,7 +192,8 @@ class Engine:
         gradient contributes zero.
 
         With `out` the sum is added into the given tensors, to gather the batches of a lot. The batch is forgotten
-        afterwards unless `keep` is set.
+        afterwards unless `keep` is set. `scale` must be public (one over the expected lot size, say), never the number of
+        examples that happened to be drawn.
         """
         shapes = self.shapes
         partition = checked_partition(clipping.partition(shapes), shapes)
@@ -190,7 +201,7 @@ class Engine:
         finite = torch.isfinite(norms).all(1)
         weights = checked_weights(clipping.weights(torch.where(finite.unsqueeze(1), norms, 0.0)), norms)
         weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        scale = self._scale()
+        scale = scale * self._scale()
         result: dict[str, Tensor] = {}
         column = {name: g for g, group in enumerate(partition) for name in group}
         for name, parameter in self._recorder.parameters.items():
@@ -270,9 +281,14 @@ class Tape(Engine, AbstractContextManager["Tape"]):
         self.detach()
 
     def clipped_sum(
-        self, clipping: Clipping, *, out: Mapping[str, Tensor] | None = None, keep: bool = True
+        self,
+        clipping: Clipping,
+        *,
+        out: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        keep: bool = True,
     ) -> dict[str, Tensor]:
-        return super().clipped_sum(clipping, out=out, keep=keep)
+        return super().clipped_sum(clipping, out=out, scale=scale, keep=keep)
 
 
 def record(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Tape:
