@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from tacit.gradients import losses, operations, recurrent, sources
+from tacit.gradients.check import module_problems, refuse
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.layout import Layout
 from tacit.gradients.recorder import Recorder, Reduction
@@ -31,13 +32,11 @@ class Engine:
     """
 
     def __init__(self, model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> None:
-        from tacit.gradients.check import check_modules
-
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
         ):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
-        check_modules(model)
+        refuse(module_problems(model))
         self._recorder = Recorder(model, reduction, batch_dim)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
