@@ -157,7 +157,9 @@ def agree() -> Callable[..., None]:
             where = list(dims) if dims is not None else [0] * len(inputs)
             size = batch if batch is not None else next(v for v in inputs if isinstance(v, Tensor)).shape[where[0] or 0]
 
-            def single(i: int, inputs: Any = inputs, options: Any = options, where: Any = where) -> Tensor:
+            def single(
+                i: int, model: nn.Module = model, inputs: Any = inputs, options: Any = options, where: Any = where
+            ) -> Tensor:
                 parts = cut(i) if cut is not None else tuple(one(v, i, d) for v, d in zip(inputs, where))
                 return loss(model(*parts, **one(options, i)), one(target, i)).sum()
 

@@ -192,9 +192,10 @@ def test_a_parameter_used_out_of_sight_is_an_error_not_a_silence() -> None:
 
 def test_a_penalty_on_the_parameters_is_refused() -> None:
     model = net()
-    with pytest.raises(RuntimeError, match="weight_decay"), gradients.record(model):
+    with gradients.record(model):
         loss = model(torch.randn(B, 5)).sum(1).mean() + 0.1 * model[0].weight.square().sum()
-        loss.backward()
+        with pytest.raises(RuntimeError, match="weight_decay"):
+            loss.backward()
 
 
 def test_calling_a_part_of_the_model_instead_of_the_model_is_refused() -> None:
@@ -222,10 +223,13 @@ def test_backward_twice() -> None:
 
 def test_two_batches_without_taking_the_sum() -> None:
     model = net()
-    engine = gradients.attach(model)
+    gradients.attach(model)
     model(torch.randn(B, 5)).sum().backward()
-    with pytest.raises(RuntimeError, match="not yet taken|twice"):
-        model(torch.randn(B + 1, 5)).sum().backward()
+    with pytest.raises(RuntimeError, match="not yet taken"):
+        model(torch.randn(B + 1, 5))
+    loss = model(torch.randn(B, 5)).sum()
+    with pytest.raises(RuntimeError, match="twice"):
+        loss.backward()
 
 
 def test_inputs_that_disagree_about_the_batch() -> None:

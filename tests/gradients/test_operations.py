@@ -148,7 +148,7 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "mm": (Use(lambda x, w: torch.mm(x, w), (4, 6)), ((4,),)),
     "mv": (Use(lambda x, w: torch.mv(x, w).unsqueeze(1), (4,)), ((4,),)),
     "addmm": (Use(lambda x, b, w: torch.addmm(b, x, w, alpha=2, beta=0.5), (6,), (4, 6)), ((4,),)),
-    "baddbmm": (Use(lambda x, b, w: torch.baddbmm(b, x, w.expand(x.shape[0], -1, -1)), (1, 3, 6), (1, 4, 6)), ((3, 4),)),
+    "baddbmm": (Use(lambda x, b, w: torch.baddbmm(b, x, w.expand(len(x), -1, -1)), (1, 3, 6), (1, 4, 6)), ((3, 4),)),
     "bmm, shared expanded": (Use(lambda x, w: torch.bmm(x, w.expand(x.shape[0], -1, -1)), (1, 4, 6)), ((3, 4),)),
     "heads": (Use(lambda x, w: x.unsqueeze(1) @ w, (2, 4, 3)), ((5, 4),)),
     "einsum, linear": (Use(lambda x, w: torch.einsum("bi,oi->bo", x, w), (6, 4)), ((4,),)),
@@ -176,7 +176,7 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "class token": (Use(lambda x, s: torch.cat([s.expand(x.shape[0], -1, -1), x], 1), (1, 1, 4)), ((3, 4),)),
     "class token, repeated": (Use(lambda x, s: torch.cat([s.repeat(x.shape[0], 1, 1), x], 1), (1, 2, 4)), ((3, 4),)),
     "stack": (Use(lambda x, s: torch.stack([x, s.expand_as(x)], 1), (4,)), ((4,),)),
-    "computed weight": (Use(lambda x, v, g: F.linear(x, g * v / v.norm(dim=1, keepdim=True)), (6, 4), (6, 1)), ((3, 4),)),
+    "computed weight": (Use(lambda x, v, g: F.linear(x, g * F.normalize(v)), (6, 4), (6, 1)), ((3, 4),)),
     "sum of two matrices": (Use(lambda x, v, w: F.linear(x, v + w), (6, 4), (6, 4)), ((3, 4),)),
     "low rank product": (Use(lambda x, v, w: F.linear(x, v @ w), (6, 2), (2, 4)), ((4,),)),
     "slices of one parameter": (Use(lambda x, w: F.linear(x, w[:3]) * F.linear(x, w[3:]), (6, 4)), ((3, 4),)),
@@ -186,7 +186,10 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "softmax of a parameter": (Use(lambda x, w: x * w.softmax(0), (4,)), ((4,),)),
     "distance to prototypes": (Use(lambda x, w: torch.cdist(x, w), (6, 4)), ((3, 4),)),
     "attention over learned keys": (
-        Use(lambda x, k, v: F.scaled_dot_product_attention(x, k.expand(x.shape[0], -1, -1), v.expand(x.shape[0], -1, -1)), (1, 5, 4), (1, 5, 4)),
+        Use(
+            lambda x, k, v: F.scaled_dot_product_attention(x, k.expand(len(x), -1, -1), v.expand(len(x), -1, -1)),
+            (1, 5, 4), (1, 5, 4),
+        ),
         ((3, 4),),
     ),
 }  # fmt: skip

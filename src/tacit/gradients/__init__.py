@@ -1,7 +1,7 @@
 """Gradients of single examples: their norms and their clipped sum, at nearly the price of ordinary training.
 
-Given a model and the losses ℓ_i of a batch, the engine delivers Σ_i w_i·∇ℓ_i, where the weight w_i depends on the norms of
-∇ℓ_i alone, in one forward and one backward pass and without holding all the ∇ℓ_i:
+Given a model and the losses ℓ_i of a batch, the engine delivers Σ_i w_i·∇ℓ_i, where the weight w_i depends on the norms
+of ∇ℓ_i alone, in one forward and one backward pass and without holding all the ∇ℓ_i:
 
 >>> import torch
 >>> from torch import nn
@@ -30,10 +30,10 @@ torch.Size([16])
 >>> total = engine.clipped_sum(Flat())
 >>> engine.detach()
 
-How it works. The model's inputs enter as tensors that know which example each entry belongs to, and every operation on them
-passes the engine. An operation with a parameter is run on a detached copy of it, so that autograd computes activation
-gradients only; its input and the gradient of its output are kept, and from these follow every example's squared norm and,
-once the weights are known, the weighted sum. An operation that would mix examples is refused.
+How it works. The model's inputs enter as tensors that know which example each entry belongs to, and every operation on
+them passes the engine. An operation with a parameter is run on a detached copy of it, so that autograd computes
+activation gradients only; its input and the gradient of its output are kept, and from these follow every example's
+squared norm and, once the weights are known, the weighted sum. An operation that would mix examples is refused.
 
 What the losses ℓ_i are. The loss is L = Σ_i ℓ_i or (1/batch)·Σ_i ℓ_i, as the operation that reduced over the examples
 says; where that does not settle it, `reduction` must be declared. The sum is never scaled by the batch's own size.

@@ -105,7 +105,7 @@ def lstm_backward(
     assert memory_before is not None
     steps, columns, width = gates.shape
     hidden = width // 4
-    o, i, f, g = gates.split(hidden, 2)
+    o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     # Everything that does not depend on later steps is computed for all steps at once.
     factors = gates.new_empty(steps, columns, 3, hidden)
     torch.mul(g, i * (1 - i), out=factors[:, :, 0])
@@ -115,7 +115,7 @@ def lstm_backward(
     for_output = squashed * o * (1 - o)
     d_gates = torch.empty_like(gates)
     w_rec = _blocks(w_hh, _LSTM)
-    out_part, cell_part = d_gates[..., :hidden].unbind(0), d_gates[..., hidden:].unflatten(2, (3, hidden)).unbind(0)
+    out_part, cell_part = d_gates[..., :hidden].unbind(0), d_gates[..., hidden:].unflatten(2, (3, hidden)).unbind(0)  # type: ignore[no-untyped-call]
     d_projected = [None] * steps
     d_c = d_c.clone()
     d_state = d_h
@@ -137,7 +137,7 @@ def lstm_backward(
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
     d_x = (d_gates.view(-1, width) @ _blocks(w_ih, _LSTM)).view(steps, columns, -1) if wants_input else None
-    out_gate, others = d_gates.split((hidden, 3 * hidden), 2)
+    out_gate, others = d_gates.split((hidden, 3 * hidden), 2)  # type: ignore[no-untyped-call]
     ordered = torch.cat([others, out_gate], 2)
     projected = torch.stack(d_projected) if w_hr is not None else None  # type: ignore[arg-type]
     return {"x": d_x, "h": d_state, "c": d_c, "in": ordered, "rec": ordered, "projected": projected}
@@ -194,12 +194,12 @@ def gru_backward(
     assert recurrent is not None
     steps, columns, width = gates.shape
     hidden = width // 3
-    r, z, n = gates.split(hidden, 2)
+    r, z, n = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     for_new = (1 - z) * (1 - n * n)
     for_update = (before - n) * z * (1 - z)
     for_reset = recurrent * r * (1 - r)
     d_in, d_rec = torch.empty_like(gates), torch.empty_like(gates)
-    d_r, d_z, d_n = (g.unbind(0) for g in d_in.split(hidden, 2))
+    d_r, d_z, d_n = (g.unbind(0) for g in d_in.split(hidden, 2))  # type: ignore[no-untyped-call]
     d_both, d_rec_n = d_rec[..., : 2 * hidden].unbind(0), d_rec[..., 2 * hidden :].unbind(0)
     in_both = d_in[..., : 2 * hidden].unbind(0)
     d_state = d_h

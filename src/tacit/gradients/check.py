@@ -50,9 +50,9 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) -> No
     """Raise a ValueError that lists everything that stands in the way of per-example gradients.
 
     The modules are looked at, the model is run once on the given batch (a few examples are enough) with every operation
-    followed, and each example is run alone: its outputs must be those it had in the batch. The last step finds mixing that
-    no single operation shows (through integers, `.item()` or control flow). Dropout is switched off meanwhile; buffers
-    and the random state are restored. A model whose output is random otherwise skips the last step.
+    followed, and each example is run alone: its outputs must be those it had in the batch. The last step finds mixing
+    that no single operation shows (through integers, `.item()` or control flow). Dropout is switched off meanwhile;
+    buffers and the random state are restored. A model whose output is random otherwise skips the last step.
     """
     from tacit.gradients.tape import Engine
 
@@ -73,7 +73,7 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) -> No
 def _disagreements(engine: Any, model: nn.Module, args: Any, kwargs: Any, output: Any) -> list[str]:
     batch = engine.batch_size
     whole = [t for t in _tensors(output) if type(t) is Traced and isinstance(t._tag, Layout) and t._tag.owner is None]
-    layouts = [t._tag for t in whole]
+    layouts = [t._tag for t in whole if isinstance(t._tag, Layout)]
     engine._recorder.active = False
     bare = [t.as_subclass(Tensor).detach() for t in whole]
     indices = [i for i, t in enumerate(_tensors(output)) if any(t is w for w in whole)]
@@ -90,8 +90,12 @@ def _disagreements(engine: Any, model: nn.Module, args: Any, kwargs: Any, output
                 tolerance = _TOLERANCE.get(full.dtype, 3e-2)
                 size = float(share.abs().max()) if share.numel() and share.is_floating_point() else 1.0
                 alone = single[i] if i < len(single) else None
-                if alone is None or alone.shape != share.shape or not torch.allclose(
-                    alone.double(), share.double(), rtol=tolerance, atol=tolerance * size, equal_nan=True
+                if (
+                    alone is None
+                    or alone.shape != share.shape
+                    or not torch.allclose(
+                        alone.double(), share.double(), rtol=tolerance, atol=tolerance * size, equal_nan=True
+                    )
                 ):
                     return [
                         f"the model's output for example {b} changes when other examples are in the batch: somewhere "

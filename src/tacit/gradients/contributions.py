@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
+
 
 CANCELLATION = 1000.0
 """A Gram-matrix norm is trusted while its positive and negative terms cancel by less than this factor."""
@@ -35,7 +35,8 @@ def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
 def row_squares(x: Tensor) -> Tensor:
     """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
     flat = x.reshape(x.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms.square_()
 
 
 class Contribution(ABC):
@@ -145,7 +146,7 @@ class Outer(Contribution):
     def squares(self) -> Tensor:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
-            norms = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
+            norms: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
             return norms.square_().sum((1, 2))
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
@@ -226,173 +227,3 @@ def concatenated(parts: Sequence[Outer]) -> Outer:
         first.sizes,
         first.order,
     )
-
-
-class Rows(Contribution):
-    """Row lookups: G_i has grads[r] added to row index[r] for every r with owner[r] = i."""
-
-    def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
-        self.index, self.owner, self.grads = index, owner, grads
-        self.shape, self.batch = torch.Size(shape), batch
-
-    def settle(self) -> Rows:
-        """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
-        key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
-        grads = precise(self.grads)
-        if key.numel() < place.numel():
-            merged = grads.new_zeros((key.numel(), grads.shape[1]))
-            merged.index_add_(0, place, grads)
-            owner = torch.div(key, self.shape[0], rounding_mode="floor")
-            return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
-        return MergedRows(self.index, self.owner, grads, self.shape, self.batch)
-
-    def squares(self) -> Tensor:
-        return self.settle().squares()
-
-    def instantiate(self, lo: int, hi: int) -> Tensor:
-        out = precise(self.grads).new_zeros((hi - lo, *self.shape))
-        mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
-        return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        grads = precise(self.grads)
-        total.index_add_(0, self.index, grads * weights.to(grads.dtype)[self.owner].unsqueeze(1))
-
-    def without(self, bad: Tensor) -> Rows:
-        good = (~bad[self.owner]).nonzero().flatten()
-        return type(self)(self.index[good], self.owner[good], self.grads[good], self.shape, self.batch)
-
-
-class MergedRows(Rows):
-    """Rows in which every (example, row) pair occurs once, so that squared norms add."""
-
-    def settle(self) -> Rows:
-        return self
-
-    def squares(self) -> Tensor:
-        each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
-
-
-class Diagonal(Contribution):
-    """A shared tensor that holds one slice per example: G_i is zero outside example i's slice."""
-
-    def __init__(self, grads: Tensor, dim: int, owner: Tensor, batch: int) -> None:
-        self.grads, self.dim, self.owner = grads, dim, owner
-        self.shape, self.batch = grads.shape, batch
-
-    def _mask(self, of: Tensor) -> Tensor:
-        shape = [1] * self.grads.ndim
-        shape[self.dim] = -1
-        return of.view(shape)
-
-    def squares(self) -> Tensor:
-        each = row_squares(precise(self.grads).movedim(self.dim, 0))
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
-
-    def instantiate(self, lo: int, hi: int) -> Tensor:
-        grads = precise(self.grads)
-        return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        grads = precise(self.grads)
-        total += grads * self._mask(weights.to(grads.dtype)[self.owner])
-
-    def without(self, bad: Tensor) -> Diagonal:
-        return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)
-
-
-class Convolution(Outer):
-    """A convolution is a linear map of its windows; the windows are cut out again when needed, a chunk at a time.
-
-    `image` is [batch, images per example, channels, *space]; `grad` likewise. For a transposed convolution the roles
-    are exchanged by the caller: the windows are then those of the output gradient.
-    """
-
-    def __init__(
-        self,
-        image: Tensor,
-        grad: Tensor,
-        weight: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-        transposed: bool,
-    ) -> None:
-        self.image, self.grad, self.weight = image, grad, weight
-        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
-        self.kernel = tuple(weight.shape[2:])
-        self.flipped = transposed
-        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, groups
-        self.width_in = image.shape[2] // groups * math.prod(self.kernel)
-        self.width_out = grad.shape[2] // groups
-        self.space = tuple(grad.shape[3:])
-        self.positions = grad.shape[1] * math.prod(self.space)
-        self.sizes, self.order = (), ()
-
-    def factor_numel(self) -> int:
-        return self.image.numel() + self.grad.numel()
-
-    def windows(self, image: Tensor) -> Tensor:
-        """[n, channels, *space] → [n, groups, channels/groups × kernel, positions]."""
-        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.stride) and not any(self.padding):
-            return image.reshape(image.shape[0], self.blocks, -1, math.prod(self.space))
-        if any(self.padding):
-            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
-        elif not image.is_contiguous():
-            image = image.contiguous()
-        n, c = image.shape[:2]
-        steps = image.stride()[2:]
-        view = image.as_strided(
-            (n, c, *self.kernel, *self.space),
-            (
-                *image.stride()[:2],
-                *(d * s for d, s in zip(self.dilation, steps)),
-                *(d * s for d, s in zip(self.stride, steps)),
-            ),
-        )
-        return view.reshape(n, self.blocks, self.width_in, -1)
-
-    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        image, grad = precise(self.image[lo:hi]), precise(self.grad[lo:hi])
-        n, each = image.shape[:2]
-        a = self.windows(image.flatten(0, 1)).transpose(2, 3)
-        g = grad.reshape(n * each, self.blocks, self.width_out, -1).transpose(2, 3)
-        if each != 1:
-            a = a.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
-            g = g.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
-        return a, g
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
-        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
-        spatial = len(self.kernel)
-        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
-        # which is how image and grad are stored here; so one call serves both.
-        result = torch.ops.aten.convolution_backward(
-            grad,
-            image,
-            precise(self.weight),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * spatial,
-            self.blocks,
-            [False, True, False],
-        )[1]
-        total += result
-
-    def without(self, bad: Tensor) -> Convolution:
-        return Convolution(
-            cleared(self.image, bad),
-            cleared(self.grad, bad),
-            self.weight,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.blocks,
-            self.flipped,
-        )

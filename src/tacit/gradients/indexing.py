@@ -51,7 +51,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
     masks = [t.dtype in (torch.bool, torch.uint8) for t in tensors]
     shape = (
-        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks)))
+        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks)))  # type: ignore[no-untyped-call]
         if not any(masks)
         else None
     )
@@ -142,9 +142,10 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
     """The tag of `x` after `x[key] = value`."""
     refused = Mixed("assignment into a tensor puts data of one example in the place of another")
     mine, new = tags.get(id(x)), tags.get(id(value))
-    for tag in (mine, new):
-        if tag is not None and not isinstance(tag, Layout):
-            return tag
+    if mine is not None and not isinstance(mine, Layout):
+        return mine
+    if new is not None and not isinstance(new, Layout):
+        return new
     base = x.as_subclass(Tensor)
     bare = tuple(p.as_subclass(Tensor) if isinstance(p, Tensor) else p for p in key) if isinstance(key, tuple) else key
     bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare

@@ -95,7 +95,7 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
     size = x.shape[layout.dim]
     if layout.owner is None:
         outer = size // (batch * layout.inner)
-        x = x.unflatten(layout.dim, (outer, batch, layout.inner))
+        x = x.unflatten(layout.dim, (outer, batch, layout.inner))  # type: ignore[no-untyped-call]
         if layout.dim or outer != 1:
             x = x.movedim((layout.dim + 1, layout.dim, layout.dim + 2), (0, 1, 2))
             return x.flatten(1, 2)

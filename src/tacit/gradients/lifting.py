@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, Diagonal
+from tacit.gradients.contributions import Contribution, Dense
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
-from tacit.gradients.propagation import Call
+from tacit.gradients.rules import Call
 
 
 def _sliced(value: Any, tags: dict[int, Layout], batch: int, b: int) -> Any:

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.layout import Layout, Mixed, Tag, Total
-from tacit.gradients.propagation import POINTWISE, Call, propagate
+from tacit.gradients.propagation import POINTWISE, propagate
+from tacit.gradients.rules import Call, words
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.traced import Traced, mark, opened, plain
 
@@ -33,10 +35,13 @@ _ALIASES = {
     **{"isub": "sub", "truediv": "div", "itruediv": "div", "floordiv": "floor_divide", "mod": "remainder"},
     **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
 }
-_METADATA = frozenset(
-    """shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested is_cuda
-    is_sparse is_quantized is_floating_point is_complex is_contiguous item tolist len bool float_ storage_offset
-    data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad _grad retains_grad __set__""".split()
+_METADATA = words(
+    """
+    shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
+    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous item tolist len bool float_
+    storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
+    _grad retains_grad __set__
+    """
 )
 
 
@@ -168,8 +173,8 @@ class Recorder:
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
                         raise RuntimeError(
-                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine could "
-                            "not see it (a compiled or scripted function); use ordinary PyTorch operations there"
+                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine "
+                            "could not see it (a compiled or scripted function); use ordinary PyTorch operations there"
                         )
                     shared.append(value)
             elif isinstance(value, (tuple, list)):
@@ -270,7 +275,7 @@ class Recorder:
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))
+                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
     def problem(self, reason: str) -> None:
@@ -284,12 +289,12 @@ class Recorder:
     def where(self) -> str:
         """The module whose code is running, by its name in the model."""
         names = {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in names:
                 return f"{names[id(owner)]} ({type(owner).__name__})"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return "the loss"
 
     def check_problems(self) -> None:
@@ -327,7 +332,7 @@ class Recorder:
                     )
             self.capture(make(plain(grad.detach())), epoch)
 
-        out.register_hook(arrived)
+        out.register_hook(arrived)  # type: ignore[no-untyped-call]
         return out
 
     def capture(self, pairs: Pairs, epoch: int) -> None:

@@ -123,7 +123,7 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     expected = 0 if packed or batch_first else 1
     if recorder.batch == 0:
         return recorder._empty(func, args, kwargs)
-    tagged, shared = recorder.scan(args, kwargs)
+    _, shared = recorder.scan(args, kwargs)
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
         recorder.problem(
             "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"

@@ -94,7 +94,9 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
         return [(name, Part(contribution, None))]
     base = source._base
     if base is not None and id(base) in names and base.is_contiguous() and source.dtype == base.dtype:
-        region = Region(source.storage_offset() - base.storage_offset(), tuple(source.shape), tuple(source.stride()))
+        region = Region(
+            int(source.storage_offset() - base.storage_offset()), tuple(source.shape), tuple(source.stride())
+        )
         if all(st > 0 or n == 1 for n, st in zip(region.size, region.stride)) and _once(region, base.shape):
             if type(contribution) is Outer and source.ndim == 2 and region.stride[0] < region.stride[1]:
                 region = Region(region.offset, region.size[::-1], region.stride[::-1])

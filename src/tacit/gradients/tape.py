@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tacit.gradients import losses, operations, recurrent, sources
+from tacit.gradients import convolutions, lookups, losses, normalisations, operations, recurrent, sources
 from tacit.gradients.check import module_problems, refuse
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.layout import Layout
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.traced import Traced, mark
 
-_ = (operations, recurrent)
+RULES = (operations, convolutions, lookups, normalisations, recurrent)
+"""Modules that register rules when they are imported."""
 
 BatchDim = int | Mapping[str | int, int | None]
 
@@ -47,7 +48,7 @@ class Engine:
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
         ]
         for name, parameter in self._recorder.parameters.items():
-            self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse(name)))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
 
     # -- following the model -----------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class Engine:
 
         if isinstance(dims, Mapping):
             positions = {name: i for i, name in enumerate(inspect.signature(self._recorder.model.forward).parameters)}
-            dims = {**{positions[k]: d for k, d in dims.items() if k in positions}, **dims}  # type: ignore[index, misc]
+            dims = {**{positions[k]: d for k, d in dims.items() if k in positions}, **dims}
         new_args = tuple(walk(a, dim_of(i)) for i, a in enumerate(args))
         new_kwargs = {k: walk(v, dim_of(k)) for k, v in kwargs.items()}
         fresh = [(t, d) for t, d in found if d >= 0]
@@ -185,14 +186,14 @@ class Engine:
     ) -> dict[str, Tensor]:
         """scale·Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
 
-        Bounded: for every norm group g, adding or removing one example changes the group's part of the result by at most
+        Bounded: for every norm group g, adding or removing one example changes the group's part of the sum by at most
         max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
         (checked operation by operation) and its weight on its own norms alone. An example with a NaN or infinite
         gradient contributes zero.
 
         With `out` the sum is added into the given tensors, to gather the batches of a lot. The batch is forgotten
-        afterwards unless `keep` is set. `scale` must be public (one over the expected lot size, say), never the number of
-        examples that happened to be drawn.
+        afterwards unless `keep` is set. `scale` must be public (one over the expected lot size, say), never the number
+        of examples that happened to be drawn.
         """
         shapes = self.shapes
         partition = checked_partition(clipping.partition(shapes), shapes)
@@ -291,7 +292,7 @@ class Tape(Engine, AbstractContextManager["Tape"]):
 
 
 def record(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Tape:
-    """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum(…)`."""
+    """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
     return Tape(model, reduction=reduction, batch_dim=batch_dim)
 
 
