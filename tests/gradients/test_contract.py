@@ -64,6 +64,32 @@ def test_an_ordinary_loop_over_several_batches(naive: Any, flat: Any) -> None:
         torch.testing.assert_close(total, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_gathered_in_one_flat_buffer(naive: Any, flat: Any) -> None:
+    """Targets that are views into shared memory, and parameters used by slices and transposed."""
+
+    class Sliced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.matrix = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(6, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.matrix[:3]) * F.linear(x, self.matrix[3:]) * self.first
+
+    model = Sliced()
+    x = torch.randn(B, 5)
+    each = naive(model, lambda i: model(x[i : i + 1]).sum(), B)
+    for transposed in (False, True):
+        memory = torch.zeros(33 + 7)
+        matrix = memory[3:33].view(5, 6).t() if transposed else memory[3:33].view(6, 5)
+        engine = gradients.attach(model)
+        model(x).sum(1).mean().backward()
+        engine.clipped_sum(flat(1e9), out={"first": memory[:3], "matrix": matrix})
+        engine.detach()
+        torch.testing.assert_close(matrix, each["matrix"].sum(0))
+        torch.testing.assert_close(memory[:3], each["first"].sum(0))
+        assert bool((memory[33:] == 0).all())
+
+
 def test_results_do_not_change_when_the_next_batch_arrives(flat: Any) -> None:
     model = net()
     engine = gradients.attach(model)

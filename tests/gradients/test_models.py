@@ -159,6 +159,22 @@ def test_tied_language_model_with_padding(agree: Any, tie: str) -> None:
     agree(LanguageModel(tie), torch.randint(0, 7, (B, 5)), loss=loss, target=target)
 
 
+@pytest.mark.parametrize(("words", "steps"), [(7, 30), (300, 3)])
+def test_tied_embeddings_with_and_without_forming_gradients(agree: Any, words: int, steps: int) -> None:
+    """Both ways of taking the head's norm meet the looked-up rows; two lookups in the same table meet each other."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(words, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.words(x) + self.words(x.flip(1)))
+            return F.linear(h, self.words.weight)
+
+    agree(Tied(), torch.randint(0, words, (B, steps)), loss=lambda o, _: o.logsumexp(-1).sum(1), reductions=("mean",))
+
+
 class LoRA(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -69,6 +69,15 @@ def test_convolutions(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> 
     agree(module, torch.randn(B, *shape), reductions=("mean",))
 
 
+def test_convolution_whose_gradients_are_kept_in_several_chunks(agree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.gradients import contributions
+
+    monkeypatch.setattr(contributions, "CHUNK_BYTES", 2000)
+    agree(nn.Conv2d(2, 3, 3), torch.randn(B, 2, 9, 9), reductions=("mean",))
+    agree(nn.Linear(4, 6), torch.randn(B, 30, 4), reductions=("mean",))
+    agree(nn.Conv2d(8, 12, 3), torch.randn(B, 8, 4, 4), reductions=("mean",))
+
+
 def test_convolution_over_frames_of_each_example(agree: Any) -> None:
     convolution = nn.Conv2d(2, 3, 3)
 
@@ -155,6 +164,8 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "einsum, heads": (Use(lambda x, w: torch.einsum("btd,hde->bhte", x, w), (2, 4, 3)), ((5, 4),)),
     "einsum, per head": (Use(lambda x, w: torch.einsum("bhtd,hde->bhte", x, w), (2, 4, 3)), ((2, 5, 4),)),
     "einsum, dots": (Use(lambda x, w: torch.einsum("...i,io->...o", x, w), (4, 6)), ((3, 4),)),
+    "einsum, diagonal of a transpose": (Use(lambda x, w: torch.einsum("bti,ti->bti", x, w.t()), (4, 4)), ((4, 4),)),
+    "einsum, blocks of a transpose": (Use(lambda x, w: torch.einsum("bti,ti->bt", x, w.t()), (4, 4)), ((4, 4),)),
     "einsum, implicit": (Use(lambda x, w: torch.einsum("bi,io", x, w), (4, 6)), ((4,),)),
     "einsum, parameter first": (Use(lambda x, w: torch.einsum("oi,bi->bo", w, x), (6, 4)), ((4,),)),
     "einsum, three operands": (Use(lambda x, v, w: torch.einsum("bi,ij,jk->bk", x, v, w), (4, 3), (3, 2)), ((4,),)),

@@ -114,7 +114,11 @@ def _masked_select(call: Call) -> Tag:
     tag = aligned(call, len(shape))
     if not isinstance(tag, Layout):
         return tag
-    ids = owners(tag, call.batch, shape[tag.dim]).view(-1, *(1,) * (len(shape) - tag.dim - 1)).expand(shape)
+    ids = (
+        owners(tag, call.batch, shape[tag.dim], call.out.device)
+        .view(-1, *(1,) * (len(shape) - tag.dim - 1))
+        .expand(shape)
+    )
     return Layout(0, 1, ids[call.args[1].as_subclass(Tensor).expand(shape)])
 
 

@@ -133,9 +133,12 @@ class Outer(Contribution):
         if self.positions > 1 and not self.gram_is_cheaper() and self.batch * self.size <= 2 * self.factor_numel():
             if self.batch * self.size * 4 <= CHUNK_BYTES:
                 return Dense(self.instantiate(0, self.batch))
-            grads = torch.empty((self.batch, *self.shape), dtype=torch.promote_types(self.a.dtype, torch.float32))
+            grads: Tensor | None = None
             for lo, hi in self.chunks():
-                grads[lo:hi] = self.instantiate(lo, hi)
+                part = self.instantiate(lo, hi)
+                grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
+                grads[lo:hi] = part
+            assert grads is not None
             return Dense(grads)
         return self
 

@@ -59,7 +59,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     if mine is not None:
         for i, t, is_mask in zip(advanced, tensors, masks):
             if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
-                ids = owners(mine, batch, x.shape[mine.dim])
+                ids = owners(mine, batch, x.shape[mine.dim], x.device)
                 if is_mask:
                     if len(advanced) > 1:
                         return refused
@@ -133,7 +133,7 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
 
 def _tidy(layout: Layout, batch: int) -> Layout:
     owner = layout.owner
-    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch)):
+    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
         return Layout(layout.dim)
     return layout
 

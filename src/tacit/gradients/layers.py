@@ -78,7 +78,7 @@ def _pad(call: Call) -> Tag:
 @rule("_pack_padded_sequence")
 def _pack(call: Call) -> Any:
     x, layout = call.first()
-    columns = owners(layout, call.batch, x.shape[layout.dim])
+    columns = owners(layout, call.batch, x.shape[layout.dim], x.device)
     sizes = call.out[1].tolist()
     return [Layout(0, 1, torch.cat([columns[:n] for n in sizes])), None]
 

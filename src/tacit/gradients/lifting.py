@@ -77,7 +77,7 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         if own:
-            ids = owners(place, batch, size)
+            ids = owners(place, batch, size, grad.device)
             full = grad.reshape(source.shape) if rank != source.ndim else grad
             return [(source, Diagonal(full, dim, ids, batch))]
         if place.owner is not None:

@@ -32,7 +32,7 @@ def embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = by_example(grad, layout, batch).reshape(batch, -1, grad.shape[-1])
         which = by_example(rows, layout, batch).reshape(-1)
-        owner = torch.arange(batch).repeat_interleave(g.shape[1])
+        owner = torch.arange(batch, device=g.device).repeat_interleave(g.shape[1])
         return [(weight, _lookups(which, owner, g.reshape(-1, g.shape[-1]), weight, batch, padding_idx))]
 
     out = recorder.tap(out, [rows], make)
@@ -65,7 +65,7 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     rows, starts = plain(index), plain(offsets)
     bags = starts.numel() - bool(last)
     own, of_bags = layout_of(recorder, index), layout_of(recorder, offsets)
-    bag = torch.searchsorted(starts[:bags].contiguous(), torch.arange(rows.numel()), right=True) - 1
+    bag = torch.searchsorted(starts[:bags].contiguous(), torch.arange(rows.numel(), device=rows.device), right=True) - 1
     if of_bags is not None and not last:
         place: Layout | None = of_bags
     elif (
@@ -86,9 +86,13 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         place = place or Layout(0)
     assert place is not None
     out, *rest = func(bare(weight), rows, starts, False, mode, False, bare(scales), last, padding_idx)
-    counted = torch.ones(rows.numel()) if padding_idx is None or padding_idx < 0 else (rows != padding_idx).float()
-    counts = torch.zeros(bags).index_add_(0, bag, counted).clamp_min(1)
-    examples = owners(place, batch, bags)
+    counted = (
+        torch.ones(rows.numel(), device=rows.device)
+        if padding_idx is None or padding_idx < 0
+        else (rows != padding_idx).float()
+    )
+    counts = torch.zeros(bags, device=rows.device).index_add_(0, bag, counted).clamp_min(1)
+    examples = owners(place, batch, bags, rows.device)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = grad[bag]

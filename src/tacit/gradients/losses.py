@@ -108,7 +108,7 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
                 valid = valid * weight.to(x.dtype)[bare_target.clamp(0, weight.numel() - 1)]
             per_layout = each._tag
             counts = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1).sum(1).clamp_min(1e-12)
-            ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim])
+            ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
             shape = [1] * each.ndim
             shape[per_layout.dim] = -1
             return (each * (1 / counts)[ids].view(shape)).sum().div(recorder.batch)

@@ -173,8 +173,8 @@ def _run(
     data, mask, steps_index, column_index = plain(x), None, None, None
     if sizes is not None:
         counts = sizes.tolist()
-        steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes)
-        column_index = torch.cat([torch.arange(n) for n in counts])
+        steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
+        column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
         columns = Layout(1, 1, layout.owner[: counts[0]])
         mask = data.new_zeros(len(counts), counts[0], 1)

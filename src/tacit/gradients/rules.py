@@ -100,6 +100,6 @@ def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 def tidy(layout: Layout, batch: int) -> Layout:
     """Regular form of an irregular layout whose order turns out to be the natural one."""
     owner = layout.owner
-    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch)):
+    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
         return Layout(layout.dim)
     return layout

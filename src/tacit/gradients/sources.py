@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, Outer, chunks, concatenated, row_squares
+from tacit.gradients.contributions import (
+    CANCELLATION,
+    Contribution,
+    Dense,
+    Outer,
+    chunks,
+    concatenated,
+    precise,
+    row_squares,
+)
+from tacit.gradients.sparse import Rows, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +34,8 @@ class Region:
     stride: tuple[int, ...]
 
     def of(self, whole: Tensor) -> Tensor:
-        return whole.as_strided(self.size, self.stride, self.offset)
-
-    def cells(self, like: torch.Size) -> Tensor:
-        numel = like.numel()
-        return self.of(torch.arange(numel)).flatten()
+        """The same entries of another contiguous tensor of the parameter's shape."""
+        return whole.as_strided(self.size, self.stride, int(whole.storage_offset()) + self.offset)
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ class Derived(Contribution):
         return self.chunked_squares()
 
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        summed = torch.zeros(self.source.shape, dtype=total.dtype)
+        summed = torch.zeros(self.source.shape, dtype=total.dtype, device=total.device)
         self.inner.accumulate(summed, weights)
         (grad,) = torch.autograd.grad(
             self.source, [self.parameter], summed.to(self.source.dtype), retain_graph=True, allow_unused=True
@@ -98,9 +105,10 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
             int(source.storage_offset() - base.storage_offset()), tuple(source.shape), tuple(source.stride())
         )
         if all(st > 0 or n == 1 for n, st in zip(region.size, region.stride)) and _once(region, base.shape):
-            if type(contribution) is Outer and source.ndim == 2 and region.stride[0] < region.stride[1]:
+            flipped = source.ndim == 2 and region.stride[0] < region.stride[1]
+            if flipped and type(contribution) is Outer and not contribution.order:
                 region = Region(region.offset, region.size[::-1], region.stride[::-1])
-                contribution = contribution.transposed() if not contribution.order else contribution
+                contribution = contribution.transposed()
             if region.size == tuple(base.shape) and region.stride == tuple(base.stride()):
                 return [(names[id(base)], Part(contribution, None))]
             return [(names[id(base)], Part(contribution, region))]
@@ -134,10 +142,54 @@ def squares(parts: list[Part], shape: torch.Size) -> Tensor:
     if _disjoint(merged, shape):
         return torch.stack([p.contribution.squares() for p in merged]).sum(0)
     batch = merged[0].contribution.batch
+    by_pairs = _squares_by_pairs(merged)
+    if by_pairs is not None:
+        total, scale = by_pairs
+        doubtful = ((total * CANCELLATION < scale) & torch.isfinite(scale)).nonzero()
+        for i in doubtful.flatten().tolist():
+            total[i] = row_squares(instantiate(merged, shape, i, i + 1))[0]
+        return total
     found = [
         row_squares(instantiate(merged, shape, lo, hi)) for lo, hi in chunks(batch, shape.numel() * 4 * len(merged))
     ]
     return torch.cat(found)
+
+
+def _squares_by_pairs(parts: list[Part]) -> tuple[Tensor, Tensor] | None:
+    """|ΣG|² = Σ|G_p|² + 2·Σ⟨G_p, G_q⟩ where every pair has a cheap inner product; and Σ|G_p|² to judge cancellation."""
+    if any(p.region is not None for p in parts):
+        return None
+    crossed = []
+    for i, p in enumerate(parts):
+        for q in parts[i + 1 :]:
+            found = inner_product(p.contribution, q.contribution)
+            if found is None:
+                return None
+            crossed.append(found)
+    scale = torch.stack([p.contribution.squares() for p in parts]).sum(0)
+    return scale + 2 * torch.stack(crossed).sum(0), scale
+
+
+def inner_product(a: Contribution, b: Contribution) -> Tensor | None:
+    """⟨A_i, B_i⟩ for every example, for a table that is also used as a matrix (tied embeddings)."""
+    if isinstance(b, Rows):
+        a, b = b, a
+    if not isinstance(a, Rows):
+        return None
+    rows = precise(a.grads)
+    if isinstance(b, Dense):
+        each = (precise(b.grads)[a.owner, a.index] * rows).sum(1)
+    elif type(b) is Outer and b.blocks == 1 and not b.order:
+        # Row r of Σ_t g_t ⊗ a_t is Σ_t g_t[r]·a_t; only the rows that were looked up are needed.
+        parts = []
+        for lo, hi in chunks(a.index.numel(), 8 * b.positions * b.width_in):
+            owner = a.owner[lo:hi]
+            weights = precise(b.g[owner, 0, :, a.index[lo:hi]])
+            parts.append(torch.einsum("rt,rti,ri->r", weights, precise(b.a[owner, 0]), rows[lo:hi]))
+        each = torch.cat(parts) if parts else rows.new_zeros(0)
+    else:
+        return None
+    return each.new_zeros(a.batch).index_add_(0, a.owner, each)
 
 
 def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tensor:
@@ -164,6 +216,8 @@ def _merge(parts: list[Part]) -> list[Part]:
             key: tuple[Any, ...] = (Outer, part.region, c.blocks, c.width_in, c.width_out, c.sizes, c.order)
         elif isinstance(c, Dense):
             key = (Dense, part.region, c.shape)
+        elif isinstance(c, Rows) and part.region is None:
+            key = (Rows,)
         else:
             key = (i,)
         merged.setdefault(key, []).append(part)
@@ -172,6 +226,8 @@ def _merge(parts: list[Part]) -> list[Part]:
         if len(group) > 1 and key[0] is Outer:
             outer = concatenated([p.contribution for p in group if isinstance(p.contribution, Outer)])
             group = [Part(outer, group[0].region)]
+        elif len(group) > 1 and key[0] is Rows:
+            group = [Part(together([p.contribution for p in group if isinstance(p.contribution, Rows)]), None)]
         elif len(group) > 1:
             total = sum(p.contribution.instantiate(0, p.contribution.batch) for p in group)
             assert isinstance(total, Tensor)
@@ -193,5 +249,11 @@ def _disjoint(parts: list[Part], shape: torch.Size) -> bool:
 def accumulate(parts: list[Part], total: Tensor, weights: Tensor) -> None:
     """total += Σ_i weights[i]·G_i over all uses."""
     for part in parts:
-        target = total if part.region is None else part.region.of(total)
-        part.contribution.accumulate(target, weights)
+        if part.region is None:
+            part.contribution.accumulate(total, weights)
+        elif total.is_contiguous():
+            part.contribution.accumulate(part.region.of(total), weights)
+        else:
+            fresh = torch.zeros(total.shape, dtype=total.dtype, device=total.device)
+            part.contribution.accumulate(part.region.of(fresh), weights)
+            total += fresh

@@ -56,6 +56,13 @@ class MergedRows(Rows):
         return each.new_zeros(self.batch).index_add_(0, self.owner, each)
 
 
+def together(parts: Sequence[Rows]) -> Rows:
+    """Several lookups in one table as one."""
+    first = parts[0]
+    index, owner = torch.cat([p.index for p in parts]), torch.cat([p.owner for p in parts])
+    return Rows(index, owner, torch.cat([precise(p.grads) for p in parts]), first.shape, first.batch).settle()
+
+
 class Diagonal(Contribution):
     """A shared tensor that holds one slice per example: G_i is zero outside example i's slice."""
 

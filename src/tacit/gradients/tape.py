@@ -29,8 +29,11 @@ class Engine:
     """Per-example gradients of a model in an ordinary training loop.
 
     While attached, the model's trainable parameters receive no `.grad` from losses computed through the model; instead
-    `clipped_sum` gives Σ_i w_i·∇ℓ_i. The model is not wrapped, copied or renamed.
+    `clipped_sum` gives Σ_i w_i·∇ℓ_i. The model is not wrapped, copied or renamed. All calls of the model that enter one
+    backward pass must be on the same examples in the same order: example i is what the i-th entries have in common.
     """
+
+    _stays_readable = False
 
     def __init__(self, model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> None:
         if getattr(model, "_forward_pre_hooks", None) and any(
@@ -41,6 +44,9 @@ class Engine:
         self._recorder = Recorder(model, reduction, batch_dim)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
+        for name, parameter in self._recorder.parameters.items():
+            if parameter.is_complex():
+                raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
         self._squares: dict[str, Tensor] | None = None
         self._handles: list[Any] = [
@@ -121,7 +127,11 @@ class Engine:
     def _packed(self, packed: PackedSequence) -> PackedSequence:
         sizes = packed.batch_sizes
         self._recorder.begin(int(sizes[0]))
-        order = packed.sorted_indices if packed.sorted_indices is not None else torch.arange(int(sizes[0]))
+        order = (
+            packed.sorted_indices
+            if packed.sorted_indices is not None
+            else torch.arange(int(sizes[0]), device=packed.data.device)
+        )
         owner = torch.cat([order[:n] for n in sizes.tolist()])
         data = packed.data.view_as(packed.data)
         mark(data, self._recorder, Layout(0, 1, owner))
@@ -176,6 +186,7 @@ class Engine:
         norms = torch.where(torch.isfinite(stacked), norms, torch.inf)
         return norms[:, 0] if groups is None else norms
 
+    @torch.no_grad()
     def clipped_sum(
         self,
         clipping: Clipping,
@@ -206,7 +217,7 @@ class Engine:
         column = {name: g for g, group in enumerate(partition) for name in group}
         for name, parameter in self._recorder.parameters.items():
             dtype = torch.promote_types(parameter.dtype, torch.float32)
-            total = torch.zeros(parameter.shape, dtype=dtype) if out is None else out[name]
+            total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device) if out is None else out[name]
             parts = self._recorder.parts.get(name)
             if parts:
                 if not bool(finite.all()):
@@ -228,6 +239,7 @@ class Engine:
             handle.remove()
         self._handles = []
         self._depth = 0
+        self._recorder.active = self._stays_readable
 
     def _scale(self) -> float:
         return losses.scale_of(self._recorder) if self._recorder.parts else 1.0
@@ -249,7 +261,7 @@ class Engine:
                     if parts:
                         found = sources.squares(parts, parameter.shape) * scale**2
                     else:
-                        found = torch.zeros(recorder.batch)
+                        found = torch.zeros(recorder.batch, device=parameter.device)
                     self._squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
             if len({s.dtype for s in self._squares.values()}) > 1:
                 self._squares = {name: s.double() for name, s in self._squares.items()}
@@ -271,6 +283,8 @@ def _refuse(name: str) -> Any:
 
 class Tape(Engine, AbstractContextManager["Tape"]):
     """An engine for one `with` block; its results stay readable afterwards."""
+
+    _stays_readable = True
 
     def __enter__(self) -> Tape:
         return self
