@@ -81,9 +81,12 @@ class Dense(Contribution):
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
+        self._squares: Tensor | None = None
 
     def squares(self) -> Tensor:
-        return row_squares(precise(self.grads))
+        if self._squares is None:
+            self._squares = row_squares(precise(self.grads))
+        return self._squares
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
@@ -102,13 +105,21 @@ class Dense(Contribution):
 class Outer(Contribution):
     """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
 
-    The tensor's own shape is `permuted` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    The tensor's own shape is permuted by `order` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    With one position per example, `output` may hold g itself, whose norms a bias needs too.
     """
 
     def __init__(
-        self, a: Tensor, g: Tensor, shape: Sequence[int], sizes: Sequence[int] = (), order: Sequence[int] = ()
+        self,
+        a: Tensor,
+        g: Tensor,
+        shape: Sequence[int],
+        sizes: Sequence[int] = (),
+        order: Sequence[int] = (),
+        output: Dense | None = None,
     ) -> None:
         self.a, self.g = a, g
+        self.output = output
         self.batch, self.blocks, self.positions, self.width_in = a.shape
         self.width_out = g.shape[-1]
         self.shape = torch.Size(shape)
@@ -149,6 +160,8 @@ class Outer(Contribution):
     def squares(self) -> Tensor:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
+            if self.output is not None:
+                return row_squares(a) * self.output.squares()
             norms: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
             return norms.square_().sum((1, 2))
         if not self.gram_is_cheaper():

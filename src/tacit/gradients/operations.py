@@ -83,12 +83,12 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
-        pairs: list[tuple[Tensor, Contribution]] = []
+        single = g.shape[2] == 1
+        summed = Dense(g[:, 0, 0] if single else g.sum((1, 2))) if trainable(bias) else None
+        pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if trainable(weight):
             a = sequences(features.detach(), layout, batch, features.shape[-1])
-            pairs.append((weight, Outer(a, g, weight.shape)))
-        if trainable(bias):
-            pairs.append((bias, Dense(g[:, 0, 0] if g.shape[2] == 1 else g.sum((1, 2)))))
+            pairs.append((weight, Outer(a, g, weight.shape, output=summed if single else None)))
         return pairs
 
     out = recorder.tap(out, [features] if trainable(weight) else [], make)

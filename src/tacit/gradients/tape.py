@@ -49,6 +49,7 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
         self._squares: dict[str, Tensor] | None = None
+        self._known_scale: float | None = None
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
@@ -119,7 +120,7 @@ class Engine:
             )
         if sizes:
             self._recorder.begin(sizes.pop())
-            self._squares = None
+            self._squares = self._known_scale = None
         for t, d in fresh:
             mark(t, self._recorder, Layout(d))
         return new_args, new_kwargs
@@ -231,7 +232,7 @@ class Engine:
     def discard(self) -> None:
         """Forget the current batch."""
         self._recorder.reset()
-        self._squares = None
+        self._squares = self._known_scale = None
 
     def detach(self) -> None:
         """Leave the model as it was."""
@@ -242,7 +243,9 @@ class Engine:
         self._recorder.active = self._stays_readable
 
     def _scale(self) -> float:
-        return losses.scale_of(self._recorder) if self._recorder.parts else 1.0
+        if self._known_scale is None:
+            self._known_scale = losses.scale_of(self._recorder) if self._recorder.parts else 1.0
+        return self._known_scale
 
     def _all_squares(self) -> dict[str, Tensor]:
         recorder = self._recorder

@@ -39,7 +39,7 @@ class Convolution(Outer):
         self.width_out = grad.shape[2] // groups
         self.space = tuple(grad.shape[3:])
         self.positions = grad.shape[1] * math.prod(self.space)
-        self.sizes, self.order = (), ()
+        self.sizes, self.order, self.output = (), (), None
 
     def factor_numel(self) -> int:
         return self.image.numel() + self.grad.numel()
