@@ -62,16 +62,23 @@ def canonical(func: Callable[..., Any]) -> str:
     return _ALIASES.get(name, name)
 
 
-class _Start(torch.autograd.Function):
-    """Begins the graph at the output of the first trainable operation: nothing before it needs a gradient."""
+class _Tap(torch.autograd.Function):
+    """A node of its own behind a trainable operation, through which every gradient of its output must pass.
+
+    A hook on the output would be passed by: many operations return views, and an in-place change of a view reroutes
+    the graph around the view's own node. The anchor gives the first trainable operation a graph to begin with, and
+    marks whatever is computed from here as data.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, box: list[Tensor]) -> Tensor:
-        return box[0]
+    def forward(ctx: Any, anchor: Tensor, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        ctx.arrived = arrived
+        return out.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None
+        ctx.arrived(grads[0])
+        return None, grads[0], None
 
 
 class Recorder:
@@ -319,8 +326,6 @@ class Recorder:
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
-        if not out.requires_grad:
-            out = _Start.apply(self.anchor, [out.detach()])  # type: ignore[no-untyped-call]
         watched = [(t, t._version) for t in saved]
         epoch = self.epoch
 
@@ -332,8 +337,7 @@ class Recorder:
                     )
             self.capture(make(plain(grad.detach())), epoch)
 
-        out.register_hook(arrived)  # type: ignore[no-untyped-call]
-        return out
+        return _Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
 
     def capture(self, pairs: Pairs, epoch: int) -> None:
         if epoch != self.epoch:
