@@ -354,6 +354,24 @@ def test_norms_and_sums_are_float32_under_mixed_precision(dtype: torch.dtype, fl
     torch.testing.assert_close(tape.norms(), exact.norms(), rtol=0.05, atol=0.05)
 
 
+def test_sums_over_positions_are_taken_in_float32() -> None:
+    """4,097 ones: half precision would lose the last."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.LayerNorm(2)).to(torch.bfloat16)
+    with gradients.record(model) as tape:
+        model(torch.randn(2, 4097, 1).bfloat16()).float().sum((1, 2)).sum().backward()
+    found = tape._recorder.parts["1.bias"][0].contribution.instantiate(0, 2)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, torch.full((2, 2), 4097.0))
+
+
+def test_one_model_feeding_another_each_with_its_own_engine() -> None:
+    first, second = net(), nn.Linear(3, 2)
+    with gradients.record(first, reduction="sum") as a, gradients.record(second) as b:
+        second(first(torch.randn(B, 5))).sum(1).sum().backward()
+    assert a.norms().shape == b.norms().shape == (B,)
+    assert float(b.norms().min()) > 0
+
+
 def test_the_clipped_norm_never_exceeds_the_bound_even_when_gradients_cancel(flat: Any) -> None:
     """Large opposite contributions at different positions: a Gram-matrix norm alone would be all rounding."""
     torch.manual_seed(3)

@@ -26,6 +26,10 @@ def precise(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def precise_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
     step = max(1, CHUNK_BYTES // max(1, bytes_per_example))
     for lo in range(0, batch, step):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense
+from tacit.gradients.contributions import Contribution, Dense, precise
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
 from tacit.gradients.recorder import Recorder, detached
@@ -32,6 +32,7 @@ def layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(data, shape, bare(weight), bare(bias), eps) if centred else func(data, shape, bare(weight), eps)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        grad = precise(grad)
         pairs: list[tuple[Tensor, Contribution]] = []
         if trainable(weight):
             unit = func(data.detach(), shape, None, None, eps) if centred else func(data.detach(), shape, None, eps)
@@ -80,6 +81,8 @@ def channel_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     out = run(data, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        grad = precise(grad)
+
         def reduced(t: Tensor) -> Tensor:
             each = by_example(t, layout, batch)
             return each.flatten(3).sum((1, 3)) if each.ndim > 3 else each.sum(1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Contribution, Dense, Outer
+from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
@@ -84,7 +84,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g[:, 0, 0] if single else g.sum((1, 2))) if trainable(bias) else None
+        summed = Dense(g[:, 0, 0] if single else g.sum((1, 2), dtype=precise_dtype(g))) if trainable(bias) else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if trainable(weight):
             a = sequences(features.detach(), layout, batch, features.shape[-1])
@@ -211,7 +211,7 @@ def bilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             product = (left.detach().unsqueeze(-1) * right.detach().unsqueeze(-2)).flatten(-2)
             pairs.append((weight, Outer(sequences(product, layout, batch, product.shape[-1]), g, weight.shape)))
         if trainable(bias):
-            pairs.append((bias, Dense(g.sum((1, 2)))))
+            pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
         return pairs
 
     out = recorder.tap(out, [left, right], make)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients import cells
-from tacit.gradients.contributions import Contribution, Dense, Outer
+from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
 from tacit.gradients.operations import layout_of, operation, trainable
@@ -104,7 +104,7 @@ class _Job:
         for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
             if trainable(bias):
                 assert bias is not None
-                pairs.append((bias, Dense(g.sum((1, 2)))))
+                pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
         return pairs
 
 

@@ -82,7 +82,15 @@ class Engine:
             if isinstance(value, PackedSequence):
                 return self._packed(value)
             if isinstance(value, Tensor):
-                if dim is None or value.ndim == 0 or (type(value) is Traced and value._epoch == self._recorder.epoch):
+                if (
+                    dim is None
+                    or value.ndim == 0
+                    or (
+                        type(value) is Traced
+                        and value._recorder is self._recorder
+                        and value._epoch == self._recorder.epoch
+                    )
+                ):
                     if type(value) is Traced:
                         found.append((value, -1))
                     return value
