@@ -17,8 +17,27 @@ CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
 
 
-CANCELLATION = 1000.0
-"""A Gram-matrix norm is trusted while its positive and negative terms cancel by less than this factor."""
+CANCELLATION = 64.0
+"""How far M_i² may lie above |G_i|² in an example that is summed together with others (see `cancelled`)."""
+
+
+def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
+    """Which examples consist of terms that cancel, so that their gradients must be formed before they meet others.
+
+    Let M_i = Σ_t |a_t|·|g_t| be the size of all the terms whose sum is G_i. Summed in factored form, these terms go one
+    by one into accumulators that other examples share; an example of ±2^50 terms that cancel exactly has norm zero,
+    weight one, and would round everybody else's gradients away. An example with M_i > ρ·|G_i|,
+    ρ = max(8, 2·√positions), is therefore kept apart: its G_i is formed by itself, that very tensor is measured, and
+    weight·G_i is added: at most S enters, whatever the terms were. (Independent terms have M_i ≈ √positions·|G_i|,
+    so ordinary gradients stay in the fast path; where the rule errs, the result is the same and only takes longer.)
+
+    What remains for the others, with u = 2^-24 in float32 (2^-53 in float64): an addition rounds by at most u times the
+    partial sum, of which weight·M_i ≤ ρ·S is example i's doing. A term passes through h additions, at most `positions`
+    of them before the example is complete, so the excess over S is at most h·u·ρ·S: 2^-15·S for 64 positions and
+    2^-10·S for 400 even if every rounding went the same way, and about √h·u·ρ·S when they do not. That kernels sum in
+    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i².
+    """
+    return (squares * max(CANCELLATION, 4.0 * positions) < sizes) & torch.isfinite(sizes)
 
 
 def precise(x: Tensor) -> Tensor:
@@ -43,15 +62,35 @@ def row_squares(x: Tensor) -> Tensor:
     return norms.square_()
 
 
+def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
+    """Sums of squares from above: squares too small for the type count as its smallest number, not as zero.
+
+    Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
+    """
+    entries = math.prod(x.shape[d] for d in ([dim] if isinstance(dim, int) else dim))
+    norms: Tensor = torch.linalg.vector_norm(x, dim=dim)
+    return norms.square_().add_(entries * torch.finfo(x.dtype).tiny)
+
+
 class Contribution(ABC):
     """Gradients with respect to a tensor of `shape`, one for each of `batch` examples."""
 
     shape: torch.Size
     batch: int
+    positions: int = 1
+    """How many terms add up to one example's gradient when it is summed together with others."""
 
     @abstractmethod
     def squares(self) -> Tensor:
         """|G_i|² for every example."""
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """|G_i|², and an upper bound of M_i², the size of the terms that are summed in place of G_i.
+
+        The same tensor twice where `accumulate` adds the G_i themselves, formed one by one.
+        """
+        squares = self.squares()
+        return squares, squares
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
@@ -162,35 +201,47 @@ class Outer(Contribution):
         return chunks(self.batch, each * 4)
 
     def squares(self) -> Tensor:
+        return self.measured()[0]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
+            of_g = guarded_squares(g, (2, 3)) if self.output is None else self.output.squares().view(-1, 1)
             if self.output is not None:
-                return row_squares(a) * self.output.squares()
-            norms: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
-            return norms.square_().sum((1, 2))
+                of_g = of_g + self.width_out * torch.finfo(of_g.dtype).tiny
+            found = (guarded_squares(a, (2, 3)) * of_g).sum(1)
+            return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
-        else:
-            each = self.blocks * self.positions * (2 * self.positions + self.width_in)
-            parts = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+            return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
+        each = self.blocks * self.positions * (2 * self.positions + self.width_in)
+        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
-    def gram_squares(self, lo: int, hi: int) -> Tensor:
-        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s).
+    def term_sizes(self) -> Tensor:
+        """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
+        a, g = self.factors(0, self.batch)
+        return (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
 
-        The terms can cancel: rounding is relative to (Σ_t |a_t||g_t|)². Where that is far above the result the
-        example is redone from its gradient, so that a clipped norm never rests on cancelled digits.
+    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
+
+        Rounding is relative to the latter. Where that is far above the result the example is redone from its gradient,
+        so that a clipped norm never rests on cancelled digits.
         """
         a, g = self.factors(lo, hi)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-        sizes = (gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0)
-        scale = sizes.sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        tiny = torch.finfo(a.dtype).tiny
+        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
+        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
+        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
         squares = gram_a.mul_(gram_g).view(hi - lo, -1).sum(1)
-        doubtful = ((squares * max(CANCELLATION, 4.0 * self.positions) < scale) & torch.isfinite(scale)).nonzero()
-        for i in doubtful.flatten().tolist():
+        for i in cancelled(squares, sizes, self.positions).nonzero().flatten().tolist():
             squares[i] = row_squares(self.instantiate(lo + i, lo + i + 1))[0]
-        return squares
+        return squares, sizes
 
     def product(self, a: Tensor, g: Tensor) -> Tensor:
         n = a.shape[0]

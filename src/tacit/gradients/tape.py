@@ -49,6 +49,7 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
         self._squares: dict[str, Tensor] | None = None
+        self._uses: dict[str, sources.Uses] = {}
         self._known_scale: float | None = None
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
@@ -219,6 +220,7 @@ class Engine:
         partition = checked_partition(clipping.partition(shapes), shapes)
         norms = self.norms(partition)
         finite = torch.isfinite(norms).all(1)
+        all_finite = bool(finite.all())
         weights = checked_weights(clipping.weights(torch.where(finite.unsqueeze(1), norms, 0.0)), norms)
         weights = torch.where(finite.unsqueeze(1), weights, 0.0)
         scale = scale * self._scale()
@@ -227,11 +229,11 @@ class Engine:
         for name, parameter in self._recorder.parameters.items():
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device) if out is None else out[name]
-            parts = self._recorder.parts.get(name)
-            if parts:
-                if not bool(finite.all()):
-                    parts = [sources.Part(p.contribution.without(~finite), p.region) for p in parts]
-                sources.accumulate(parts, total, weights[:, column[name]] * scale)
+            uses = self._uses.get(name)
+            if uses is not None:
+                if not all_finite:
+                    uses = uses.without(~finite)
+                uses.accumulate(total, weights[:, column[name]] * scale)
             result[name] = total
         if not keep:
             self.discard()
@@ -241,6 +243,7 @@ class Engine:
         """Forget the current batch."""
         self._recorder.reset()
         self._squares = self._known_scale = None
+        self._uses = {}
 
     def detach(self) -> None:
         """Leave the model as it was."""
@@ -270,7 +273,9 @@ class Engine:
                 for name, parameter in recorder.parameters.items():
                     parts = recorder.parts.get(name)
                     if parts:
-                        found = sources.squares(parts, parameter.shape) * scale**2
+                        uses = self._uses[name] = sources.Uses(parts, parameter.shape)
+                        recorder.parts[name] = uses.parts
+                        found = uses.squares() * scale**2
                     else:
                         found = torch.zeros(recorder.batch, device=parameter.device)
                     self._squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))

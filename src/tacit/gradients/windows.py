@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Outer, cleared, precise
+from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise
 
 
 class Convolution(Outer):
@@ -73,6 +73,16 @@ class Convolution(Outer):
             a = a.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)  # type: ignore[no-untyped-call]
             g = g.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)  # type: ignore[no-untyped-call]
         return a, g
+
+    def term_sizes(self) -> Tensor:
+        """As for any linear map, with Σ_t |a_t|² ≤ (windows that contain one entry)·|image|²: no windows are cut."""
+        image, grad = precise(self.image), precise(self.grad)
+        shared = 1
+        for k, s, d in zip(self.kernel, self.stride, self.dilation):
+            shared *= -(-k * math.gcd(s, d) // s)
+        n, each = image.shape[:2]
+        of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
+        return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
 
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
         image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
