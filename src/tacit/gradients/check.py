@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients.layout import Layout, select_examples
+from tacit.gradients.recorder import ValuesRead
 from tacit.gradients.traced import Traced
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -46,23 +47,30 @@ def refuse(problems: list[str]) -> None:
         raise ValueError(f"this model has no per-example gradients:\n{listed}")
 
 
-def check(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) -> None:
+def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int = 1, **kwargs: Any) -> None:
     """Raise a ValueError that lists everything that stands in the way of per-example gradients.
 
     The modules are looked at, the model is run once on the given batch (a few examples are enough) with every operation
     followed, and each example is run alone: its outputs must be those it had in the batch. The last step finds mixing
-    that no single operation shows (through integers, `.item()` or control flow). Dropout is switched off meanwhile;
-    buffers and the random state are restored. A model whose output is random otherwise skips the last step.
+    that no single operation shows (through shapes, counts or code the engine cannot see). Dropout is switched off
+    meanwhile; buffers and the random state are restored. A model whose output is random otherwise skips the last step.
     """
     from tacit.gradients.tape import Engine
 
     problems = module_problems(model)
     refuse(problems)
     with _undisturbed(model), _NoDropout():
-        engine = Engine(model, batch_dim=batch_dim)
+        engine = Engine(model, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._marked(args, kwargs)
-            output = model.forward(*inputs, **named)
+            engine._recorder.inside = True
+            try:
+                output = model.forward(*inputs, **named)
+            except ValuesRead as error:
+                refuse([str(error)])
+                raise
+            finally:
+                engine._recorder.inside = False
             engine._recorder.check_problems()
             problems += _disagreements(engine, model, inputs, named, output)
         finally:

@@ -77,7 +77,7 @@ def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return body(*args, **kwargs)
     each = body(**{**given, "reduction": "none"})
     layout = each._tag
-    if isinstance(layout, Layout) and layout.dim == 0 and layout.inner == 1 and layout.owner is None:
+    if isinstance(layout, Layout) and layout.dim == 0 and layout.owner is None:
         return each.flatten(1).sum(1).mean() if each.ndim > 1 else each.mean()
     return body(*args, **kwargs)
 

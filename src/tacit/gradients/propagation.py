@@ -99,6 +99,11 @@ def _after_total(call: Call, totals: int) -> Tag | None:
     if call.name in _LINEAR:
         return first
     if call.name in _SCALING and totals == 1 and (call.name == "mul" or isinstance(call.args[0], Traced)):
+        if any(isinstance(a, Tensor) and not isinstance(a, Traced) for a in (*call.args, *call.kwargs.values())):
+            return Mixed(
+                f"`{call.name}` scales the loss of the batch by a tensor of unknown origin, which may depend on the "
+                "examples (a count of labels, say); compute a mean per example, or scale by a public Python number"
+            )
         return first
     if call.name in ("arange", "zeros", "ones", "full", "empty", "zeros_like", "ones_like"):
         return None

@@ -35,14 +35,23 @@ _ALIASES = {
     **{"isub": "sub", "truediv": "div", "itruediv": "div", "floordiv": "floor_divide", "mod": "remainder"},
     **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
 }
+_KEPT = words("float int bool long len index complex contains reduce_ex deepcopy repr format hash")
 _METADATA = words(
     """
     shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
-    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous item tolist len bool float_
+    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous len
     storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
     _grad retains_grad __set__
     """
 )
+
+
+_READS = words(
+    """
+    item tolist numpy equal allclose is_nonzero __bool__ __float__ __int__ __long__ __index__ __complex__ __contains__
+    """
+)
+"""Operations that turn a tensor's values into Python values."""
 
 
 @cache
@@ -55,7 +64,7 @@ def canonical(func: Callable[..., Any]) -> str:
         return "__set__"
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in ("float", "int", "bool", "long", "len", "index", "reduce_ex", "deepcopy", "repr", "format", "hash"):
+        if name in _KEPT:
             return f"__{name}__"
     elif not name.startswith("_"):
         name = name.rstrip("_")
@@ -81,6 +90,10 @@ class _Tap(torch.autograd.Function):
         return None, grads[0], None
 
 
+class ValuesRead(RuntimeError):
+    """The model's own code looked at values of the batch."""
+
+
 class Recorder:
     """Follows one batch at a time through the model and gathers each parameter's contributions."""
 
@@ -94,6 +107,8 @@ class Recorder:
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.buffers = {id(b): name for name, b in model.named_buffers()}
         self.active = True
+        self.inside = False
+        """Whether the model's forward is running."""
         self.epoch = 0
         self.batch: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
@@ -142,7 +157,7 @@ class Recorder:
             return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
-            return self._empty(func, args, kwargs)
+            return self._empty(func, args, kwargs, bool(shared))
         if shared and torch.is_grad_enabled():
             return self._trainable(name, func, args, kwargs, tagged, shared)
         with torch._C.DisableTorchFunctionSubclass():
@@ -152,13 +167,32 @@ class Recorder:
     def _before_backward(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if any(type(root) is Traced and isinstance(root._tag, Mixed) for root in roots):
+        mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
+        if mixed:
             self.problems += [s for s in self.suspects.values() if s not in self.problems]
-        self.check_problems()
+            if not self.problems:
+                self.problem(mixed[0].reason)
         given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
-        for root, gradient in zip(roots, [given] if isinstance(given, Tensor) else given):
+        pairs = list(zip(roots, [given] if isinstance(given, Tensor) else given))
+        for root, gradient in pairs:
+            self._check_seed(root, gradient)
+        self.check_problems()
+        for root, gradient in pairs:
             if type(root) is Traced and isinstance(root._tag, Layout) and gradient is not None:
                 self.seeds.append(("sum", plain(gradient)))
+
+    def _check_seed(self, root: Any, gradient: Any) -> None:
+        """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
+        if type(gradient) is not Traced or gradient._recorder is not self or gradient._epoch != self.epoch:
+            return
+        tag, own = gradient._tag, getattr(root, "_tag", None)
+        if isinstance(tag, Layout) and isinstance(own, Layout) and tag.dim == own.dim and tag.same_order(own):
+            return
+        self.problem(
+            tag.reason
+            if isinstance(tag, Mixed)
+            else "the gradient given to backward combines examples; compute it for each example from that example alone"
+        )
 
     def scan(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Tensor, Tag]], list[Tensor]]:
         """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
@@ -189,16 +223,21 @@ class Recorder:
             elif isinstance(value, dict):
                 self._scan(value.values(), tagged, shared)
 
-    def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool) -> Any:
         """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*_detached(args), **_detached(kwargs))
-        for t in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(t, Tensor):
-                if t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled() and t.is_leaf:
-                    t.requires_grad_()
-                mark(t, self, Layout(0))
-        return out
+
+        def joined(t: Any) -> Any:
+            if isinstance(t, (tuple, list)):
+                return type(t)(joined(v) for v in t) if not hasattr(t, "_fields") else type(t)(*(joined(v) for v in t))
+            if not isinstance(t, Tensor):
+                return t
+            if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
+                t = _Tap.apply(self.anchor, t, lambda grad: None)  # type: ignore[no-untyped-call]
+            return mark(t, self, Layout(0))
+
+        return joined(out)
 
     def _trainable(
         self,
@@ -254,6 +293,8 @@ class Recorder:
         elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
             out_tensors = out
         else:
+            if tagged and self.inside and name in _READS:
+                self._refuse_reading(name)
             return out
         if not tagged:
             return out
@@ -261,6 +302,14 @@ class Recorder:
         tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         self._tag_outputs(out_tensors, tag, tagged)
         return out
+
+    def _refuse_reading(self, name: str) -> None:
+        raise ValuesRead(
+            f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
+            "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
+            "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
+            "and read it after backward (for torch.distributions, pass validate_args=False)"
+        )
 
     def _tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
         if isinstance(out, (tuple, list)):

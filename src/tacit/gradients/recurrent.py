@@ -121,9 +121,11 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     layout = layout_of(recorder, x)
     expected = 0 if packed or batch_first else 1
-    if recorder.batch == 0:
-        return recorder._empty(func, args, kwargs)
     _, shared = recorder.scan(args, kwargs)
+    if recorder.batch == 0:
+        return (
+            recorder._empty(func, args, kwargs, bool(shared)) if not packed else _nothing(recorder, args, bool(shared))
+        )
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
         recorder.problem(
             "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
@@ -152,6 +154,16 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         training,
         bidirectional,
         batch_first,
+    )
+
+
+def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
+    """No sequence at all, which PyTorch's packed kernels refuse: outputs of the right widths with no rows."""
+    x, _, hx = args[:3]
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    width = states[0].shape[-1] * (2 if args[8] else 1)
+    return recorder._empty(
+        lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
     )
 
 

@@ -31,16 +31,30 @@ class Engine:
     While attached, the model's trainable parameters receive no `.grad` from losses computed through the model; instead
     `clipped_sum` gives Σ_i w_i·∇ℓ_i. The model is not wrapped, copied or renamed. All calls of the model that enter one
     backward pass must be on the same examples in the same order: example i is what the i-th entries have in common.
+
+    With `rows_per_record` = r an example (a record) is r consecutive rows along the batch dimension: augmented copies,
+    or the examples of one user. A mean loss is then the mean over records of each record's own mean, a sum the sum over
+    records of each record's own sum, and a loss for every row belongs to the row's record.
     """
 
     _stays_readable = False
 
-    def __init__(self, model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        reduction: Reduction | None = None,
+        batch_dim: BatchDim = 0,
+        rows_per_record: int = 1,
+    ) -> None:
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
         ):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
+        if not isinstance(rows_per_record, int) or rows_per_record < 1:
+            raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
+        self._rows = rows_per_record
         self._recorder = Recorder(model, reduction, batch_dim)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
@@ -65,12 +79,16 @@ class Engine:
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
         self._recorder.problems = []
-        return self._marked(args, kwargs)
+        marked = self._marked(args, kwargs)
+        self._recorder.inside = True
+        return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._depth -= 1
-        if self._depth == 0 and output is not None:
-            self._recorder.check_problems()
+        if self._depth == 0:
+            self._recorder.inside = False
+            if output is not None:
+                self._recorder.check_problems()
 
     def _marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         dims = self._recorder.batch_dim
@@ -128,20 +146,31 @@ class Engine:
                 "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
             )
         if sizes:
-            self._recorder.begin(sizes.pop())
+            self._recorder.begin(self._records(sizes.pop()))
             self._squares = self._known_scale = None
         for t, d in fresh:
-            mark(t, self._recorder, Layout(d))
+            mark(t, self._recorder, Layout(d, self._rows))
         return new_args, new_kwargs
+
+    def _records(self, rows: int) -> int:
+        if rows % self._rows:
+            raise ValueError(
+                f"a batch of {rows} rows does not divide into records of rows_per_record={self._rows} rows each"
+            )
+        return rows // self._rows
 
     def _packed(self, packed: PackedSequence) -> PackedSequence:
         sizes = packed.batch_sizes
-        self._recorder.begin(int(sizes[0]))
+        sequences = int(sizes[0]) if sizes.numel() else 0
+        self._recorder.begin(self._records(sequences))
         order = (
             packed.sorted_indices
             if packed.sorted_indices is not None
-            else torch.arange(int(sizes[0]), device=packed.data.device)
+            else torch.arange(sequences, device=packed.data.device)
         )
+        order = order.div(self._rows, rounding_mode="floor")
+        if not sequences:
+            sizes = sizes.new_zeros(1)  # recurrent layers read the first entry
         owner = torch.cat([order[:n] for n in sizes.tolist()])
         data = packed.data.view_as(packed.data)
         mark(data, self._recorder, Layout(0, 1, owner))
@@ -321,11 +350,15 @@ class Tape(Engine, AbstractContextManager["Tape"]):
         return super().clipped_sum(clipping, out=out, scale=scale, keep=keep)
 
 
-def record(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Tape:
+def record(
+    model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0, rows_per_record: int = 1
+) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
-    return Tape(model, reduction=reduction, batch_dim=batch_dim)
+    return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record)
 
 
-def attach(model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0) -> Engine:
+def attach(
+    model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0, rows_per_record: int = 1
+) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
-    return Engine(model, reduction=reduction, batch_dim=batch_dim)
+    return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record)
