@@ -221,6 +221,21 @@ def test_random_cancelling_records(shape: tuple[int, int, int, int], size: float
         assert float(change.norm()) <= S * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("steps", [40, 128])
+def test_long_sequences_of_small_terms_between_large_ones(steps: int, flat: Any) -> None:
+    """Sizes up to and beyond where an example is kept apart."""
+    model = Run(lambda m, x, c: paired(m.f(x), c), f=linear(400, 400))
+    x, c = torch.zeros(6, steps, 400), torch.zeros(6, steps, 400)
+    x[:, 0, 0] = c[:, 0, 0] = 1
+    without = clipped(model, x[1:], c[1:], flat)
+    x[0, :, 0], c[0, :, 0] = 1.0, 1 / steps
+    for k in range(0, 16, 2):
+        x[0, 0], x[0, -1], c[0, 0], c[0, -1] = 0.0, 0.0, 0.0, 0.0
+        x[0, 0, 0], x[0, -1, 0], c[0, 0, 0], c[0, -1, 0] = 2.0**k, 2.0**k, 1.1, -1.1
+        change = float((clipped(model, x, c, flat) - without).norm())
+        assert change <= S * (1 + 1e-3), (k, change)
+
+
 def test_many_cancelling_records_together(flat: Any) -> None:
     model = Run(lambda m, x, c: paired(m.f(x), c), f=linear(bias=True))
     x, c = (torch.cat([t] * N) for t in disguised(8, 2.0**20))
