@@ -35,9 +35,9 @@ def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
     partial sum, of which weight·M_i ≤ ρ·S is example i's doing. A term passes through h additions, at most `positions`
     of them before the example is complete, so the excess over S is at most h·u·ρ·S: 2^-14·S for 64 positions and
     2^-10·S for 400 even if every rounding went the same way, and about √h·u·ρ·S when they do not. That kernels sum in
-    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i². (That
-    additions of the other examples may round another way when one more is present is common to all float32 sums: u
-    times the sum for each, whoever the additional example is.)
+    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i².
+    (Additions of the other examples may also round another way when one more is present; that is common to all sums in
+    float32, u times the sum for each, whoever the additional example is.)
     """
     return (squares * max(CANCELLATION, 4.0 * positions) < sizes) & torch.isfinite(sizes)
 

@@ -35,6 +35,10 @@ class Engine:
     With `rows_per_record` = r an example (a record) is r consecutive rows along the batch dimension: augmented copies,
     or the examples of one user. A mean loss is then the mean over records of each record's own mean, a sum the sum over
     records of each record's own sum, and a loss for every row belongs to the row's record.
+
+    What the engine cannot see: a number read out of the batch in the user's own loop (`loss.item()`, allowed for
+    logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
+    stands beside each example. Inside the model's forward, reading values is an error.
     """
 
     _stays_readable = False
@@ -238,7 +242,9 @@ class Engine:
 
         Bounded: for every norm group g, adding or removing one example changes the group's part of the sum by at most
         max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
-        (checked operation by operation) and its weight on its own norms alone. An example with a NaN or infinite
+        (checked operation by operation) and its weight on its own norms alone. That holds for the computed tensors, up
+        to the roundings accounted for in `contributions.cancelled`: huge terms that cancel within one example are never
+        added where others are. An example with a NaN or infinite
         gradient contributes zero.
 
         With `out` the sum is added into the given tensors, to gather the batches of a lot. The batch is forgotten
