@@ -62,9 +62,20 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "shape"), CONVOLUTIONS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else ""
+)
 def test_convolutions(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> None:
     agree(module, torch.randn(B, *shape), reductions=("mean",))
+
+
+def test_convolution_whose_gradients_are_kept_in_several_chunks(agree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.gradients import contributions
+
+    monkeypatch.setattr(contributions, "CHUNK_BYTES", 2000)
+    agree(nn.Conv2d(2, 3, 3), torch.randn(B, 2, 9, 9), reductions=("mean",))
+    agree(nn.Linear(4, 6), torch.randn(B, 30, 4), reductions=("mean",))
+    agree(nn.Conv2d(8, 12, 3), torch.randn(B, 8, 4, 4), reductions=("mean",))
 
 
 def test_convolution_over_frames_of_each_example(agree: Any) -> None:
@@ -94,7 +105,9 @@ def test_embedding_bag(agree: Any, mode: str, padding_idx: int | None) -> None:
 
 
 def test_embedding_bag_with_sample_weights(agree: Any) -> None:
-    agree(nn.EmbeddingBag(6, 4, mode="sum"), torch.randint(0, 6, (B, 7)), kwargs={"per_sample_weights": torch.randn(B, 7)})
+    agree(
+        nn.EmbeddingBag(6, 4, mode="sum"), torch.randint(0, 6, (B, 7)), kwargs={"per_sample_weights": torch.randn(B, 7)}
+    )
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
@@ -126,7 +139,9 @@ NORMS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape"), NORMS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize(
+    ("module", "shape"), NORMS, ids=lambda v: str(v).replace(" ", "") if isinstance(v, nn.Module) else ""
+)
 def test_normalisations(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> None:
     for p in module.parameters():
         nn.init.normal_(p, 1, 0.3)
@@ -142,13 +157,15 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "mm": (Use(lambda x, w: torch.mm(x, w), (4, 6)), ((4,),)),
     "mv": (Use(lambda x, w: torch.mv(x, w).unsqueeze(1), (4,)), ((4,),)),
     "addmm": (Use(lambda x, b, w: torch.addmm(b, x, w, alpha=2, beta=0.5), (6,), (4, 6)), ((4,),)),
-    "baddbmm": (Use(lambda x, b, w: torch.baddbmm(b, x, w.expand(x.shape[0], -1, -1)), (1, 3, 6), (1, 4, 6)), ((3, 4),)),
+    "baddbmm": (Use(lambda x, b, w: torch.baddbmm(b, x, w.expand(len(x), -1, -1)), (1, 3, 6), (1, 4, 6)), ((3, 4),)),
     "bmm, shared expanded": (Use(lambda x, w: torch.bmm(x, w.expand(x.shape[0], -1, -1)), (1, 4, 6)), ((3, 4),)),
     "heads": (Use(lambda x, w: x.unsqueeze(1) @ w, (2, 4, 3)), ((5, 4),)),
     "einsum, linear": (Use(lambda x, w: torch.einsum("bi,oi->bo", x, w), (6, 4)), ((4,),)),
     "einsum, heads": (Use(lambda x, w: torch.einsum("btd,hde->bhte", x, w), (2, 4, 3)), ((5, 4),)),
     "einsum, per head": (Use(lambda x, w: torch.einsum("bhtd,hde->bhte", x, w), (2, 4, 3)), ((2, 5, 4),)),
     "einsum, dots": (Use(lambda x, w: torch.einsum("...i,io->...o", x, w), (4, 6)), ((3, 4),)),
+    "einsum, diagonal of a transpose": (Use(lambda x, w: torch.einsum("bti,ti->bti", x, w.t()), (4, 4)), ((4, 4),)),
+    "einsum, blocks of a transpose": (Use(lambda x, w: torch.einsum("bti,ti->bt", x, w.t()), (4, 4)), ((4, 4),)),
     "einsum, implicit": (Use(lambda x, w: torch.einsum("bi,io", x, w), (4, 6)), ((4,),)),
     "einsum, parameter first": (Use(lambda x, w: torch.einsum("oi,bi->bo", w, x), (6, 4)), ((4,),)),
     "einsum, three operands": (Use(lambda x, v, w: torch.einsum("bi,ij,jk->bk", x, v, w), (4, 3), (3, 2)), ((4,),)),
@@ -170,7 +187,7 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "class token": (Use(lambda x, s: torch.cat([s.expand(x.shape[0], -1, -1), x], 1), (1, 1, 4)), ((3, 4),)),
     "class token, repeated": (Use(lambda x, s: torch.cat([s.repeat(x.shape[0], 1, 1), x], 1), (1, 2, 4)), ((3, 4),)),
     "stack": (Use(lambda x, s: torch.stack([x, s.expand_as(x)], 1), (4,)), ((4,),)),
-    "computed weight": (Use(lambda x, v, g: F.linear(x, g * v / v.norm(dim=1, keepdim=True)), (6, 4), (6, 1)), ((3, 4),)),
+    "computed weight": (Use(lambda x, v, g: F.linear(x, g * F.normalize(v)), (6, 4), (6, 1)), ((3, 4),)),
     "sum of two matrices": (Use(lambda x, v, w: F.linear(x, v + w), (6, 4), (6, 4)), ((3, 4),)),
     "low rank product": (Use(lambda x, v, w: F.linear(x, v @ w), (6, 2), (2, 4)), ((4,),)),
     "slices of one parameter": (Use(lambda x, w: F.linear(x, w[:3]) * F.linear(x, w[3:]), (6, 4)), ((3, 4),)),
@@ -180,7 +197,10 @@ USES: dict[str, tuple[nn.Module, tuple[tuple[int, ...], ...]]] = {
     "softmax of a parameter": (Use(lambda x, w: x * w.softmax(0), (4,)), ((4,),)),
     "distance to prototypes": (Use(lambda x, w: torch.cdist(x, w), (6, 4)), ((3, 4),)),
     "attention over learned keys": (
-        Use(lambda x, k, v: F.scaled_dot_product_attention(x, k.expand(x.shape[0], -1, -1), v.expand(x.shape[0], -1, -1)), (1, 5, 4), (1, 5, 4)),
+        Use(
+            lambda x, k, v: F.scaled_dot_product_attention(x, k.expand(len(x), -1, -1), v.expand(len(x), -1, -1)),
+            (1, 5, 4), (1, 5, 4),
+        ),
         ((3, 4),),
     ),
 }  # fmt: skip
@@ -219,7 +239,9 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 5, "vdim": 6}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"kdim": 5, "vdim": 6}, {"add_bias_kv": True, "add_zero_attn": True}]
+)
 def test_multihead_attention(agree: Any, need_weights: bool, options: dict[str, Any]) -> None:
     module = Attention(need_weights, batch_first=True, **options)
     q, k, v = torch.randn(B, 3, 8), torch.randn(B, 4, options.get("kdim", 8)), torch.randn(B, 4, options.get("vdim", 8))
@@ -247,7 +269,11 @@ def test_time_major_attention(agree: Any) -> None:
 RECURRENT: list[tuple[type[nn.Module], dict[str, Any]]] = [
     (kind, options)
     for kind in (nn.LSTM, nn.GRU, nn.RNN)
-    for options in ({}, {"batch_first": True, "bias": False}, {"num_layers": 2, "bidirectional": True, "batch_first": True})
+    for options in (
+        {},
+        {"batch_first": True, "bias": False},
+        {"num_layers": 2, "bidirectional": True, "batch_first": True},
+    )
 ]
 RECURRENT += [(nn.RNN, {"nonlinearity": "relu", "batch_first": True}), (nn.LSTM, {"proj_size": 2, "num_layers": 2})]
 
@@ -291,7 +317,12 @@ def test_recurrent(agree: Any, kind: type[nn.Module], options: dict[str, Any], p
 def test_recurrent_with_a_learned_first_state(agree: Any, kind: type[nn.Module]) -> None:
     lengths = torch.tensor([3, 6, 1, 6, 2])
     for packed in (False, True):
-        agree(Recurrent(kind, packed, learned=True, bidirectional=True), torch.randn(B, 6, 3), lengths, reductions=("sum",))
+        agree(
+            Recurrent(kind, packed, learned=True, bidirectional=True),
+            torch.randn(B, 6, 3),
+            lengths,
+            reductions=("sum",),
+        )
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

@@ -45,7 +45,14 @@ _LSTM = (3, 0, 1, 2)
 
 
 def lstm_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor | None, w_hr: Tensor | None, h: Tensor, c: Tensor, reverse: bool,
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    bias: Tensor | None,
+    w_hr: Tensor | None,
+    h: Tensor,
+    c: Tensor,
+    reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
@@ -82,15 +89,23 @@ def lstm_forward(
 
 
 def lstm_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, w_hr: Tensor | None, d_out: Tensor | None, d_h: Tensor, d_c: Tensor,
-    reverse: bool, mask: Tensor | None, wants_input: bool,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    w_hr: Tensor | None,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    d_c: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    wants_input: bool,
 ) -> dict[str, Any]:
     gates, squashed, memory_before = trace.gates, trace.squashed, trace.cells
     assert squashed is not None
     assert memory_before is not None
     steps, columns, width = gates.shape
     hidden = width // 4
-    o, i, f, g = gates.split(hidden, 2)
+    o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     # Everything that does not depend on later steps is computed for all steps at once.
     factors = gates.new_empty(steps, columns, 3, hidden)
     torch.mul(g, i * (1 - i), out=factors[:, :, 0])
@@ -100,7 +115,7 @@ def lstm_backward(
     for_output = squashed * o * (1 - o)
     d_gates = torch.empty_like(gates)
     w_rec = _blocks(w_hh, _LSTM)
-    out_part, cell_part = d_gates[..., :hidden].unbind(0), d_gates[..., hidden:].unflatten(2, (3, hidden)).unbind(0)
+    out_part, cell_part = d_gates[..., :hidden].unbind(0), d_gates[..., hidden:].unflatten(2, (3, hidden)).unbind(0)  # type: ignore[no-untyped-call]
     d_projected = [None] * steps
     d_c = d_c.clone()
     d_state = d_h
@@ -122,14 +137,20 @@ def lstm_backward(
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
     d_x = (d_gates.view(-1, width) @ _blocks(w_ih, _LSTM)).view(steps, columns, -1) if wants_input else None
-    out_gate, others = d_gates.split((hidden, 3 * hidden), 2)
+    out_gate, others = d_gates.split((hidden, 3 * hidden), 2)  # type: ignore[no-untyped-call]
     ordered = torch.cat([others, out_gate], 2)
     projected = torch.stack(d_projected) if w_hr is not None else None  # type: ignore[arg-type]
     return {"x": d_x, "h": d_state, "c": d_c, "in": ordered, "rec": ordered, "projected": projected}
 
 
 def gru_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None, h: Tensor, reverse: bool,
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    h: Tensor,
+    reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
@@ -160,19 +181,25 @@ def gru_forward(
 
 
 def gru_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, d_out: Tensor | None, d_h: Tensor, reverse: bool, mask: Tensor | None,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
     wants_input: bool,
 ) -> dict[str, Any]:
     gates, before, recurrent = trace.gates, trace.before, trace.cells
     assert recurrent is not None
     steps, columns, width = gates.shape
     hidden = width // 3
-    r, z, n = gates.split(hidden, 2)
+    r, z, n = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     for_new = (1 - z) * (1 - n * n)
     for_update = (before - n) * z * (1 - z)
     for_reset = recurrent * r * (1 - r)
     d_in, d_rec = torch.empty_like(gates), torch.empty_like(gates)
-    d_r, d_z, d_n = (g.unbind(0) for g in d_in.split(hidden, 2))
+    d_r, d_z, d_n = (g.unbind(0) for g in d_in.split(hidden, 2))  # type: ignore[no-untyped-call]
     d_both, d_rec_n = d_rec[..., : 2 * hidden].unbind(0), d_rec[..., 2 * hidden :].unbind(0)
     in_both = d_in[..., : 2 * hidden].unbind(0)
     d_state = d_h
@@ -195,7 +222,14 @@ def gru_backward(
 
 
 def rnn_forward(
-    x: Tensor, w_ih: Tensor, w_hh: Tensor, bias: Tensor | None, h: Tensor, reverse: bool, mask: Tensor | None, relu: bool
+    x: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    bias: Tensor | None,
+    h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Trace]:
     steps, columns, _ = x.shape
     flat = x.reshape(-1, x.shape[2])
@@ -214,8 +248,15 @@ def rnn_forward(
 
 
 def rnn_backward(
-    trace: Trace, w_ih: Tensor, w_hh: Tensor, d_out: Tensor | None, d_h: Tensor, reverse: bool, mask: Tensor | None,
-    wants_input: bool, relu: bool,
+    trace: Trace,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    d_out: Tensor | None,
+    d_h: Tensor,
+    reverse: bool,
+    mask: Tensor | None,
+    wants_input: bool,
+    relu: bool,
 ) -> dict[str, Any]:
     state = trace.gates
     steps, columns, width = state.shape

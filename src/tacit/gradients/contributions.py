@@ -12,18 +12,43 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
 
-CANCELLATION = 1000.0
-"""A Gram-matrix norm is trusted while its positive and negative terms cancel by less than this factor."""
+
+CANCELLATION = 64.0
+"""How far M_i² may lie above |G_i|² in an example that is summed together with others (see `cancelled`)."""
+
+
+def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
+    """Which examples consist of terms that cancel, so that their gradients must be formed before they meet others.
+
+    Let M_i = Σ_t |a_t|·|g_t| be the size of all the terms whose sum is G_i. Summed in factored form, these terms go one
+    by one into accumulators that other examples share; an example of ±2^50 terms that cancel exactly has norm zero,
+    weight one, and would round everybody else's gradients away. An example with M_i > ρ·|G_i|,
+    ρ = max(8, 2·√positions), is therefore kept apart: its G_i is formed by itself, that very tensor is measured, and
+    weight·G_i is added: at most S enters, whatever the terms were. (Independent terms have M_i ≈ √positions·|G_i|,
+    so ordinary gradients stay in the fast path; where the rule errs, the result is the same and only takes longer.)
+
+    What remains for the others, with u = 2^-24 in float32 (2^-53 in float64): an addition rounds by at most u times the
+    partial sum, of which weight·M_i ≤ ρ·S is example i's doing. A term passes through h additions, at most `positions`
+    of them before the example is complete, so the excess over S is at most h·u·ρ·S: 2^-14·S for 64 positions and
+    2^-10·S for 400 even if every rounding went the same way, and about √h·u·ρ·S when they do not. That kernels sum in
+    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i².
+    (Additions of the other examples may also round another way when one more is present; that is common to all sums in
+    float32, u times the sum for each, whoever the additional example is.)
+    """
+    return (squares * max(CANCELLATION, 4.0 * positions) < sizes) & torch.isfinite(sizes)
 
 
 def precise(x: Tensor) -> Tensor:
     """`x` in float32 or better: norms and sums are never taken in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def precise_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
@@ -35,7 +60,18 @@ def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
 def row_squares(x: Tensor) -> Tensor:
     """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
     flat = x.reshape(x.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).square_()
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
+    return norms.square_()
+
+
+def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
+    """Sums of squares from above: squares too small for the type count as its smallest number, not as zero.
+
+    Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
+    """
+    entries = math.prod(x.shape[d] for d in ([dim] if isinstance(dim, int) else dim))
+    norms: Tensor = torch.linalg.vector_norm(x, dim=dim)
+    return norms.square_().add_(entries * torch.finfo(x.dtype).tiny)
 
 
 class Contribution(ABC):
@@ -43,10 +79,20 @@ class Contribution(ABC):
 
     shape: torch.Size
     batch: int
+    positions: int = 1
+    """How many terms add up to one example's gradient when it is summed together with others."""
 
     @abstractmethod
     def squares(self) -> Tensor:
         """|G_i|² for every example."""
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        """|G_i|², and an upper bound of M_i², the size of the terms that are summed in place of G_i.
+
+        The same tensor twice where `accumulate` adds the G_i themselves, formed one by one.
+        """
+        squares = self.squares()
+        return squares, squares
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
@@ -80,9 +126,12 @@ class Dense(Contribution):
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
+        self._squares: Tensor | None = None
 
     def squares(self) -> Tensor:
-        return row_squares(precise(self.grads))
+        if self._squares is None:
+            self._squares = row_squares(precise(self.grads))
+        return self._squares
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
@@ -101,13 +150,21 @@ class Dense(Contribution):
 class Outer(Contribution):
     """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
 
-    The tensor's own shape is `permuted` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    The tensor's own shape is permuted by `order` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    With one position per example, `output` may hold g itself, whose norms a bias needs too.
     """
 
     def __init__(
-        self, a: Tensor, g: Tensor, shape: Sequence[int], sizes: Sequence[int] = (), order: Sequence[int] = ()
+        self,
+        a: Tensor,
+        g: Tensor,
+        shape: Sequence[int],
+        sizes: Sequence[int] = (),
+        order: Sequence[int] = (),
+        output: Dense | None = None,
     ) -> None:
         self.a, self.g = a, g
+        self.output = output
         self.batch, self.blocks, self.positions, self.width_in = a.shape
         self.width_out = g.shape[-1]
         self.shape = torch.Size(shape)
@@ -132,9 +189,12 @@ class Outer(Contribution):
         if self.positions > 1 and not self.gram_is_cheaper() and self.batch * self.size <= 2 * self.factor_numel():
             if self.batch * self.size * 4 <= CHUNK_BYTES:
                 return Dense(self.instantiate(0, self.batch))
-            grads = torch.empty((self.batch, *self.shape), dtype=torch.promote_types(self.a.dtype, torch.float32))
+            grads: Tensor | None = None
             for lo, hi in self.chunks():
-                grads[lo:hi] = self.instantiate(lo, hi)
+                part = self.instantiate(lo, hi)
+                grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
+                grads[lo:hi] = part
+            assert grads is not None
             return Dense(grads)
         return self
 
@@ -143,33 +203,47 @@ class Outer(Contribution):
         return chunks(self.batch, each * 4)
 
     def squares(self) -> Tensor:
+        return self.measured()[0]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
-            norms = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(g, dim=-1)
-            return norms.square_().sum((1, 2))
+            of_g = guarded_squares(g, (2, 3)) if self.output is None else self.output.squares().view(-1, 1)
+            if self.output is not None:
+                of_g = of_g + self.width_out * torch.finfo(of_g.dtype).tiny
+            found = (guarded_squares(a, (2, 3)) * of_g).sum(1)
+            return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
-        else:
-            each = self.blocks * self.positions * (2 * self.positions + self.width_in)
-            parts = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+            return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
+        each = self.blocks * self.positions * (2 * self.positions + self.width_in)
+        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
-    def gram_squares(self, lo: int, hi: int) -> Tensor:
-        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s).
+    def term_sizes(self) -> Tensor:
+        """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
+        a, g = self.factors(0, self.batch)
+        return (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
 
-        The terms can cancel: rounding is relative to (Σ_t |a_t||g_t|)². Where that is far above the result the
-        example is redone from its gradient, so that a clipped norm never rests on cancelled digits.
+    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
+
+        Rounding is relative to the latter. Where that is far above the result the example is redone from its gradient,
+        so that a clipped norm never rests on cancelled digits.
         """
         a, g = self.factors(lo, hi)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-        sizes = (gram_a.diagonal(dim1=1, dim2=2) * gram_g.diagonal(dim1=1, dim2=2)).clamp_min_(0)
-        scale = sizes.sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        tiny = torch.finfo(a.dtype).tiny
+        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
+        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
+        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
         squares = gram_a.mul_(gram_g).view(hi - lo, -1).sum(1)
-        doubtful = ((squares * max(CANCELLATION, 4.0 * self.positions) < scale) & torch.isfinite(scale)).nonzero()
-        for i in doubtful.flatten().tolist():
+        for i in cancelled(squares, sizes, self.positions).nonzero().flatten().tolist():
             squares[i] = row_squares(self.instantiate(lo + i, lo + i + 1))[0]
-        return squares
+        return squares, sizes
 
     def product(self, a: Tensor, g: Tensor) -> Tensor:
         n = a.shape[0]
@@ -226,175 +300,3 @@ def concatenated(parts: Sequence[Outer]) -> Outer:
         first.sizes,
         first.order,
     )
-
-
-class Rows(Contribution):
-    """Row lookups: G_i has grads[r] added to row index[r] for every r with owner[r] = i."""
-
-    def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
-        self.index, self.owner, self.grads = index, owner, grads
-        self.shape, self.batch = torch.Size(shape), batch
-
-    def settle(self) -> Rows:
-        """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
-        key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
-        grads = precise(self.grads)
-        if key.numel() < place.numel():
-            merged = grads.new_zeros((key.numel(), grads.shape[1]))
-            merged.index_add_(0, place, grads)
-            owner = torch.div(key, self.shape[0], rounding_mode="floor")
-            return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
-        return MergedRows(self.index, self.owner, grads, self.shape, self.batch)
-
-    def squares(self) -> Tensor:
-        return self.settle().squares()
-
-    def instantiate(self, lo: int, hi: int) -> Tensor:
-        out = precise(self.grads).new_zeros((hi - lo, *self.shape))
-        mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
-        return out.index_put_(
-            (self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True
-        )
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        grads = precise(self.grads)
-        total.index_add_(0, self.index, grads * weights.to(grads.dtype)[self.owner].unsqueeze(1))
-
-    def without(self, bad: Tensor) -> Rows:
-        good = (~bad[self.owner]).nonzero().flatten()
-        return type(self)(self.index[good], self.owner[good], self.grads[good], self.shape, self.batch)
-
-
-class MergedRows(Rows):
-    """Rows in which every (example, row) pair occurs once, so that squared norms add."""
-
-    def settle(self) -> Rows:
-        return self
-
-    def squares(self) -> Tensor:
-        each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
-
-
-class Diagonal(Contribution):
-    """A shared tensor that holds one slice per example: G_i is zero outside example i's slice."""
-
-    def __init__(self, grads: Tensor, dim: int, owner: Tensor, batch: int) -> None:
-        self.grads, self.dim, self.owner = grads, dim, owner
-        self.shape, self.batch = grads.shape, batch
-
-    def _mask(self, of: Tensor) -> Tensor:
-        shape = [1] * self.grads.ndim
-        shape[self.dim] = -1
-        return of.view(shape)
-
-    def squares(self) -> Tensor:
-        each = row_squares(precise(self.grads).movedim(self.dim, 0))
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
-
-    def instantiate(self, lo: int, hi: int) -> Tensor:
-        grads = precise(self.grads)
-        return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        grads = precise(self.grads)
-        total += grads * self._mask(weights.to(grads.dtype)[self.owner])
-
-    def without(self, bad: Tensor) -> Diagonal:
-        return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)
-
-
-class Convolution(Outer):
-    """A convolution is a linear map of its windows; the windows are cut out again when needed, a chunk at a time.
-
-    `image` is [batch, images per example, channels, *space]; `grad` likewise. For a transposed convolution the roles
-    are exchanged by the caller: the windows are then those of the output gradient.
-    """
-
-    def __init__(
-        self,
-        image: Tensor,
-        grad: Tensor,
-        weight: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-        transposed: bool,
-    ) -> None:
-        self.image, self.grad, self.weight = image, grad, weight
-        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
-        self.kernel = tuple(weight.shape[2:])
-        self.flipped = transposed
-        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, groups
-        self.width_in = image.shape[2] // groups * math.prod(self.kernel)
-        self.width_out = grad.shape[2] // groups
-        self.space = tuple(grad.shape[3:])
-        self.positions = grad.shape[1] * math.prod(self.space)
-        self.sizes, self.order = (), ()
-
-    def factor_numel(self) -> int:
-        return self.image.numel() + self.grad.numel()
-
-    def windows(self, image: Tensor) -> Tensor:
-        """[n, channels, *space] → [n, groups, channels/groups × kernel, positions]."""
-        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.stride) and not any(self.padding):
-            return image.reshape(image.shape[0], self.blocks, -1, math.prod(self.space))
-        if any(self.padding):
-            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
-        elif not image.is_contiguous():
-            image = image.contiguous()
-        n, c = image.shape[:2]
-        steps = image.stride()[2:]
-        view = image.as_strided(
-            (n, c, *self.kernel, *self.space),
-            (
-                *image.stride()[:2],
-                *(d * s for d, s in zip(self.dilation, steps)),
-                *(d * s for d, s in zip(self.stride, steps)),
-            ),
-        )
-        return view.reshape(n, self.blocks, self.width_in, -1)
-
-    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        image, grad = precise(self.image[lo:hi]), precise(self.grad[lo:hi])
-        n, each = image.shape[:2]
-        a = self.windows(image.flatten(0, 1)).transpose(2, 3)
-        g = grad.reshape(n * each, self.blocks, self.width_out, -1).transpose(2, 3)
-        if each != 1:
-            a = a.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
-            g = g.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)
-        return a, g
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
-        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
-        spatial = len(self.kernel)
-        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
-        # which is how image and grad are stored here; so one call serves both.
-        result = torch.ops.aten.convolution_backward(
-            grad,
-            image,
-            precise(self.weight),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * spatial,
-            self.blocks,
-            [False, True, False],
-        )[1]
-        total += result
-
-    def without(self, bad: Tensor) -> Convolution:
-        return Convolution(
-            cleared(self.image, bad),
-            cleared(self.grad, bad),
-            self.weight,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.blocks,
-            self.flipped,
-        )

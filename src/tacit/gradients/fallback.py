@@ -12,7 +12,8 @@ from tacit.gradients.contributions import Contribution, precise
 from tacit.gradients.layout import Layout, Tag
 from tacit.gradients.lifting import personal, replaced
 from tacit.gradients.probing import run_on_example
-from tacit.gradients.propagation import Call, propagate
+from tacit.gradients.propagation import propagate
+from tacit.gradients.rules import Call
 from tacit.gradients.traced import mark
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def split_batch(x: Tensor, layout: Layout, batch: int) -> Tensor:
     """[batch, *x.shape with the layout's dimension reduced to one example's share]."""
     outer = x.shape[layout.dim] // (batch * layout.inner)
-    x = x.unflatten(layout.dim, (outer, batch, layout.inner)).movedim(layout.dim + 1, 0)
+    x = x.unflatten(layout.dim, (outer, batch, layout.inner)).movedim(layout.dim + 1, 0)  # type: ignore[no-untyped-call]
     return x.flatten(layout.dim + 1, layout.dim + 2)
 
 
@@ -30,13 +31,17 @@ class Generic(Contribution):
     """G_i = (∂f(x_i, q)/∂q)ᵀ·g_i for any differentiable operation f that treats examples independently."""
 
     def __init__(
-        self, run: Callable[[Tensor, tuple[Tensor, ...]], Tensor], source: Tensor, inputs: tuple[Tensor, ...], grad: Tensor
+        self,
+        run: Callable[[Tensor, tuple[Tensor, ...]], Tensor],
+        source: Tensor,
+        inputs: tuple[Tensor, ...],
+        grad: Tensor,
     ) -> None:
         self.run, self.source, self.inputs, self.grad = run, source.detach(), inputs, grad
         self.batch, self.shape = grad.shape[0], source.shape
 
     def _pull(self, inputs: tuple[Tensor, ...], grad: Tensor) -> Tensor:
-        _, pullback = torch.func.vjp(lambda q: self.run(q, inputs), self.source)
+        pullback: Any = torch.func.vjp(lambda q: self.run(q, inputs), self.source)[1]
         (result,) = pullback(grad)
         return result  # type: ignore[no-any-return]
 
@@ -96,7 +101,9 @@ def generic(
         copies = {id(q): _as_data(recorder, q, layout, size) for q in shared if _has_slot(q, layout, size)}
         if copies:
             return func(*replaced(args, copies), **replaced(kwargs, copies))
-        recorder.problem(f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations")
+        recorder.problem(
+            f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations"
+        )
         return recorder.finish(name, func, args, kwargs, out, tagged)
     recorder.report_slow(name)
     inputs = tuple(split_batch(t.as_subclass(Tensor).detach(), layout, batch) for t, layout in layouts)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, owners
+from tacit.gradients.traced import Traced
 
 
 def _normalised(key: Any, rank: int) -> list[Any]:
@@ -36,7 +37,10 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
     mine = tags.get(id(x))
     if mine is not None and not isinstance(mine, Layout):
-        return mine
+        return Mixed(mine.reason) if isinstance(mine, Mixed) else mine
+    combined = _combined(raw, x, mine, tags)
+    if combined is not None:
+        return combined
     parts = _normalised(key, x.ndim)
     advanced = [i for i, p in enumerate(parts) if isinstance(p, Tensor) and not (p.ndim == 0 and p.dtype != torch.bool)]
     refused = Mixed(
@@ -50,18 +54,23 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
     lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
     masks = [t.dtype in (torch.bool, torch.uint8) for t in tensors]
-    shape = torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks))) if not any(
-        masks
-    ) else None
+    shape = (
+        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks)))  # type: ignore[no-untyped-call]
+        if not any(masks)
+        else None
+    )
     width = 1 if shape is None else len(shape)
     if mine is not None:
         for i, t, is_mask in zip(advanced, tensors, masks):
             if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
-                ids = owners(mine, batch, x.shape[mine.dim])
+                ids = owners(mine, batch, x.shape[mine.dim], x.device)
                 if is_mask:
                     if len(advanced) > 1:
                         return refused
                     at = mine.dim - in_dim[i]
+                    own = tags.get(id(parts[i]))
+                    if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
+                        return refused
                     spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
                     return _tidy(Layout(lead, 1, spread[t]), batch)
                 varying = [d for d in range(t.ndim) if t.shape[d] > 1]
@@ -98,9 +107,40 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     return found_tag
 
 
+def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int, Tag]) -> Mixed | None:
+    """An index or mask that several examples decided makes the result depend on all of them.
+
+    One use is harmless: putting all the rows in another order, each once, because every row keeps its owner.
+    """
+    for p in raw:
+        bounds = (p.start, p.stop, p.step) if isinstance(p, slice) else ()
+        if any(type(b) is Traced for b in bounds):
+            return Mixed("the bounds of a slice are data of the batch; use a mask within each example, or constants")
+        tag = tags.get(id(p)) if isinstance(p, Tensor) else None
+        if tag is None or isinstance(tag, Layout):
+            continue
+        if isinstance(tag, Mixed) and mine is not None and _reorders(raw, p.as_subclass(Tensor), x, mine):
+            continue
+        return Mixed(
+            tag.reason
+            if isinstance(tag, Mixed)
+            else "an index was computed from a quantity of the whole batch (a sum, mean or count over examples)"
+        )
+    return None
+
+
+def _reorders(raw: list[Any], index: Tensor, x: Tensor, mine: Layout) -> bool:
+    if len([p for p in raw if isinstance(p, Tensor)]) != 1 or any(p is None or p is Ellipsis for p in raw):
+        return False
+    size = x.shape[mine.dim]
+    if index.dtype in (torch.bool, torch.uint8) or index.shape != (size,) or not isinstance(raw[-1], Tensor):
+        return False
+    return len(raw) - 1 == mine.dim and torch.equal(index.sort().values, torch.arange(size, device=index.device))
+
+
 def _agrees(tag: Tag, found: Layout, lead: int, width: int, raw: list[Any], tags: Mapping[int, Tag]) -> bool:
     if not isinstance(tag, Layout):
-        return True
+        return True  # a mere change of order, see `_combined`
     part = next(p for p in raw if isinstance(p, Tensor) and tags.get(id(p)) is tag)
     return lead + width - part.ndim + tag.dim == found.dim and tag.same_order(found)
 
@@ -131,7 +171,7 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
 
 def _tidy(layout: Layout, batch: int) -> Layout:
     owner = layout.owner
-    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch)):
+    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
         return Layout(layout.dim)
     return layout
 
@@ -140,21 +180,27 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
     """The tag of `x` after `x[key] = value`."""
     refused = Mixed("assignment into a tensor puts data of one example in the place of another")
     mine, new = tags.get(id(x)), tags.get(id(value))
-    for tag in (mine, new):
-        if tag is not None and not isinstance(tag, Layout):
-            return tag
+    if mine is not None and not isinstance(mine, Layout):
+        return mine
+    if new is not None and not isinstance(new, Layout):
+        return new
     base = x.as_subclass(Tensor)
     bare = tuple(p.as_subclass(Tensor) if isinstance(p, Tensor) else p for p in key) if isinstance(key, tuple) else key
     bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare
     part = base[bare]
     if new is None:
-        keyed = [tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags]
+        keyed = [
+            tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags
+        ]
         if mine is not None:
-            return mine
+            if not keyed:
+                return mine
+            return mine if isinstance(indexed(x, key, part, tags, batch), Layout) else refused
         if len(keyed) == 1 and isinstance(keyed[0], Layout) and not isinstance(key, tuple):
             return keyed[0]
         return refused
-    candidates = [mine] if mine is not None else [new.at(d) for d in range(x.ndim)]
+    regular = Layout(0, new.inner)
+    candidates = [mine] if mine is not None else [regular.at(d) for d in range(x.ndim)]
     wanted = new.at(part.ndim - value.ndim + new.dim)
     fitting = []
     for layout in candidates:

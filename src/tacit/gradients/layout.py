@@ -58,11 +58,11 @@ class Mixed:
 Tag = Layout | Total | Mixed
 
 
-def owners(layout: Layout, batch: int, size: int) -> Tensor:
+def owners(layout: Layout, batch: int, size: int, device: torch.device | None = None) -> Tensor:
     """The example of every entry along the layout's dimension."""
     if layout.owner is not None:
         return layout.owner
-    return torch.arange(size).div(layout.inner, rounding_mode="floor").remainder(batch)
+    return torch.arange(size, device=device).div(layout.inner, rounding_mode="floor").remainder(batch)
 
 
 def reshaped(layout: Layout, batch: int, old: Sequence[int], new: Sequence[int]) -> Layout | None:
@@ -95,7 +95,7 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
     size = x.shape[layout.dim]
     if layout.owner is None:
         outer = size // (batch * layout.inner)
-        x = x.unflatten(layout.dim, (outer, batch, layout.inner))
+        x = x.unflatten(layout.dim, (outer, batch, layout.inner))  # type: ignore[no-untyped-call]
         if layout.dim or outer != 1:
             x = x.movedim((layout.dim + 1, layout.dim, layout.dim + 2), (0, 1, 2))
             return x.flatten(1, 2)
@@ -105,7 +105,7 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
     owner = layout.owner[order]
     counts = torch.bincount(owner, minlength=batch)
     longest = int(counts.max()) if size else 0
-    position = torch.arange(size) - (counts.cumsum(0) - counts)[owner]
+    position = torch.arange(size, device=owner.device) - (counts.cumsum(0) - counts)[owner]
     padded = rows.new_zeros((batch, longest, *rows.shape[1:]))
     return padded.index_put((owner, position), rows[order])
 
@@ -114,5 +114,5 @@ def select_examples(x: Tensor, layout: Layout, batch: int, lo: int, hi: int) -> 
     """The part of `x` that belongs to examples lo..hi-1, the layout's order kept."""
     if layout.owner is None and layout.inner * batch == x.shape[layout.dim]:
         return x.narrow(layout.dim, lo * layout.inner, (hi - lo) * layout.inner)
-    owner = owners(layout, batch, x.shape[layout.dim])
+    owner = owners(layout, batch, x.shape[layout.dim], x.device)
     return x.index_select(layout.dim, ((owner >= lo) & (owner < hi)).nonzero().flatten())

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, Diagonal
+from tacit.gradients.contributions import Contribution, Dense
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -71,12 +72,9 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int)
         if not own:
             copy = copy.expand(*shape[: place.dim], size, *shape[place.dim + 1 :])
 
-    # The leaf is made from the anchor so that anything computed from it is recognised as data.
-    out = _attach(recorder, copy)
-
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         if own:
-            ids = owners(place, batch, size)
+            ids = owners(place, batch, size, grad.device)
             full = grad.reshape(source.shape) if rank != source.ndim else grad
             return [(source, Diagonal(full, dim, ids, batch))]
         if place.owner is not None:
@@ -87,13 +85,7 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int)
             each = each[:, 0] if each.shape[1] == 1 else each.sum(1)
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
-    return recorder.tap(out, (), make)
-
-
-def _attach(recorder: Recorder, copy: Tensor) -> Tensor:
-    from tacit.gradients.recorder import _Start
-
-    return _Start.apply(recorder.anchor, [copy])  # type: ignore[no-untyped-call, no-any-return]
+    return recorder.tap(copy, (), make)
 
 
 def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:

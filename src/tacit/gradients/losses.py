@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from tacit.gradients.layout import Layout, Tag, Total
-from tacit.gradients.propagation import RULES, Call, aligned, mixes, rule
-from tacit.gradients.recorder import ALWAYS
-
-if TYPE_CHECKING:
-    from tacit.gradients.recorder import Recorder
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
+from tacit.gradients.operations import bound, layout_of, operation
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.rules import Call, aligned, mixes, rule
+from tacit.gradients.traced import opened, plain
 
 _POSITION = {
     "cross_entropy_loss": 3,
@@ -62,18 +62,14 @@ def _ctc(call: Call) -> Tag:
     return Layout(0, 1, layout.owner) if reduction == 0 else Total("mean" if reduction == 1 else "sum")
 
 
-assert set(_POSITION) <= set(RULES)
-
-
-def _kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+@operation("kl_div", always=True)
+def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
     if func is not torch.nn.functional.kl_div:
         tagged, _ = recorder.scan(args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return recorder.finish("kl_div", func, args, kwargs, out, tagged)
-    from tacit.gradients.traced import opened
-
     body = opened(func)
     assert body is not None
     given = dict(zip(("input", "target", "size_average", "reduce", "reduction", "log_target"), args)) | kwargs
@@ -81,12 +77,52 @@ def _kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return body(*args, **kwargs)
     each = body(**{**given, "reduction": "none"})
     layout = each._tag
-    if isinstance(layout, Layout) and layout.dim == 0 and layout.inner == 1 and layout.owner is None:
+    if isinstance(layout, Layout) and layout.dim == 0 and layout.owner is None:
         return each.flatten(1).sum(1).mean() if each.ndim > 1 else each.mean()
     return body(*args, **kwargs)
 
 
-ALWAYS["kl_div"] = _kl_div
+@operation("cross_entropy_loss nll_loss_nd", always=True)
+def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mean over the targets that are not ignored divides by a number that depends on other examples.
+
+    Undeclared, that is refused. Declared as a mean, it is read as the mean over examples of each one's own (weighted)
+    mean, which is the same whenever every example has as many targets.
+    """
+    names = "input target weight reduction ignore_index label_smoothing"
+    x, target, weight, reduction, ignore, smoothing = bound(
+        names, args, kwargs, reduction=1, ignore_index=-100, label_smoothing=0.0
+    )
+    tagged, _ = recorder.scan(args, kwargs)
+    layout = layout_of(recorder, x)
+    hard = isinstance(target, Tensor) and not target.is_floating_point()
+    uneven = hard and (weight is not None or bool((plain(target) == ignore).any()))
+    if reduction == 1 and layout is not None and recorder.batch:
+        uneven = uneven or layout.owner is not None
+        if uneven and recorder.reduction == "mean":
+            ce = func.__name__ == "cross_entropy_loss"
+            each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
+            bare_target = plain(target)
+            valid = (bare_target != ignore).to(x.dtype)
+            if weight is not None:
+                valid = valid * weight.to(x.dtype)[bare_target.clamp(0, weight.numel() - 1)]
+            per_layout = each._tag
+            counts = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1).sum(1).clamp_min(1e-12)
+            ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
+            shape = [1] * each.ndim
+            shape[per_layout.dim] = -1
+            return (each * (1 / counts)[ids].view(shape)).sum().div(recorder.batch)
+        if uneven:
+            reason = (
+                "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
+                "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "
+                "take the mean over examples of each one's own mean"
+            )
+            recorder.problem(reason)
+            tagged = [(t, Mixed(reason)) for t, _ in tagged]
+    with torch._C.DisableTorchFunctionSubclass():
+        out = func(*args, **kwargs)
+    return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
 
 
 def scale_of(recorder: Recorder) -> float:
@@ -101,7 +137,7 @@ def scale_of(recorder: Recorder) -> float:
     unscaled = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
     declared = recorder.reduction
     if declared is None:
-        if batch == 1 and recorder.seeds and unscaled:
+        if batch == 1:
             return 1.0
         if len(kinds) == 1 and unscaled:
             return float(batch) if kinds == {"mean"} else 1.0

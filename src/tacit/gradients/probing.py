@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
-from tacit.gradients.propagation import Call
+from tacit.gradients.rules import Call
 
 
 def _sliced(value: Any, tags: dict[int, Layout], batch: int, b: int) -> Any:
@@ -80,4 +80,10 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point() and not a.is_complex():
         return torch.equal(a, b)
     tolerance = 1e-2 if a.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(b.abs().nan_to_num(0, 0, 0).max() if b.numel() else 0), equal_nan=True)
+    return torch.allclose(
+        a,
+        b,
+        rtol=tolerance,
+        atol=tolerance * float(b.abs().nan_to_num(0, 0, 0).max() if b.numel() else 0),
+        equal_nan=True,
+    )

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.layout import Layout, Mixed, Tag, Total
-from tacit.gradients.propagation import POINTWISE, Call, propagate
+from tacit.gradients.propagation import POINTWISE, propagate
+from tacit.gradients.rules import Call, words
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.traced import Traced, mark, opened, plain
 
@@ -34,11 +36,23 @@ _ALIASES = {
     **{"isub": "sub", "truediv": "div", "itruediv": "div", "floordiv": "floor_divide", "mod": "remainder"},
     **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
 }
-_METADATA = frozenset(
-    """shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested is_cuda
-    is_sparse is_quantized is_floating_point is_complex is_contiguous item tolist len bool float_ storage_offset
-    data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device""".split()
+_KEPT = words("float int bool long len index complex contains reduce_ex deepcopy repr format hash")
+_METADATA = words(
+    """
+    shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
+    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous len
+    storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
+    _grad retains_grad __set__
+    """
 )
+
+
+_READS = words(
+    """
+    item tolist numpy equal allclose is_nonzero __bool__ __float__ __int__ __long__ __index__ __complex__ __contains__
+    """
+)
+"""Operations that turn a tensor's values into Python values."""
 
 
 @cache
@@ -51,23 +65,34 @@ def canonical(func: Callable[..., Any]) -> str:
         return "__set__"
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
-        if name in ("float", "int", "bool", "long", "len", "index", "reduce_ex", "deepcopy", "repr", "format", "hash"):
+        if name in _KEPT:
             return f"__{name}__"
     elif not name.startswith("_"):
         name = name.rstrip("_")
     return _ALIASES.get(name, name)
 
 
-class _Start(torch.autograd.Function):
-    """Begins the graph at the output of the first trainable operation: nothing before it needs a gradient."""
+class _Tap(torch.autograd.Function):
+    """A node of its own behind a trainable operation, through which every gradient of its output must pass.
+
+    A hook on the output would be passed by: many operations return views, and an in-place change of a view reroutes
+    the graph around the view's own node. The anchor gives the first trainable operation a graph to begin with, and
+    marks whatever is computed from here as data.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, box: list[Tensor]) -> Tensor:
-        return box[0]
+    def forward(ctx: Any, anchor: Tensor, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
+        ctx.arrived = arrived
+        return out.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None
+        ctx.arrived(grads[0])
+        return None, grads[0], None
+
+
+class ValuesRead(RuntimeError):
+    """The model's own code looked at values of the batch."""
 
 
 class Recorder:
@@ -81,13 +106,16 @@ class Recorder:
         self.batch_dim = batch_dim
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.buffers = {id(b): name for name, b in model.named_buffers()}
         self.active = True
+        self.inside = False
+        """Whether the model's forward is running."""
         self.epoch = 0
         self.batch: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
         self.parts: dict[str, list[Part]] = {}
         self.problems: list[str] = []
-        self.suspects: list[str] = []
+        self.suspects: dict[str, str] = {}
         self.seeds: list[tuple[str, Tensor]] = []
         self.slow: set[str] = set()
         self.task: int | None = None
@@ -109,7 +137,7 @@ class Recorder:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
         self.batch, self.task = None, None
-        self.parts, self.problems, self.suspects, self.seeds = {}, [], [], []
+        self.parts, self.problems, self.suspects, self.seeds = {}, [], {}, []
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -132,7 +160,7 @@ class Recorder:
             return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
-            return self._empty(func, args, kwargs)
+            return self._empty(func, args, kwargs, bool(shared))
         if shared and torch.is_grad_enabled():
             return self._trainable(name, func, args, kwargs, tagged, shared)
         with torch._C.DisableTorchFunctionSubclass():
@@ -145,13 +173,32 @@ class Recorder:
     def _before_backward(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if any(type(root) is Traced and isinstance(root._tag, Mixed) for root in roots):
-            self.problems += [s for s in dict.fromkeys(self.suspects) if s not in self.problems]
-        self.check_problems()
+        mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
+        if mixed:
+            self.problems += [s for s in self.suspects.values() if s not in self.problems]
+            if not self.problems:
+                self.problem(mixed[0].reason)
         given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
-        for root, gradient in zip(roots, [given] if isinstance(given, Tensor) else given):
+        pairs = list(zip(roots, [given] if isinstance(given, Tensor) else given))
+        for root, gradient in pairs:
+            self._check_seed(root, gradient)
+        self.check_problems()
+        for root, gradient in pairs:
             if type(root) is Traced and isinstance(root._tag, Layout) and gradient is not None:
                 self.seeds.append(("sum", plain(gradient)))
+
+    def _check_seed(self, root: Any, gradient: Any) -> None:
+        """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
+        if type(gradient) is not Traced or gradient._recorder is not self or gradient._epoch != self.epoch:
+            return
+        tag, own = gradient._tag, getattr(root, "_tag", None)
+        if isinstance(tag, Layout) and isinstance(own, Layout) and tag.dim == own.dim and tag.same_order(own):
+            return
+        self.problem(
+            tag.reason
+            if isinstance(tag, Mixed)
+            else "the gradient given to backward combines examples; compute it for each example from that example alone"
+        )
 
     def scan(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Tensor, Tag]], list[Tensor]]:
         """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
@@ -173,8 +220,8 @@ class Recorder:
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
                         raise RuntimeError(
-                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine could "
-                            "not see it (a compiled or scripted function); use ordinary PyTorch operations there"
+                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine "
+                            "could not see it (a compiled or scripted function); use ordinary PyTorch operations there"
                         )
                     shared.append(value)
             elif isinstance(value, (tuple, list)):
@@ -182,18 +229,23 @@ class Recorder:
             elif isinstance(value, dict):
                 self._scan(value.values(), tagged, shared)
 
-    def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool) -> Any:
         """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
         if canonical(func) in ("view", "reshape"):
             args = _measured(args)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*_detached(args), **_detached(kwargs))
-        for t in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(t, Tensor):
-                if t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled() and t.is_leaf:
-                    t.requires_grad_()
-                mark(t, self, Layout(0))
-        return out
+
+        def joined(t: Any) -> Any:
+            if isinstance(t, (tuple, list)):
+                return type(t)(joined(v) for v in t) if not hasattr(t, "_fields") else type(t)(*(joined(v) for v in t))
+            if not isinstance(t, Tensor):
+                return t
+            if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
+                t = _Tap.apply(self.anchor, t, lambda grad: None)  # type: ignore[no-untyped-call]
+            return mark(t, self, Layout(0))
+
+        return joined(out)
 
     def _trainable(
         self,
@@ -208,7 +260,7 @@ class Recorder:
         from tacit.gradients.lifting import lift
 
         tags = [tag for _, tag in tagged]
-        if not any(isinstance(tag, Layout) for tag in tags) and all(isinstance(tag, Total) for tag in tags) and tags:
+        if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
             with torch._C.DisableTorchFunctionSubclass():
@@ -220,7 +272,9 @@ class Recorder:
                 return func(*plain(args), **kwargs)
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
-            reason = bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
+            reason = (
+                bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
+            )
             self.problem(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*_detached(args, shared), **_detached(kwargs, shared))
@@ -247,6 +301,8 @@ class Recorder:
         elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
             out_tensors = out
         else:
+            if tagged and self.inside and name in _READS:
+                self._refuse_reading(name)
             return out
         if not tagged:
             return out
@@ -255,6 +311,14 @@ class Recorder:
         self._tag_outputs(out_tensors, tag, tagged)
         return out
 
+    def _refuse_reading(self, name: str) -> None:
+        raise ValuesRead(
+            f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
+            "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
+            "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
+            "and read it after backward (for torch.distributions, pass validate_args=False)"
+        )
+
     def _tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
         if isinstance(out, (tuple, list)):
             for i, t in enumerate(out):
@@ -262,14 +326,20 @@ class Recorder:
         elif isinstance(out, Tensor) and tag is not None:
             if isinstance(tag, list):
                 tag = tag[0]
+            if id(out) in self.buffers and type(out) is not Traced:
+                self.problem(
+                    f"data of the batch is written into the buffer {self.buffers[id(out)]!r}, which would be released "
+                    "without noise; keep such statistics out of the model, or fix them beforehand"
+                )
+                return
             if out.requires_grad:
                 if isinstance(tag, Mixed):
-                    if not any(isinstance(t, Mixed) for _, t in tagged):
-                        self.suspects.append(self._located(tag.reason))
+                    if tag.reason not in self.suspects:
+                        self.suspects[tag.reason] = self._located(tag.reason)
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))
+                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
     def problem(self, reason: str) -> None:
@@ -283,24 +353,28 @@ class Recorder:
     def where(self) -> str:
         """The module whose code is running, by its name in the model."""
         names = {id(m): n or type(m).__name__ for n, m in self.model.named_modules()}
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in names:
                 return f"{names[id(owner)]} ({type(owner).__name__})"
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return "the loss"
 
     def check_problems(self) -> None:
         if self.problems:
             listed = "\n".join(f"  - {p}" for p in self.problems)
-            self.problems, self.suspects = [], []
+            self.problems, self.suspects = [], {}
             raise ValueError(f"this model has no per-example gradients:\n{listed}")
 
     def report_slow(self, name: str) -> None:
         if name not in self.slow:
             self.slow.add(name)
-            log.warning("%s: `%s` has no fast rule; its per-example gradients use torch.func (correct, slower)", self.where(), name)
+            log.warning(
+                "%s: `%s` has no fast rule; its per-example gradients use torch.func (correct, slower)",
+                self.where(),
+                name,
+            )
 
     # -- capture -----------------------------------------------------------------------------------------------------
 
@@ -309,8 +383,6 @@ class Recorder:
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
-        if not out.requires_grad:
-            out = _Start.apply(self.anchor, [out.detach()])  # type: ignore[no-untyped-call]
         watched = [(t, t._version) for t in saved]
         epoch = self.epoch
 
@@ -322,8 +394,7 @@ class Recorder:
                     )
             self.capture(make(plain(grad.detach())), epoch)
 
-        out.register_hook(arrived)
-        return out
+        return _Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
 
     def capture(self, pairs: Pairs, epoch: int) -> None:
         if epoch != self.epoch:

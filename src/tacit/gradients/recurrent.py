@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients import cells
-from tacit.gradients.contributions import Contribution, Dense, Outer
+from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
 from tacit.gradients.operations import layout_of, operation, trainable
@@ -38,7 +38,9 @@ class _Layer(torch.autograd.Function):
             relu = job.kind == "rnn_relu"
             out, h_last, trace = cells.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
             results = (out, h_last.clone())
-        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr)
+        ctx.save_for_backward(
+            x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr
+        )
         ctx.job, ctx.epoch = job, job.recorder.epoch
         ctx.set_materialize_grads(False)
         return results
@@ -67,7 +69,13 @@ class _Job:
     """Where a layer's gradients go."""
 
     def __init__(
-        self, recorder: Recorder, kind: str, weights: list[Tensor | None], reverse: bool, mask: Tensor | None, columns: Layout
+        self,
+        recorder: Recorder,
+        kind: str,
+        weights: list[Tensor | None],
+        reverse: bool,
+        mask: Tensor | None,
+        columns: Layout,
     ) -> None:
         self.recorder, self.kind, self.weights, self.reverse = recorder, kind, weights, reverse
         self.mask, self.columns = mask, columns
@@ -96,7 +104,7 @@ class _Job:
         for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
             if trainable(bias):
                 assert bias is not None
-                pairs.append((bias, Dense(g.sum((1, 2)))))
+                pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
         return pairs
 
 
@@ -113,11 +121,15 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     layout = layout_of(recorder, x)
     expected = 0 if packed or batch_first else 1
+    _, shared = recorder.scan(args, kwargs)
     if recorder.batch == 0:
-        return recorder._empty(func, args, kwargs)
-    tagged, shared = recorder.scan(args, kwargs)
+        return (
+            recorder._empty(func, args, kwargs, bool(shared)) if not packed else _nothing(recorder, args, bool(shared))
+        )
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
-        recorder.problem("the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)")
+        recorder.problem(
+            "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
+        )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*detached(args, shared))
     if not shared or not torch.is_grad_enabled():
@@ -128,7 +140,31 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         for state in out[1:]:
             mark(state, recorder, columns)
         return out
-    return _run(recorder, kind, x, layout, sizes, states, list(weights), has_bias, layers, dropout, training, bidirectional, batch_first)
+    return _run(
+        recorder,
+        kind,
+        x,
+        layout,
+        sizes,
+        states,
+        list(weights),
+        has_bias,
+        layers,
+        dropout,
+        training,
+        bidirectional,
+        batch_first,
+    )
+
+
+def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
+    """No sequence at all, which PyTorch's packed kernels refuse: outputs of the right widths with no rows."""
+    x, _, hx = args[:3]
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    width = states[0].shape[-1] * (2 if args[8] else 1)
+    return recorder._empty(
+        lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
+    )
 
 
 def _run(
@@ -149,8 +185,8 @@ def _run(
     data, mask, steps_index, column_index = plain(x), None, None, None
     if sizes is not None:
         counts = sizes.tolist()
-        steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes)
-        column_index = torch.cat([torch.arange(n) for n in counts])
+        steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
+        column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
         columns = Layout(1, 1, layout.owner[: counts[0]])
         mask = data.new_zeros(len(counts), counts[0], 1)

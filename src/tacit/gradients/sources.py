@@ -5,14 +5,26 @@ The tensor is a parameter, a view of one (a transpose, a slice), or computed fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, Outer, chunks, concatenated, row_squares
+from tacit.gradients.contributions import (
+    Contribution,
+    Dense,
+    Outer,
+    cancelled,
+    chunks,
+    concatenated,
+    precise,
+    row_squares,
+)
+from tacit.gradients.sparse import Rows, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +36,8 @@ class Region:
     stride: tuple[int, ...]
 
     def of(self, whole: Tensor) -> Tensor:
-        return whole.as_strided(self.size, self.stride, self.offset)
-
-    def cells(self, like: torch.Size) -> Tensor:
-        numel = like.numel()
-        return self.of(torch.arange(numel)).flatten()
+        """The same entries of another contiguous tensor of the parameter's shape."""
+        return whole.as_strided(self.size, self.stride, int(whole.storage_offset()) + self.offset)
 
 
 @dataclass(slots=True)
@@ -75,13 +84,12 @@ class Derived(Contribution):
         return self.chunked_squares()
 
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        summed = torch.zeros(self.source.shape, dtype=total.dtype)
-        self.inner.accumulate(summed, weights)
-        (grad,) = torch.autograd.grad(
-            self.source, [self.parameter], summed.to(self.source.dtype), retain_graph=True, allow_unused=True
-        )
-        if grad is not None:
-            total += grad
+        """Pulled back before they are added: the shared computation may cancel most of what the source receives, and
+        may run in half precision, where rounding the sum would let one example change all the others.
+        """
+        for lo, hi in chunks(self.batch, math.prod(self.shape) * 8):
+            grads = precise(self.instantiate(lo, hi))
+            total += torch.tensordot(weights[lo:hi].to(grads.dtype), grads, 1)
 
     def without(self, bad: Tensor) -> Derived:
         return Derived(self.source, self.parameter, self.inner.without(bad))
@@ -94,11 +102,14 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
         return [(name, Part(contribution, None))]
     base = source._base
     if base is not None and id(base) in names and base.is_contiguous() and source.dtype == base.dtype:
-        region = Region(source.storage_offset() - base.storage_offset(), tuple(source.shape), tuple(source.stride()))
+        region = Region(
+            int(source.storage_offset() - base.storage_offset()), tuple(source.shape), tuple(source.stride())
+        )
         if all(st > 0 or n == 1 for n, st in zip(region.size, region.stride)) and _once(region, base.shape):
-            if type(contribution) is Outer and source.ndim == 2 and region.stride[0] < region.stride[1]:
+            flipped = source.ndim == 2 and region.stride[0] < region.stride[1]
+            if flipped and type(contribution) is Outer and not contribution.order:
                 region = Region(region.offset, region.size[::-1], region.stride[::-1])
-                contribution = contribution.transposed() if not contribution.order else contribution
+                contribution = contribution.transposed()
             if region.size == tuple(base.shape) and region.stride == tuple(base.stride()):
                 return [(names[id(base)], Part(contribution, None))]
             return [(names[id(base)], Part(contribution, region))]
@@ -124,18 +135,100 @@ def _once(region: Region, shape: torch.Size) -> bool:
     return reach + region.offset < shape.numel()
 
 
-def squares(parts: list[Part], shape: torch.Size) -> Tensor:
-    """|Σ_parts G_i|² for every example: cross terms between several uses of a parameter are part of the norm."""
-    merged = _merge(parts)
-    if len(merged) == 1:
-        return merged[0].contribution.squares()
-    if _disjoint(merged, shape):
-        return torch.stack([p.contribution.squares() for p in merged]).sum(0)
-    batch = merged[0].contribution.batch
-    found = [
-        row_squares(instantiate(merged, shape, lo, hi)) for lo, hi in chunks(batch, shape.numel() * 4 * len(merged))
-    ]
-    return torch.cat(found)
+class Uses:
+    """All uses of one parameter: what each example contributes to it, measured and summed over the uses together."""
+
+    def __init__(self, parts: list[Part], shape: torch.Size) -> None:
+        self.parts, self.shape = _merge(parts), shape
+        self.apart: list[int] = []
+        """Examples whose terms cancel; their gradients are formed by themselves (see `cancelled`)."""
+
+    def squares(self) -> Tensor:
+        """Upper bounds of |Σ_parts G_i|²; infinite where a term is."""
+        found, sizes = self._measured()
+        if sizes is found:
+            return found
+        apart = cancelled(found, sizes, sum(p.contribution.positions for p in self.parts))
+        self.apart = apart.nonzero().flatten().tolist()
+        enlarged = torch.add(found, sizes, alpha=torch.finfo(sizes.dtype).eps)
+        return torch.where(apart, found, enlarged)
+
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Squared norms, cross terms between several uses included, and the squared sizes of what is summed."""
+        parts = self.parts
+        if len(parts) == 1:
+            return parts[0].contribution.measured()
+        each = [p.contribution.measured() for p in parts]
+        if _disjoint(parts, self.shape):
+            return torch.stack([n for n, _ in each]).sum(0), torch.stack([m for _, m in each]).sum(0)
+        sizes = torch.stack([m.sqrt() for _, m in each]).sum(0).square_()
+        crossed = _crossed(parts)
+        if crossed is None:
+            several = chunks(parts[0].contribution.batch, self.shape.numel() * 4 * len(parts))
+            return torch.cat([row_squares(instantiate(parts, self.shape, lo, hi)) for lo, hi in several]), sizes
+        total = torch.stack([n for n, _ in each]).sum(0) + 2 * crossed
+        for i in cancelled(total, sizes, len(parts)).nonzero().flatten().tolist():
+            total[i] = row_squares(instantiate(parts, self.shape, i, i + 1))[0]
+        return total, sizes
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        """total += Σ_i weights[i]·G_i over all uses."""
+        together = weights
+        if self.apart:
+            together = weights.index_fill(0, torch.tensor(self.apart, device=weights.device), 0)
+        for part in self.parts:
+            if part.region is None:
+                part.contribution.accumulate(total, together)
+            elif total.is_contiguous():
+                part.contribution.accumulate(part.region.of(total), together)
+            else:
+                fresh = torch.zeros(total.shape, dtype=total.dtype, device=total.device)
+                part.contribution.accumulate(part.region.of(fresh), together)
+                total += fresh
+        for i in self.apart:
+            total.add_(instantiate(self.parts, self.shape, i, i + 1)[0] * weights[i])
+
+    def without(self, bad: Tensor) -> Uses:
+        """The same with nothing from the examples where `bad`."""
+        kept = copy(self)
+        kept.parts = [Part(p.contribution.without(bad), p.region) for p in self.parts]
+        return kept
+
+
+def _crossed(parts: list[Part]) -> Tensor | None:
+    """Σ⟨G_p, G_q⟩ over pairs of uses where every pair has a cheap inner product: |ΣG|² = Σ|G_p|² + 2·Σ⟨G_p, G_q⟩."""
+    if any(p.region is not None for p in parts):
+        return None
+    crossed = []
+    for i, p in enumerate(parts):
+        for q in parts[i + 1 :]:
+            found = inner_product(p.contribution, q.contribution)
+            if found is None:
+                return None
+            crossed.append(found)
+    return torch.stack(crossed).sum(0)
+
+
+def inner_product(a: Contribution, b: Contribution) -> Tensor | None:
+    """⟨A_i, B_i⟩ for every example, for a table that is also used as a matrix (tied embeddings)."""
+    if isinstance(b, Rows):
+        a, b = b, a
+    if not isinstance(a, Rows):
+        return None
+    rows = precise(a.grads)
+    if isinstance(b, Dense):
+        each = (precise(b.grads)[a.owner, a.index] * rows).sum(1)
+    elif type(b) is Outer and b.blocks == 1 and not b.order:
+        # Row r of Σ_t g_t ⊗ a_t is Σ_t g_t[r]·a_t; only the rows that were looked up are needed.
+        parts = []
+        for lo, hi in chunks(a.index.numel(), 8 * b.positions * b.width_in):
+            owner = a.owner[lo:hi]
+            weights = precise(b.g[owner, 0, :, a.index[lo:hi]])
+            parts.append(torch.einsum("rt,rti,ri->r", weights, precise(b.a[owner, 0]), rows[lo:hi]))
+        each = torch.cat(parts) if parts else rows.new_zeros(0)
+    else:
+        return None
+    return each.new_zeros(a.batch).index_add_(0, a.owner, each)
 
 
 def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tensor:
@@ -162,6 +255,8 @@ def _merge(parts: list[Part]) -> list[Part]:
             key: tuple[Any, ...] = (Outer, part.region, c.blocks, c.width_in, c.width_out, c.sizes, c.order)
         elif isinstance(c, Dense):
             key = (Dense, part.region, c.shape)
+        elif isinstance(c, Rows) and part.region is None:
+            key = (Rows,)
         else:
             key = (i,)
         merged.setdefault(key, []).append(part)
@@ -169,7 +264,9 @@ def _merge(parts: list[Part]) -> list[Part]:
     for key, group in merged.items():
         if len(group) > 1 and key[0] is Outer:
             outer = concatenated([p.contribution for p in group if isinstance(p.contribution, Outer)])
-            group = [Part(outer, group[0].region)]
+            group = [Part(outer.settle(), group[0].region)]
+        elif len(group) > 1 and key[0] is Rows:
+            group = [Part(together([p.contribution for p in group if isinstance(p.contribution, Rows)]), None)]
         elif len(group) > 1:
             total = sum(p.contribution.instantiate(0, p.contribution.batch) for p in group)
             assert isinstance(total, Tensor)
@@ -186,10 +283,3 @@ def _disjoint(parts: list[Part], shape: torch.Size) -> bool:
         assert p.region is not None
         p.region.of(counts).add_(1)
     return int(counts.max()) <= 1
-
-
-def accumulate(parts: list[Part], total: Tensor, weights: Tensor) -> None:
-    """total += Σ_i weights[i]·G_i over all uses."""
-    for part in parts:
-        target = total if part.region is None else part.region.of(total)
-        part.contribution.accumulate(target, weights)

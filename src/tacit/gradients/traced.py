@@ -42,7 +42,7 @@ class Traced(torch.Tensor):
 def _find(args: Any) -> Recorder | None:
     for arg in args:
         if type(arg) is Traced:
-            recorder = getattr(arg, "_recorder", None)
+            recorder: Recorder | None = getattr(arg, "_recorder", None)
             if recorder is not None and recorder.active:
                 return recorder
         elif isinstance(arg, (tuple, list)):

@@ -1,0 +1,137 @@
+"""Tags after operations that move entries without changing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.indexing import indexed, written
+from tacit.gradients.layout import Layout, Tag, Total, owners, reshaped
+from tacit.gradients.probing import probed
+from tacit.gradients.rules import Call, aligned, mixes, pairs, removed, rule
+
+
+@rule("view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view _reshape_alias")
+def _reshape(call: Call) -> Tag:
+    x, layout = call.first()
+    if call.out.ndim == 0:
+        return Total("sum")  # one example with one entry: the loss of a batch of one
+    found = reshaped(layout, call.batch, x.shape, call.out.shape)
+    return found or mixes(call, f"from {tuple(x.shape)} to {tuple(call.out.shape)} merges examples")
+
+
+@rule("transpose permute t T mT H mH movedim moveaxis swapaxes swapdims adjoint transpose_")
+def _permute(call: Call) -> Tag:
+    x, layout = call.first()
+    if call.name in ("transpose", "swapaxes", "swapdims"):
+        a, b = (d % x.ndim for d in (call.arg(1, "dim0", "axis0"), call.arg(2, "dim1", "axis1")))
+        return layout.at(b if layout.dim == a else a if layout.dim == b else layout.dim)
+    sketch = torch.empty([d + 1 for d in range(x.ndim)], device="meta")
+    args = [sketch if a is x else a for a in call.args]
+    return layout.at(list(call.func(*args, **call.kwargs).shape).index(layout.dim + 1))
+
+
+@rule("expand expand_as broadcast_to repeat tile")
+def _expand(call: Call) -> Tag:
+    x, layout = call.first()
+    dim = call.out.ndim - x.ndim + layout.dim
+    if layout.owner is not None and call.out.shape[dim] != x.shape[layout.dim]:
+        return Layout(dim, 1, layout.owner.repeat(call.out.shape[dim] // x.shape[layout.dim]))
+    return layout.at(dim)
+
+
+@rule("repeat_interleave")
+def _repeat_interleave(call: Call) -> Tag:
+    x, layout = call.first()
+    repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
+    if dim is None or dim % x.ndim != layout.dim or not isinstance(repeats, int):
+        return layout if dim is not None and dim % x.ndim != layout.dim else probed(call)
+    if layout.owner is not None:
+        return Layout(layout.dim, 1, layout.owner.repeat_interleave(repeats))
+    return Layout(layout.dim, layout.inner * repeats)
+
+
+@rule("chunk split split_with_sizes tensor_split unsafe_chunk unsafe_split")
+def _split(call: Call) -> Tag:
+    x, layout = call.first()
+    if call.arg(2, "dim", default=0) % x.ndim != layout.dim:
+        return layout
+    whole = call.batch * layout.inner
+    if layout.owner is None and all(part.shape[layout.dim] % whole == 0 for part in call.out):
+        return layout
+    return mixes(call, "separates examples into different tensors")
+
+
+@rule("unbind select narrow")
+def _select(call: Call) -> Tag:
+    x, layout = call.first()
+    dim = call.arg(1, "dim", default=0) % x.ndim
+    if dim != layout.dim:
+        return layout if call.name == "narrow" else removed(layout, [dim], False)
+    return mixes(call, "picks single examples out of the batch")
+
+
+@rule("cat concat concatenate stack")
+def _cat(call: Call) -> Tag:
+    out, dim = call.out, call.arg(1, "dim", "axis", default=0) % call.out.ndim
+    found: Layout | None = None
+    for _, tag in call.layouts():
+        here = tag.at(tag.dim + (call.name == "stack" and dim <= tag.dim))
+        if found is not None and (found.dim != here.dim or not found.same_order(here)):
+            return pairs(call)
+        found = here
+    assert found is not None
+    if call.name == "stack" or found.dim != dim:
+        return found
+    parts = call.args[0] if call.args else call.kwargs["tensors"]
+    if len(call.layouts()) != len(parts) or found.owner is not None:
+        return mixes(call, "joins examples with something that is not an example")
+    return Layout(found.dim, found.inner) if out.shape[dim] % (call.batch * found.inner) == 0 else pairs(call)
+
+
+@rule("getitem")
+def _getitem(call: Call) -> Any:
+    return indexed(call.args[0], call.args[1], call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
+
+
+@rule("setitem")
+def _setitem(call: Call) -> Tag:
+    return written(call.args[0], call.args[1], call.args[2], dict((id(t), tag) for t, tag in call.tagged), call.batch)
+
+
+@rule("index_select")
+def _index_select(call: Call) -> Any:
+    x, dim, index = call.args[0], call.arg(1, "dim"), call.arg(2, "index")
+    key: list[Any] = [slice(None)] * (dim % x.ndim) + [index]
+    return indexed(x, tuple(key), call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
+
+
+@rule("masked_select")
+def _masked_select(call: Call) -> Tag:
+    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)  # type: ignore[no-untyped-call]
+    tag = aligned(call, len(shape))
+    if not isinstance(tag, Layout):
+        return tag
+    ids = (
+        owners(tag, call.batch, shape[tag.dim], call.out.device)
+        .view(-1, *(1,) * (len(shape) - tag.dim - 1))
+        .expand(shape)
+    )
+    return Layout(0, 1, ids[call.args[1].as_subclass(Tensor).expand(shape)])
+
+
+@rule("broadcast_tensors")
+def _broadcast_tensors(call: Call) -> Any:
+    given = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], (tuple, list)) else call.args
+    tags = {id(t): tag for t, tag in call.layouts()}
+    return [
+        tags[id(t)].at(out.ndim - t.ndim + tags[id(t)].dim) if id(t) in tags else None
+        for t, out in zip(given, call.out)
+    ]
+
+
+@rule("new_zeros new_ones new_full new_empty new_tensor arange zeros ones full empty randn rand size shape")
+def _fresh(call: Call) -> None:
+    return None

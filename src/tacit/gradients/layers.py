@@ -1,0 +1,96 @@
+"""Tags after the operations behind standard layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tacit.gradients.layout import Layout, Tag, owners
+from tacit.gradients.rules import Call, aligned, mixes, rule, tidy
+
+_RANK = {"1d": 3, "2d": 4, "3d": 5}
+
+
+@rule(
+    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+    adaptive_max_pool2d adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d pixel_shuffle pixel_unshuffle
+    group_norm instance_norm prelu channel_shuffle im2col col2im feature_dropout feature_alpha_dropout"""
+)
+def _leading(call: Call) -> Tag:
+    """Operations that treat every slice of the first dimension by itself."""
+    x, layout = call.first()
+    rank = _RANK.get(call.name[-2:], 4 if call.name in ("im2col", "pixel_shuffle", "pixel_unshuffle") else None)
+    if call.name == "col2im":
+        rank = 3
+    if layout.dim != 0 or (rank is not None and x.ndim != rank and call.batch != 1):
+        return mixes(call, "treats the dimension that holds the examples as channels or space; move the examples first")
+    return layout
+
+
+@rule("batch_norm")
+def _batch_norm(call: Call) -> Tag:
+    training = call.arg(5, "training", default=False)
+    if training:
+        return mixes(
+            call,
+            "in training mode normalises with statistics of the whole batch: replace BatchNorm by GroupNorm, "
+            "or put the module in eval mode (frozen statistics)",
+        )
+    layout = call.first()[1]
+    return layout if layout.dim != 1 else mixes(call, "treats examples as channels")
+
+
+@rule("layer_norm rms_norm")
+def _layer_norm(call: Call) -> Tag:
+    x, layout = call.first()
+    shape = call.arg(1, "normalized_shape")
+    return layout if layout.dim < x.ndim - len(shape) else mixes(call, "normalises across examples")
+
+
+@rule("scaled_dot_product_attention")
+def _attention(call: Call) -> Tag:
+    return aligned(call, call.out.ndim, call.out.ndim - 2)
+
+
+@rule("embedding")
+def _embedding(call: Call) -> Tag:
+    index = call.arg(1, "input", "indices")
+    tags = dict((id(t), tag) for t, tag in call.layouts())
+    return tags[id(index)] if id(index) in tags else mixes(call, "looks up rows of data")
+
+
+@rule("one_hot")
+def _one_hot(call: Call) -> Tag:
+    return call.first()[1]
+
+
+@rule("pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d")
+def _pad(call: Call) -> Tag:
+    x, layout = call.first()
+    touched = len(call.arg(1, "pad")) // 2
+    return layout if layout.dim < x.ndim - touched else mixes(call, "pads among the examples")
+
+
+@rule("_pack_padded_sequence")
+def _pack(call: Call) -> Any:
+    x, layout = call.first()
+    columns = owners(layout, call.batch, x.shape[layout.dim], x.device)
+    sizes = call.out[1].tolist()
+    return [Layout(0, 1, torch.cat([columns[:n] for n in sizes])), None]
+
+
+@rule("_pad_packed_sequence")
+def _unpack(call: Call) -> Any:
+    layout = call.first()[1]
+    assert layout.owner is not None
+    owner = layout.owner[: int(call.args[1][0])]
+    return [tidy(Layout(0 if call.args[2] else 1, 1, owner), call.batch), None]
+
+
+@rule("native_layer_norm lstm gru rnn_tanh rnn_relu")
+def _refused(call: Call) -> Tag:
+    return mixes(call, "was called in a form the engine does not know")

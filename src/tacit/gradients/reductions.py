@@ -1,0 +1,62 @@
+"""Tags after sums, means and other operations along dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tacit.gradients.layout import Mixed, Tag, Total
+from tacit.gradients.rules import Call, broadcast, mixes, removed, rule
+
+
+def _dims(call: Call, position: int, rank: int) -> list[int]:
+    dim = call.arg(position, "dim", "axis")
+    if dim is None or (isinstance(dim, (tuple, list)) and not len(dim)):
+        return list(range(rank))
+    return [d % rank for d in ([dim] if isinstance(dim, int) else dim)] if rank else []
+
+
+@rule("sum mean")
+def _linear_reduction(call: Call) -> Tag:
+    x, layout = call.first()
+    dims = _dims(call, 1, x.ndim)
+    if layout.dim in dims:
+        if call.name == "mean" and layout.owner is not None:
+            return mixes(
+                call, "divides by a number of rows that depends on the examples; use a sum, or a mean per example"
+            )
+        return Total("mean" if call.name == "mean" else "sum")
+    return removed(layout, dims, bool(call.arg(2, "keepdim", default=False)))
+
+
+@rule(
+    """amax amin argmax argmin prod logsumexp any all median nanmedian nansum nanmean count_nonzero max min std var
+    aminmax mode"""
+)
+def _reduction(call: Call) -> Any:
+    if len(call.args) > 1 and isinstance(call.args[1], Tensor):
+        return broadcast(call)
+    x, layout = call.first()
+    dims = _dims(call, 1, x.ndim)
+    if layout.dim in dims:
+        return mixes(call, "reduces over examples")
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    return removed(layout, dims, out.ndim == x.ndim)
+
+
+@rule(
+    "softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff"
+)
+def _along(call: Call) -> Any:
+    x, layout = call.first()
+    position = 2 if call.name in ("topk", "kthvalue") else 1
+    dim = call.arg(position, "dim", "dims", default=-1)
+    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) and not isinstance(dim, bool) else dim or [-1])]
+    if layout.dim in dims:
+        found = mixes(call, "works across examples")
+        if x.ndim == 1 and call.name == "argsort":
+            return Mixed(found.reason, order=True)
+        return [found, Mixed(found.reason, order=x.ndim == 1)] if call.name == "sort" else found
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    return removed(layout, dims, out.ndim >= x.ndim)

@@ -1,0 +1,105 @@
+"""What a rule for an operation's tag sees, and where rules are registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout, Mixed, Tag
+
+
+@dataclass(slots=True)
+class Call:
+    """One executed operation: canonical name, arguments, result, and the tagged tensors among its arguments."""
+
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    batch: int
+    tagged: list[tuple[Tensor, Tag]]
+
+    def arg(self, position: int, *names: str, default: Any = None) -> Any:
+        if len(self.args) > position:
+            return self.args[position]
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        return default
+
+    def layouts(self) -> list[tuple[Tensor, Layout]]:
+        return [(t, tag) for t, tag in self.tagged if isinstance(tag, Layout)]
+
+    def first(self) -> tuple[Tensor, Layout]:
+        """The main argument, with its layout if it has one (else that of the first tagged argument)."""
+        main = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        for t, tag in self.layouts():
+            if t is main:
+                return t, tag
+        return self.layouts()[0]
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+Rule = Callable[[Call], Any]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return register
+
+
+def pairs(call: Call) -> Mixed:
+    return Mixed(
+        f"`{call.name}` combines different examples of the batch with each other; "
+        "every example's loss must be computed from that example alone"
+    )
+
+
+def mixes(call: Call, what: str) -> Mixed:
+    return Mixed(f"`{call.name}` {what}; every example's loss must be computed from that example alone")
+
+
+def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
+    """The common layout of right-aligned broadcast arguments in an output of the given rank."""
+    found: Layout | None = None
+    for t, tag in call.layouts():
+        dim = rank - t.ndim + tag.dim
+        here = tag.at(dim)
+        if found is not None and (found.dim != dim or not found.same_order(here)):
+            return pairs(call)
+        found = here
+    assert found is not None
+    if limit is not None and found.dim >= limit:
+        return pairs(call)
+    return found
+
+
+def broadcast(call: Call) -> Any:
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    return aligned(call, out.ndim)
+
+
+def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
+    return layout if keepdim else layout.at(layout.dim - sum(d < layout.dim for d in dims))
+
+
+def tidy(layout: Layout, batch: int) -> Layout:
+    """Regular form of an irregular layout whose order turns out to be the natural one."""
+    owner = layout.owner
+    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
+        return Layout(layout.dim)
+    return layout

@@ -1,0 +1,118 @@
+"""Convolutions as linear maps of their windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise
+
+
+class Convolution(Outer):
+    """A convolution is a linear map of its windows; the windows are cut out again when needed, a chunk at a time.
+
+    `image` is [batch, images per example, channels, *space]; `grad` likewise. For a transposed convolution the roles
+    are exchanged by the caller: the windows are then those of the output gradient.
+    """
+
+    def __init__(
+        self,
+        image: Tensor,
+        grad: Tensor,
+        weight: Tensor,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        transposed: bool,
+    ) -> None:
+        self.image, self.grad, self.weight = image, grad, weight
+        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
+        self.kernel = tuple(weight.shape[2:])
+        self.flipped = transposed
+        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, groups
+        self.width_in = image.shape[2] // groups * math.prod(self.kernel)
+        self.width_out = grad.shape[2] // groups
+        self.space = tuple(grad.shape[3:])
+        self.positions = grad.shape[1] * math.prod(self.space)
+        self.sizes, self.order, self.output = (), (), None
+
+    def factor_numel(self) -> int:
+        return self.image.numel() + self.grad.numel()
+
+    def windows(self, image: Tensor) -> Tensor:
+        """[n, channels, *space] → [n, groups, channels/groups × kernel, positions]."""
+        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.stride) and not any(self.padding):
+            return image.reshape(image.shape[0], self.blocks, -1, math.prod(self.space))
+        if any(self.padding):
+            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        elif not image.is_contiguous():
+            image = image.contiguous()
+        n, c = image.shape[:2]
+        steps = image.stride()[2:]
+        view = image.as_strided(
+            (n, c, *self.kernel, *self.space),
+            (
+                *image.stride()[:2],
+                *(d * s for d, s in zip(self.dilation, steps)),
+                *(d * s for d, s in zip(self.stride, steps)),
+            ),
+        )
+        return view.reshape(n, self.blocks, self.width_in, -1)
+
+    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        image, grad = precise(self.image[lo:hi]), precise(self.grad[lo:hi])
+        n, each = image.shape[:2]
+        a = self.windows(image.flatten(0, 1)).transpose(2, 3)
+        g = grad.reshape(n * each, self.blocks, self.width_out, -1).transpose(2, 3)
+        if each != 1:
+            a = a.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)  # type: ignore[no-untyped-call]
+            g = g.unflatten(0, (n, each)).transpose(1, 2).flatten(2, 3)  # type: ignore[no-untyped-call]
+        return a, g
+
+    def term_sizes(self) -> Tensor:
+        """As for any linear map, with Σ_t |a_t|² ≤ (windows that contain one entry)·|image|²: no windows are cut."""
+        image, grad = precise(self.image), precise(self.grad)
+        shared = 1
+        for k, s, d in zip(self.kernel, self.stride, self.dilation):
+            shared *= -(-k * math.gcd(s, d) // s)
+        n, each = image.shape[:2]
+        of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
+        return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
+
+    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
+        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
+        spatial = len(self.kernel)
+        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
+        # which is how image and grad are stored here; so one call serves both.
+        result = torch.ops.aten.convolution_backward(
+            grad,
+            image,
+            precise(self.weight),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * spatial,
+            self.blocks,
+            [False, True, False],
+        )[1]
+        total += result
+
+    def without(self, bad: Tensor) -> Convolution:
+        return Convolution(
+            cleared(self.image, bad),
+            cleared(self.grad, bad),
+            self.weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.blocks,
+            self.flipped,
+        )

@@ -1,0 +1,236 @@
+"""Decisions of several examples together: through Python values, masks, indices and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit import gradients
+
+B = 12
+X = torch.randn(B, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(B) % 3
+
+
+class Run(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(self.function(x))
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "if": lambda x: -x if x.mean() > 0 else x,
+    "item": lambda x: x * x.abs().max().item(),
+    "float": lambda x: x * float(x.detach().mean()),
+    "int": lambda x: x * int(x.sum()),
+    "tolist": lambda x: x * x.tolist()[0][0],
+    "numpy": lambda x: x * float(x.detach().numpy().mean()),
+    "index": lambda x: x * range(100)[x.abs().sum().long()],
+    "one example's value": lambda x: x * x.select(1, 0)[0].item(),
+    "equal": lambda x: x if torch.equal(x, x * 2) else -x,
+    "contains": lambda x: -x if 0.5 in x else x,
+    "without gradients": lambda x: _without_gradients(x),
+}
+
+
+def _without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x * x.abs().max().item()
+
+
+@pytest.mark.parametrize("size", [1, B])
+@pytest.mark.parametrize("name", list(READS))
+def test_values_of_the_batch_read_inside_the_model(name: str, size: int) -> None:
+    model = Run(READS[name])
+    with pytest.raises(RuntimeError, match="reads values of the batch"), gradients.record(model):
+        model(X[:size])
+    with pytest.raises(ValueError, match="reads values of the batch"):
+        gradients.check(model, X[:size])
+
+
+def test_values_read_in_the_users_loop(flat: Any) -> None:
+    model = Run(lambda x: x * x.shape[1] + len(x.shape))
+    engine = gradients.attach(model)
+    for _ in range(2):
+        out = model(X)
+        loss = F.cross_entropy(out, Y)
+        assert loss.item() == float(loss)
+        loss.backward()
+        assert loss.item() > 0
+        assert 0 <= (out.argmax(1) == Y).float().mean().item() <= 1
+        assert len(out.tolist()) == B
+        assert out.detach().numpy().shape == (B, 3)
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
+def test_a_failed_forward_is_over(flat: Any) -> None:
+    model = Run(lambda x: x * x.max().item())
+    engine = gradients.attach(model)
+    with pytest.raises(RuntimeError, match="reads values"):
+        model(X)
+    model.function = lambda x: x
+    loss = F.cross_entropy(model(X), Y)
+    loss.backward()
+    assert loss.item() > 0
+    engine.clipped_sum(flat(1.0))
+
+
+def above(x: Tensor) -> Tensor:
+    return x.detach() > x.detach().mean()
+
+
+def top(x: Tensor) -> Tensor:
+    return x.detach().topk(3).indices
+
+
+def assigned(x: Tensor, key: Any, value: Any = 0.0) -> Tensor:
+    x = x * 1
+    x[key] = value
+    return x
+
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "mask above the mean": lambda v: v[above(v)].sum(),
+    "mask above the mean of one dimension": lambda v: v[v.detach() > v.detach().mean(0, keepdim=True)].sum(),
+    "mask above a quantile": lambda v: v[v > torch.quantile(v.detach(), 0.5)].sum(),
+    "mask from the k-th largest": lambda v: v[v.detach() >= v.detach().topk(3).values[-1]].sum(),
+    "mask through bool": lambda v: v[(v.detach() - v.detach().mean()).relu().bool()].sum(),
+    "largest by index": lambda v: v[top(v)].sum(),
+    "largest by index_select": lambda v: v.index_select(0, top(v)).sum(),
+    "largest by gather": lambda v: v.gather(0, top(v)).sum(),
+    "largest by take": lambda v: v.take(top(v)).sum(),
+    "part of an order": lambda v: v[v.detach().argsort()[:3]].sum(),
+    "part of a sort's indices": lambda v: v[v.detach().sort().indices[-3:]].sum(),
+    "nonzero": lambda v: v[above(v).nonzero().flatten()].sum(),
+    "drawn by size": lambda v: v[torch.multinomial(v.detach(), 3)].sum(),
+    "where": lambda v: torch.where(above(v), v, torch.zeros(())).sum(),
+    "masked_fill": lambda v: v.masked_fill(above(v), 0.0).sum(),
+    "masked_select": lambda v: v.masked_select(above(v)).sum(),
+    "times a mask": lambda v: (v * above(v)).sum(),
+    "times a mask, mean over it": lambda v: (v * above(v)).sum() / above(v).sum(),
+    "own mask, mean over it": lambda v: (v * (v.detach() > 1)).sum() / (v.detach() > 1).sum(),
+    "count of labels": lambda v: (v * (Y == 1)).sum() / (Y == 1).sum(),
+    "clamped at the mean": lambda v: v.clamp(max=v.detach().mean()).sum(),
+    "softmax over examples": lambda v: (v * torch.softmax(v.detach(), 0)).sum(),
+    "assigned at a mask": lambda v: assigned(v, above(v)).sum(),
+    "assigned at an index": lambda v: assigned(v, top(v)).sum(),
+    "assigned at data of each example": lambda v: assigned(v, v.detach().long().clamp(0, 3)).sum(),
+    "a mask built by assignment": lambda v: (v * assigned(torch.zeros(B), top(v), 1.0)).sum(),
+    "slice to a data position": lambda v: v.unsqueeze(1).expand(B, 5)[:, : v.detach().argmax(0) + 1].sum(),
+    "column of a data position": lambda v: v.unsqueeze(1).expand(B, 50)[:, v.detach().sum().long()].sum(),
+}
+
+
+@pytest.mark.parametrize("reduction", [None, "sum", "mean", "none"])
+@pytest.mark.parametrize("name", list(MIXING))
+def test_what_several_examples_decided(name: str, reduction: Any) -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="no per-example gradients"), gradients.record(model, reduction=reduction):
+        MIXING[name](F.cross_entropy(model(X), Y, reduction="none")).backward()
+
+
+SEEDS: dict[str, Callable[[Tensor], None]] = {
+    "mask": lambda v: v.backward(gradient=above(v).float()),
+    "softmax": lambda v: v.backward(gradient=torch.softmax(v.detach(), 0)),
+    "scale": lambda v: v.sum().backward(gradient=1 / v.detach().max()),
+    "total": lambda v: v.sum().backward(gradient=v.detach().sum()),
+    "function": lambda v: torch.autograd.backward([v], [above(v).float()]),
+}
+
+
+@pytest.mark.parametrize("reduction", [None, "sum", "mean", "none"])
+@pytest.mark.parametrize("name", list(SEEDS))
+def test_seeds_that_several_examples_decided(name: str, reduction: Any) -> None:
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="no per-example gradients"), gradients.record(model, reduction=reduction):
+        SEEDS[name](F.cross_entropy(model(X), Y, reduction="none"))
+
+
+OWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "own mask": lambda v: v[v.detach() > 1].sum(),
+    "own mask, filled": lambda v: v.masked_fill(v.detach() > 1, 0.5).sum(),
+    "own mask, assigned": lambda v: assigned(v, v.detach() > 1, 0.5).sum(),
+    "own weight": lambda v: (v * v.detach().sigmoid()).sum(),
+    "another order": lambda v: v[v.detach().argsort()].sum(),
+    "there and back": lambda v: v[v.detach().argsort()][v.detach().argsort().argsort()].sum(),
+}
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_what_every_example_decides_for_itself(name: str, naive: Any, compare: Any) -> None:
+    model = nn.Linear(4, 3)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return OWN[name](F.cross_entropy(model(x), y, reduction="none"))
+
+    each = naive(model, lambda i: loss(X[i : i + 1], Y[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(X, Y).backward()
+    compare(tape, each)
+
+
+def test_own_seeds(naive: Any, compare: Any) -> None:
+    model = nn.Linear(4, 3)
+
+    def weighted(i: int) -> Tensor:
+        v = F.cross_entropy(model(X[i : i + 1]), Y[i : i + 1])
+        return v * v.detach().sigmoid()
+
+    with gradients.record(model, reduction="sum") as tape:
+        v = F.cross_entropy(model(X), Y, reduction="none")
+        v.backward(gradient=v.detach().sigmoid())
+    compare(tape, naive(model, weighted, B))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+def test_targets_with_a_column(loss: Any, size: int, naive: Any, compare: Any, flat: Any) -> None:
+    model, x, y = nn.Linear(4, 1), torch.randn(size, 4), torch.randn(size, 1)
+    with gradients.record(model) as tape:
+        loss(model(x), y).backward()
+    if size:
+        compare(tape, naive(model, lambda i: loss(model(x[i : i + 1]), y[i : i + 1]), size))
+    else:
+        assert not tape.clipped_sum(flat(1.0))["weight"].any()
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}])
+def test_transformer_layers_for_any_number_of_examples(size: int, options: Any, flat: Any) -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, **options), nn.Linear(4, 2))
+    with gradients.record(model) as tape:
+        model(torch.randn(size, 5, 4)).sum((1, 2)).mean().backward()
+    assert tape.norms().shape == (size,)
+    assert all(torch.isfinite(t).all() for t in tape.clipped_sum(flat(1.0)).values())
+
+
+@pytest.mark.parametrize("sizes", [[], [0]])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_no_packed_sequence_at_all(kind: type[nn.RNNBase], bidirectional: bool, sizes: list[int], flat: Any) -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = kind(3, 4, num_layers=2, bidirectional=bidirectional), nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Tensor:
+            out, state = self.rnn(x)
+            assert out.data.shape == (0, 8 if bidirectional else 4)
+            state = state[0] if isinstance(state, tuple) else state
+            return self.head(state[-1])
+
+    empty = nn.utils.rnn.PackedSequence(torch.zeros(0, 3), torch.tensor(sizes, dtype=torch.long))
+    engine = gradients.attach(Last())
+    F.cross_entropy(engine._recorder.model(empty), torch.zeros(0, dtype=torch.long)).backward()
+    assert engine.batch_size == 0
+    assert not any(bool(t.any()) for t in engine.clipped_sum(flat(1.0)).values())

@@ -1,0 +1,209 @@
+"""Mean, sum or neither: known for certain, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit import gradients
+
+B = 6
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+X, Y = torch.randn(B, 5, generator=torch.Generator().manual_seed(5)), torch.tensor([0, 1, 2, 0, 1, 2])
+
+LOSSES: dict[str, Any] = {
+    "cross entropy": lambda o, y, r: F.cross_entropy(o, y, reduction=r),
+    "smoothed": lambda o, y, r: F.cross_entropy(o, y, reduction=r, label_smoothing=0.1),
+    "soft targets": lambda o, y, r: F.cross_entropy(o, F.one_hot(y, 3).to(o.dtype), reduction=r),
+    "nll": lambda o, y, r: F.nll_loss(o.log_softmax(1), y, reduction=r),
+    "mse of scalars": lambda o, y, r: F.mse_loss(o[:, 0], y.to(o.dtype), reduction=r),
+    "l1 of scalars": lambda o, y, r: F.l1_loss(o[:, 0], y.to(o.dtype), reduction=r),
+    "huber": lambda o, y, r: F.huber_loss(o.sum(1), y.to(o.dtype), reduction=r),
+    "smooth l1": lambda o, y, r: F.smooth_l1_loss(o.sum(1), y.to(o.dtype), reduction=r),
+    "bce": lambda o, y, r: F.binary_cross_entropy(o[:, 0].sigmoid(), (y > 0).to(o.dtype), reduction=r),
+    "bce with logits": lambda o, y, r: F.binary_cross_entropy_with_logits(o[:, 0], (y > 0).to(o.dtype), reduction=r),
+    "poisson": lambda o, y, r: F.poisson_nll_loss(o[:, 0], y.to(o.dtype), reduction=r),
+    "gaussian": lambda o, y, r: F.gaussian_nll_loss(o[:, 0], y.to(o.dtype), o[:, 1].exp(), reduction=r),
+    "hinge": lambda o, y, r: F.hinge_embedding_loss(o[:, 0], (y - 1).sign() * 2 - 1, reduction=r),
+    "margin": lambda o, y, r: F.multi_margin_loss(o, y, reduction=r),
+    "soft margin": lambda o, y, r: F.soft_margin_loss(o[:, 0], (y > 0).to(o.dtype) * 2 - 1, reduction=r),
+    "cosine": lambda o, y, r: F.cosine_embedding_loss(o, o.roll(1, 1), (y > 0).to(o.dtype) * 2 - 1, reduction=r),
+    "triplet": lambda o, y, r: F.triplet_margin_loss(o, 2 * o, 1 - o, margin=5.0, reduction=r),
+    "written out": lambda o, y, r: getattr(o.logsumexp(1) - o[torch.arange(len(o)), y], r)(),
+}
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+@pytest.mark.parametrize("declared", [False, True])
+def test_detected_and_declared_reductions_agree_with_the_oracle(
+    name: str, declared: bool, model: nn.Module, naive: Any, compare: Any
+) -> None:
+    loss = LOSSES[name]
+    each = naive(model, lambda i: loss(model(X[i : i + 1]), Y[i : i + 1], "sum"), B)
+    for reduction in ("mean", "sum"):
+        with gradients.record(model, reduction=reduction if declared else None) as tape:
+            loss(model(X), Y, reduction).backward()
+        compare(tape, each)
+
+
+def test_a_mean_over_elements_is_a_mean_of_each_examples_mean(model: nn.Module, naive: Any, compare: Any) -> None:
+    target = torch.randn(B, 3)
+    each = naive(model, lambda i: F.mse_loss(model(X[i : i + 1]), target[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        F.mse_loss(model(X), target).backward()
+    compare(tape, each)
+
+
+def test_kl_batchmean_is_a_mean(model: nn.Module, naive: Any, compare: Any) -> None:
+    target = torch.randn(B, 3).softmax(1)
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.kl_div(o.log_softmax(1), t, reduction="batchmean")
+
+    each = naive(model, lambda i: loss(model(X[i : i + 1]), target[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(model(X), target).backward()
+    compare(tape, each)
+
+
+def test_two_terms_of_the_same_kind(model: nn.Module, naive: Any, compare: Any) -> None:
+    def each_loss(o: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(o, y) + 0.1 * o.square().mean()
+
+    each = naive(model, lambda i: each_loss(model(X[i : i + 1]), Y[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        each_loss(model(X), Y).backward()
+    compare(tape, each)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, y: F.cross_entropy(o, y, reduction="sum") / B,
+        lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o),
+        lambda o, y: F.cross_entropy(o, y) / 4,
+        lambda o, y: F.cross_entropy(o, y) * 1024.0,
+        lambda o, y: F.cross_entropy(o, y) + o.square().sum(),
+    ],
+)
+def test_what_cannot_be_told_for_certain_must_be_declared(model: nn.Module, loss: Any) -> None:
+    with gradients.record(model) as tape:
+        loss(model(X), Y).backward()
+    with pytest.raises(ValueError, match="Declare it"):
+        tape.norms()
+
+
+def test_declared_reductions_allow_any_scale(model: nn.Module, naive: Any, compare: Any) -> None:
+    each = naive(model, lambda i: F.cross_entropy(model(X[i : i + 1]), Y[i : i + 1]), B)
+    with gradients.record(model, reduction="mean") as tape:
+        (F.cross_entropy(model(X), Y, reduction="sum") / B).backward()
+    compare(tape, each)
+    with gradients.record(model, reduction="mean") as tape:
+        (F.cross_entropy(model(X), Y) / 4).backward()
+    compare(tape, {n: g / 4 for n, g in each.items()})
+
+
+@pytest.mark.parametrize(("declared", "actual"), [("mean", "sum"), ("sum", "mean"), ("none", "mean")])
+def test_a_contradicted_declaration_is_refused(model: nn.Module, declared: Any, actual: str) -> None:
+    with gradients.record(model, reduction=declared) as tape:
+        F.cross_entropy(model(X), Y, reduction=actual).backward()
+    with pytest.raises(ValueError, match="was declared"):
+        tape.norms()
+
+
+def test_unknown_reduction() -> None:
+    with pytest.raises(ValueError, match="'median'"):
+        gradients.record(nn.Linear(1, 1), reduction="median")  # type: ignore[arg-type]
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 5), nn.Linear(5, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).cumsum(1).tanh())
+
+
+@pytest.mark.parametrize("order", ["tokens last", "classes second"])
+def test_mean_over_tokens_with_ignored_ones(order: str, naive: Any, compare: Any) -> None:
+    """PyTorch divides by the number of tokens that count in the whole batch: other examples would set the scale."""
+    model = Tokens()
+    x, y = torch.randint(0, 7, (B, 4)), torch.randint(0, 7, (B, 4))
+    y[0, 1:] = -100
+    y[2] = -100
+
+    def loss(o: Tensor, t: Tensor, **options: Any) -> Tensor:
+        if order == "tokens last":
+            return F.cross_entropy(o.reshape(-1, 7), t.reshape(-1), **options)
+        return F.cross_entropy(o.transpose(1, 2), t, **options)
+
+    with pytest.raises(ValueError, match="number \\(or weight\\) of the targets"), gradients.record(model):
+        loss(model(x), y).backward()
+    with gradients.record(model) as tape:
+        loss(model(x), y, reduction="sum").backward()
+    compare(tape, naive(model, lambda i: loss(model(x[i : i + 1]), y[i : i + 1], reduction="sum"), B))
+    with gradients.record(model, reduction="mean") as tape:
+        loss(model(x), y).backward()
+
+    def own_mean(i: int) -> Tensor:
+        value = loss(model(x[i : i + 1]), y[i : i + 1])
+        return value if bool((y[i] != -100).any()) else 0 * model(x[i : i + 1]).sum()
+
+    compare(tape, naive(model, own_mean, B))
+    full = y.clamp_min(0)
+    with gradients.record(model) as tape:
+        loss(model(x), full).backward()
+    compare(tape, naive(model, lambda i: loss(model(x[i : i + 1]), full[i : i + 1]), B))
+
+
+def test_mean_with_class_weights(model: nn.Module, naive: Any, compare: Any) -> None:
+    weight = torch.tensor([1.0, 2.0, 5.0])
+    with pytest.raises(ValueError, match="number \\(or weight\\)"), gradients.record(model):
+        F.cross_entropy(model(X), Y, weight).backward()
+    with gradients.record(model, reduction="mean") as tape:
+        F.cross_entropy(model(X), Y, weight).backward()
+    compare(tape, naive(model, lambda i: F.cross_entropy(model(X[i : i + 1]), Y[i : i + 1], weight), B))
+
+
+def test_dividing_by_a_count_of_the_batch_is_refused() -> None:
+    model = Tokens()
+    x = torch.randint(0, 7, (B, 4))
+    with gradients.record(model):
+        out = model(x)
+        mask = (out.argmax(-1) > 2).float()
+        loss = (out.square().sum(-1) * mask).sum() / mask.sum()
+        with pytest.raises(ValueError, match="whole batch"):
+            loss.backward()
+
+
+def test_a_nonlinear_function_of_the_mean_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="non-linear"), gradients.record(model):
+        F.mse_loss(model(X), torch.zeros(B, 3)).sqrt().backward()
+
+
+def test_a_batch_of_one_squeezed_to_a_scalar(naive: Any, compare: Any) -> None:
+    model, x = nn.Linear(5, 1), torch.randn(1, 5)
+    target = torch.tensor(0.3)
+    each = naive(model, lambda i: F.mse_loss(model(x).squeeze(), target), 1)
+    with gradients.record(model) as tape:
+        F.mse_loss(model(x).squeeze(), target).backward()
+    compare(tape, each)
+
+
+def test_a_batch_of_one(model: nn.Module, naive: Any, compare: Any) -> None:
+    each = naive(model, lambda i: F.cross_entropy(model(X[:1]), Y[:1]), 1)
+    for reduction in ("mean", "sum"):
+        with gradients.record(model) as tape:
+            F.cross_entropy(model(X[:1]), Y[:1], reduction=reduction).backward()
+        compare(tape, each)
