@@ -52,6 +52,7 @@ def make_private(
     adjacency: str | None = None,
     users: Sequence[int] | None = None,
     examples_per_user: int | None = None,
+    microbatch_size: int = 1,
     metrics: Mapping[str, Metric] | None = None,
     reduction: str | None = None,
     batch_dim: Any = 0,
@@ -73,6 +74,9 @@ def make_private(
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (no amplification claimed).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
+    * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
+      whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
+      microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
     * ``batch_size`` bounds what is in memory at once and changes nothing else.
     * ``seed`` is for debugging: the run is then marked as not private.
 
@@ -86,11 +90,11 @@ def make_private(
     """
     if not isinstance(lot_size, int) and not callable(lot_size):
         raise ValueError(f"lot_size is {lot_size!r}; it must be a whole number, or a function of the step.")
-    records = _records(dataset, users)
+    records = _records(dataset, users, microbatch_size)
     sizes = _schedule(lot_size)
     if not 1 <= sizes(0) <= records:
         raise ValueError(f"lot_size is {sizes(0)}; it must be from 1 to the number of records, {records}.")
-    unit = "example" if users is None else "user"
+    unit = "user" if users is not None else "example" if microbatch_size == 1 else "microbatch"
     chosen = Adjacency(adjacency or ("replace-one" if sampling == "fixed-size" else "add/remove"))
     if sampling == "fixed-size" and chosen is Adjacency.ADD_REMOVE:
         raise ValueError(
@@ -109,13 +113,14 @@ def make_private(
         raise ValueError(
             f"examples_per_user is {examples_per_user} but users is missing; give the user of each example."
         )
-    size = batch_size or max(1, min(math.ceil(2 * sizes(0)), 4096))
+    wanted = batch_size or max(1, min(math.ceil(2 * sizes(0) * microbatch_size), 4096))
+    size = max(wanted // microbatch_size, 1) * microbatch_size
     reader = LotReader(dataset, batch_size=size, workers=workers, pin_memory=pin_memory, collate=collate)
     book = _ledger(ledger, Header(adjacency=chosen, unit=unit, secure_randomness=source.secure, purpose=purpose))
     run: PrivateRun | None = None
     engine: Engine | None = None
     try:
-        engine = attach(model, reduction=reduction, batch_dim=batch_dim)  # type: ignore[arg-type]
+        engine = attach(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=microbatch_size)  # type: ignore[arg-type]
         _check_parameters(optimizer, engine.parameters)
         strength, solved = _noise(
             noise, noise_multiplier, budget, book, records, sizes, total, sampling, chosen, accountant
@@ -126,6 +131,7 @@ def make_private(
             noise=strength,
             lot_size=sizes,
             batch_size=size,
+            microbatch_size=microbatch_size,
             solved=solved,
         )
         run = PrivateRun(
@@ -157,7 +163,11 @@ def make_private(
     return run
 
 
-def _records(dataset: Any, users: Sequence[int] | None) -> int:
+def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) -> int:
+    if isinstance(microbatch_size, bool) or not isinstance(microbatch_size, int) or microbatch_size < 1:
+        raise ValueError(f"microbatch_size is {microbatch_size!r}; it must be a whole number, at least 1.")
+    if users is not None and microbatch_size > 1:
+        raise ValueError("a record is either a user or a microbatch; give users or microbatch_size.")
     try:
         length = len(dataset)
     except TypeError:
@@ -167,7 +177,9 @@ def _records(dataset: Any, users: Sequence[int] | None) -> int:
     if not length:
         raise ValueError("the data set is empty.")
     if users is None:
-        return length
+        if length < microbatch_size:
+            raise ValueError(f"microbatch_size is {microbatch_size}; the data set has only {length} examples.")
+        return length // microbatch_size  # examples that do not fill a microbatch take no part
     if len(users) != length:
         raise ValueError(f"users has {len(users)} entries; the data set has {length} examples.")
     return int(max(users)) + 1

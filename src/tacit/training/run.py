@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from tacit.gradients.layout import Layout
 from tacit.gradients.traced import Traced
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, FixedSize, Ledger, Poisson, Receipt, Sampling, Step
 from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
-from tacit.randomness import SeededSource, Source
+from tacit.randomness import Integers, SeededSource, Source
 from tacit.sampling import FixedSizeSampler, LotReader, PoissonSampler, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -47,6 +48,7 @@ class Recipe:
     noise: Callable[[int], Allocation]
     lot_size: Callable[[int], int]
     batch_size: int
+    microbatch_size: int = 1
     solved: float | None = None
     """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
 
@@ -135,11 +137,12 @@ class PrivateRun:
         gradients = clipping.queries(noise.after(others) if others else noise)
         receipt = self.ledger.record(Step(event, (*gradients, *others)))
         drawn = self.sampler.draw(receipt)
-        indices = drawn.indices if isinstance(drawn, UserLot) else drawn
+        indices = drawn.indices if isinstance(drawn, UserLot) else self._rows_of(drawn)
         for total in self._sums.values():
             total.zero_()
         self._lot = _Lot(receipt, clipping, tallies, expected)
-        sizes = [len(piece) for piece in batches(indices, self.recipe.batch_size)]
+        rows = self.recipe.microbatch_size
+        sizes = [len(piece) // rows for piece in batches(indices, self.recipe.batch_size)]
         try:
             for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
                 self._lot.size, self._lot.last, self._lot.taken = size, number == len(sizes), False
@@ -155,6 +158,11 @@ class PrivateRun:
         finally:
             self._lot = None
             self.engine.discard()
+
+    def _rows_of(self, records: Integers) -> Integers:
+        """The examples of the drawn records: microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand."""
+        rows = self.recipe.microbatch_size
+        return records if rows == 1 else (records[:, None] * rows + np.arange(rows)).reshape(-1)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""
