@@ -37,6 +37,7 @@ _ALIASES = {
     **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
 }
 _KEPT = words("float int bool long len index complex contains reduce_ex deepcopy repr format hash")
+_READS = frozenset(["detach", "item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__"])
 _METADATA = words(
     """
     shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
@@ -148,8 +149,8 @@ class Recorder:
                 return func(*args, **kwargs)
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
-        if name in ("detach", "__float__", "__int__", "__bool__") and self._over(args[0]):
-            return func(plain(args[0]).detach())  # a loss is often read after its step
+        if name in _READS and self._over(args[0]):
+            return func(plain(args[0]).detach(), *args[1:], **kwargs)  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
         take_over = ALWAYS.get(name)

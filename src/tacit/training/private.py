@@ -114,7 +114,7 @@ def make_private(
             f"examples_per_user is {examples_per_user} but users is missing; give the user of each example."
         )
     wanted = batch_size or max(1, min(math.ceil(2 * sizes(0) * microbatch_size), 4096))
-    size = max(wanted // microbatch_size, 1) * microbatch_size
+    size = max(wanted // microbatch_size, 1) * microbatch_size if microbatch_size > 1 else wanted
     reader = LotReader(dataset, batch_size=size, workers=workers, pin_memory=pin_memory, collate=collate)
     book = _ledger(ledger, Header(adjacency=chosen, unit=unit, secure_randomness=source.secure, purpose=purpose))
     run: PrivateRun | None = None
