@@ -99,6 +99,12 @@ def assigned(x: Tensor, key: Any, value: Any = 0.0) -> Tensor:
     return x
 
 
+def replaced(x: Tensor) -> Tensor:
+    weight = x.detach().clone()
+    weight.data = x.detach() - x.detach().mean()
+    return weight
+
+
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "mask above the mean": lambda v: v[above(v)].sum(),
     "mask above the mean of one dimension": lambda v: v[v.detach() > v.detach().mean(0, keepdim=True)].sum(),
@@ -127,6 +133,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "assigned at data of each example": lambda v: assigned(v, v.detach().long().clamp(0, 3)).sum(),
     "a mask built by assignment": lambda v: (v * assigned(torch.zeros(B), top(v), 1.0)).sum(),
     "slice to a data position": lambda v: v.unsqueeze(1).expand(B, 5)[:, : v.detach().argmax(0) + 1].sum(),
+    "weights put in place through .data": lambda v: (v * replaced(v)).sum(),
     "column of a data position": lambda v: v.unsqueeze(1).expand(B, 50)[:, v.detach().sum().long()].sum(),
 }
 

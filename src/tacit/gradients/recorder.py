@@ -144,7 +144,10 @@ class Recorder:
         name = canonical(func)
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
+            if name == "__set__" and func.__self__.__name__ == "data" and type(args[1]) is Traced:  # type: ignore[attr-defined]
+                mark(args[0], self, args[1]._tag)  # the values are others' now, and so is their tag
+            return out
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
         if func is torch.autograd.backward:
