@@ -1,1 +1,21 @@
-"""From a ledger to a guarantee."""
+"""From a ledger to a guarantee: what it all cost, computed afterwards from what was written down."""
+
+from tacit.accounting.accountants import ACCOUNTANTS
+from tacit.accounting.composition import Composition, Interval, Unproved, compose
+from tacit.accounting.filter import Filter
+from tacit.accounting.guarantee import Guarantee, account, guarantee
+from tacit.accounting.plan import Plan, plan
+
+__all__ = [
+    "ACCOUNTANTS",
+    "Composition",
+    "Filter",
+    "Guarantee",
+    "Interval",
+    "Plan",
+    "Unproved",
+    "account",
+    "compose",
+    "guarantee",
+    "plan",
+]

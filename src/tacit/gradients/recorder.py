@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -150,6 +151,8 @@ class Recorder:
             return out
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
+        if name in ("detach", "__float__", "__int__", "__bool__") and self._over(args[0]):
+            return func(plain(args[0]).detach())  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
         take_over = ALWAYS.get(name)
@@ -166,6 +169,9 @@ class Recorder:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)
+
+    def _over(self, value: Any) -> bool:
+        return type(value) is Traced and value._epoch != self.epoch
 
     def _before_backward(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
         """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
@@ -228,6 +234,8 @@ class Recorder:
 
     def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool) -> Any:
         """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
+        if canonical(func) in ("view", "reshape"):
+            args = _measured(args)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*_detached(args), **_detached(kwargs))
 
@@ -405,6 +413,16 @@ class Recorder:
                 settled = contribution.settle()
                 for name, part in resolve(source, settled, self.names):
                     self.parts.setdefault(name, []).append(part)
+
+
+def _measured(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a reshape with -1 replaced by what it is when examples are there: PyTorch does not say for none."""
+    old, new = args[0].shape, list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
+    if -1 not in new or 0 not in new:
+        return args
+    rest = math.prod(size for size in new if size > 0)
+    new[new.index(-1)] = math.prod(size for size in old if size > 0) // rest
+    return (args[0], tuple(new))
 
 
 def _detached(value: Any, only: list[Tensor] | None = None) -> Any:

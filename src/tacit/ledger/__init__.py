@@ -1,1 +1,52 @@
 """The privacy ledger: what was done to the records, written down before anything is released."""
+
+from tacit.ledger.book import Gate, Ledger
+from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
+from tacit.ledger.events import (
+    FORMAT,
+    Adjacency,
+    Everyone,
+    FixedSize,
+    GaussianSum,
+    Header,
+    LaplaceSum,
+    Poisson,
+    Query,
+    Sampling,
+    Selection,
+    Shuffled,
+    SparseVector,
+    Step,
+    from_json,
+    to_json,
+)
+from tacit.ledger.journal import LedgerUnavailable
+from tacit.ledger.reading import LedgerCorrupt
+from tacit.ledger.receipt import Receipt
+
+__all__ = [
+    "FORMAT",
+    "AdaptiveBudget",
+    "Adjacency",
+    "Budget",
+    "BudgetExceeded",
+    "Everyone",
+    "FixedSize",
+    "Gate",
+    "GaussianSum",
+    "Header",
+    "LaplaceSum",
+    "Ledger",
+    "LedgerCorrupt",
+    "LedgerUnavailable",
+    "Poisson",
+    "Query",
+    "Receipt",
+    "Sampling",
+    "Selection",
+    "Shuffled",
+    "SparseVector",
+    "Step",
+    "from_json",
+    "to_json",
+]

@@ -13,6 +13,7 @@ section 6). The words used here have one meaning throughout the library:
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal
@@ -29,8 +30,13 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace-one"
 
 
+def _number(value: object) -> bool:
+    """Whether value is a finite number; a whole number too large to be a float is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def _positive(name: str, value: float, *, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or math.isinf(value):
+    if not _number(value) or not 0 < value <= most:
         bound = "a finite number above 0" if math.isinf(most) else f"in (0, {most:g}]"
         raise ValueError(f"{name} is {value!r}; it must be {bound}.")
 
@@ -58,8 +64,10 @@ class Header:
     library: str = field(default=f"tacit {__version__}")
 
     def __post_init__(self) -> None:
+        if self.adjacency not in tuple(Adjacency):
+            raise ValueError(f"adjacency is {self.adjacency!r}; it must be one of {', '.join(Adjacency)}.")
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
-        if self.format != FORMAT:
+        if isinstance(self.format, bool) or not isinstance(self.format, int) or self.format != FORMAT:
             raise ValueError(f"ledger format is {self.format!r}; this version of tacit reads format {FORMAT}.")
         if not isinstance(self.secure_randomness, bool):
             raise ValueError(f"secure_randomness is {self.secure_randomness!r}; it must be true or false.")
@@ -156,16 +164,21 @@ class GaussianSum:
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceSum:
-    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one."""
+    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one.
+
+    ``dimension`` is the number of coordinates: one coordinate has a tighter proof than several.
+    """
 
     group: str
     clip_norm: float
     scale: float
+    dimension: int
 
     def __post_init__(self) -> None:
         _text("group", self.group)
         _positive("clip norm", self.clip_norm)
         _positive("Laplace scale", self.scale)
+        _count("dimension", self.dimension)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,17 +219,24 @@ class Selection:
     def __post_init__(self) -> None:
         _text("group", self.group)
         if self.trials == "truncated-negative-binomial":
-            if self.eta is None or not -1 < self.eta < math.inf:
+            if self.eta is None or not _number(self.eta) or not self.eta > -1:
                 raise ValueError(f"eta is {self.eta!r}; it must be a finite number above -1.")
-            if self.gamma is None or not 0 < self.gamma < 1:
+            if self.gamma is None or not _number(self.gamma) or not 0 < self.gamma < 1:
                 raise ValueError(f"gamma is {self.gamma!r}; it must be in (0, 1).")
+            if self.mean is not None:
+                raise ValueError(f"mean is {self.mean!r}; leave it out: these trials are set by eta and gamma.")
         elif self.trials == "poisson":
             _positive("mean number of trials", self.mean if self.mean is not None else math.nan)
+            if self.eta is not None or self.gamma is not None:
+                raise ValueError(f"eta is {self.eta!r}, gamma {self.gamma!r}; leave them out: only mean is used.")
         else:
             raise ValueError(f"trials is {self.trials!r}; it must be 'truncated-negative-binomial' or 'poisson'.")
+        pairs = (tuple(pair) if isinstance(pair, tuple | list) else (pair,) for pair in self.candidate)
+        object.__setattr__(self, "candidate", tuple(pairs))
         if not self.candidate:
             raise ValueError("candidate is empty; list the steps that one trial costs.")
-        for step, count in self.candidate:
+        for pair in self.candidate:
+            step, count = pair if len(pair) == 2 else (pair, 1)
             if not isinstance(step, Step):
                 raise ValueError(f"candidate holds {step!r}; it must hold (Step, count) pairs.")
             _count("count", count)
@@ -290,6 +310,8 @@ def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
             "sampling": to_json(event.sampling),
             "queries": [to_json(query) for query in event.queries],
         }
+    if type(event) not in _KINDS:
+        raise ValueError(f"{event!r} is a {type(event).__name__}; a ledger holds {', '.join(_EVENTS)} and step.")
     values: dict[str, Any] = {"kind": _KINDS[type(event)]}
     for item in fields(event):
         value = getattr(event, item.name)

@@ -1,1 +1,17 @@
-"""See docs/architecture.md."""
+"""Who takes part in each step, and how the lot reaches the model in batches."""
+
+from tacit.sampling.lots import LotReader, batches
+from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler
+from tacit.sampling.users import UserLot, UserSampler
+
+__all__ = [
+    "EveryoneSampler",
+    "FixedSizeSampler",
+    "LotReader",
+    "PoissonSampler",
+    "Sampler",
+    "ShuffledSampler",
+    "UserLot",
+    "UserSampler",
+    "batches",
+]

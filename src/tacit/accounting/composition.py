@@ -1,0 +1,206 @@
+"""The ledger in the shape accountants work on: elementary mechanisms, each with how often it ran.
+
+This is the one place that reads events. What has no proof is refused here, by name, so that no accountant can
+silently treat it as something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tacit.ledger import events as ev
+from tacit.ledger.events import Adjacency
+
+
+class Unproved(ValueError):
+    """There is no proof here for this combination of sampling, noise and adjacency."""
+
+
+class Policy(StrEnum):
+    """How a record gets into the sample, as far as amplification is concerned."""
+
+    ALWAYS = "none"
+    POISSON = "poisson"
+    FIXED_SIZE = "fixed-size"
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A sum with Gaussian noise; ``noise_multiplier`` = noise std / one record's largest L2 contribution."""
+
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """A sum with Laplace noise; ``noise_multiplier`` = noise scale / one record's largest L1 contribution."""
+
+    noise_multiplier: float
+    dimension: int
+
+
+@dataclass(frozen=True)
+class Pure:
+    """Anything that is (epsilon, 0)-DP under the composition's own adjacency."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of a random number of runs of ``candidate`` (see `tacit.ledger.events.Selection`)."""
+
+    selection: ev.Selection
+    candidate: Composition
+
+
+Base = Gaussian | Laplace | Pure | Best
+
+
+@dataclass(frozen=True)
+class Term:
+    """One elementary mechanism on a sample; ``rate`` is 1 when every record takes part."""
+
+    base: Base
+    policy: Policy = Policy.ALWAYS
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Composition:
+    """All that was done: the terms with their counts. Order does not matter, equal terms are merged."""
+
+    adjacency: Adjacency
+    parts: tuple[tuple[Term, int], ...]
+
+    @property
+    def shift_factor(self) -> int:
+        """How far one neighbour can move a sum, in units of one record's largest contribution."""
+        return 2 if self.adjacency is Adjacency.REPLACE_ONE else 1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A certified upper bound and, where there is one, a certified lower bound on the same quantity."""
+
+    upper: float
+    lower: float | None = None
+
+
+class Accountant(Protocol):
+    """Turns a composition into (ε, δ). Both directions are upper bounds; what has no proof raises `Unproved`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def epsilon(self, composition: Composition, delta: float) -> Interval: ...
+
+    def delta(self, composition: Composition, epsilon: float) -> Interval: ...
+
+
+def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Composition:
+    """Read ledger entries (step, count) as one composition."""
+    counts: Counter[Term] = Counter()
+    epochs: dict[tuple[str, int, int, int], tuple[int, list[Sequence[Term]]]] = {}
+    for step, count in entries:
+        terms = _terms(step, adjacency)
+        sampling = step.sampling
+        if isinstance(sampling, ev.Shuffled):
+            key = (sampling.partition, sampling.epoch, sampling.lots, sampling.records)
+            done, seen = epochs.get(key, (0, []))
+            epochs[key] = (done + count, [*seen, terms])
+            continue
+        for term in terms:
+            counts[term] += count
+    for (partition, epoch, lots, _), (done, seen) in epochs.items():
+        if done > lots:
+            raise Unproved(
+                f"epoch {epoch} of partition {partition!r} has {done} lots in the ledger but was cut into {lots}; "
+                "a record may have taken part more than once. Give every new partition a new epoch number."
+            )
+        for term in _worst(seen):
+            counts[term] += 1
+    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)))
+
+
+def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
+    """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1)."""
+    policy, rate = _policy(step.sampling, adjacency)
+    gaussian = tuple(query for query in step.queries if isinstance(query, ev.GaussianSum))
+    for item in gaussian:
+        if item.noise != "gaussian":
+            raise Unproved(f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' has a proof here.")
+    bases: list[Base] = []
+    if gaussian:
+        bases.append(Gaussian(_rounded_down(ev.Step(step.sampling, gaussian).noise_multiplier)))
+    for query in step.queries:
+        if isinstance(query, ev.LaplaceSum):
+            bases.append(Laplace(query.scale / query.clip_norm, query.dimension))
+        elif isinstance(query, ev.SparseVector):
+            bases.append(Pure(query.threshold_epsilon + query.release_epsilon))
+        elif isinstance(query, ev.Selection):
+            bases.append(Best(query, compose(query.candidate, adjacency)))
+    if policy is not Policy.ALWAYS or isinstance(step.sampling, ev.Shuffled):
+        names = sorted({type(base).__name__ for base in bases})
+        if len(bases) > 1:
+            raise Unproved(
+                f"one sample answered {' and '.join(names)} queries together; there is no proof here for their joint "
+                "amplification. Draw a sample for each kind of query."
+            )
+        if bases and isinstance(bases[0], Pure | Best):
+            raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
+    return [Term(base, policy, rate) for base in bases]
+
+
+def _rounded_down(multiplier: float) -> float:
+    """The multiplier to nine figures, never more than it is.
+
+    A clip norm that changes from step to step with its noise gives multipliers equal but for their last bits; so
+    rounded they are one term, and cost one computation.
+    """
+    shrunk = multiplier * (1 - 1e-11)
+    if not 1e-200 < shrunk < 1e200:
+        return shrunk
+    scale = 10.0 ** (9 - math.floor(math.log10(shrunk)))
+    return min(math.floor(shrunk * scale) / scale, multiplier)
+
+
+def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:
+    if isinstance(sampling, ev.Everyone | ev.Shuffled):
+        return Policy.ALWAYS, 1.0
+    if isinstance(sampling, ev.Poisson):
+        return (Policy.POISSON, sampling.rate) if sampling.rate < 1 else (Policy.ALWAYS, 1.0)
+    if isinstance(sampling, ev.FixedSize):
+        if sampling.size == sampling.records:
+            return Policy.ALWAYS, 1.0
+        if adjacency is not Adjacency.REPLACE_ONE:
+            raise Unproved(
+                "fixed-size sampling has no proof here under add/remove (with a record fewer the rest of the lot "
+                "changes too); use replace-one adjacency, or Poisson sampling."
+            )
+        return Policy.FIXED_SIZE, sampling.rate
+    raise Unproved(f"sampling policy {type(sampling).__name__} is not known to the accountants.")
+
+
+def _worst(lots: Sequence[Sequence[Term]]) -> list[Term]:
+    """What one epoch of disjoint lots costs one record: it is in one lot only, at worst the one with the least noise.
+
+    Parallel composition: neighbours differ in one slot, the partition is independent of the data, so given the
+    partition a single lot's answer changes; the mixture over partitions costs at most the worst of them.
+    """
+    bases = [term.base for lot in lots for term in lot]
+    gaussian = [base for base in bases if isinstance(base, Gaussian)]
+    laplace = [base for base in bases if isinstance(base, Laplace)]
+    if gaussian and laplace:
+        raise Unproved("the lots of one epoch answered different kinds of queries; there is no proof here for that.")
+    if gaussian:
+        return [Term(min(gaussian, key=lambda base: base.noise_multiplier))]
+    if laplace:
+        least = min(base.noise_multiplier for base in laplace)
+        return [Term(Laplace(least, max(base.dimension for base in laplace)))]
+    return []

@@ -1,0 +1,167 @@
+"""The guarantee: (ε, δ) together with everything it depends on, so that it cannot be quoted without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal, localcontext
+
+from tacit.accounting import gaussian
+from tacit.accounting.accountants import find
+from tacit.accounting.composition import Composition, compose
+from tacit.accounting.tail import check_delta, check_epsilon
+from tacit.ledger import Ledger
+from tacit.ledger import events as ev
+
+_RELEASED = "every noisy value the ledger lists, and whatever is computed from them (all checkpoints)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """What was done is (epsilon, delta)-differentially private, for this unit, adjacency and sampling.
+
+    ``epsilon`` and ``delta`` are upper bounds; ``epsilon_lower``, where known, is what neighbours can really attain.
+    """
+
+    epsilon: float
+    delta: float
+    epsilon_lower: float | None
+    accountant: str
+    unit: str
+    adjacency: str
+    sampling: str
+    secure_randomness: bool
+    released: str = _RELEASED
+    composition: Composition = field(repr=False)
+
+    def __str__(self) -> str:
+        line = (
+            f"(ε = {rounded_up(self.epsilon)}, δ = {_three_figures(self.delta)}) {self.unit}-level, {self.adjacency}, "
+            f"{self.sampling}, {self.accountant}"
+        )
+        return line if self.secure_randomness else f"{line}; NOT PRIVATE: seeded randomness, for debugging only"
+
+    def curve(self, epsilons: Sequence[float]) -> list[float]:
+        """An upper bound on δ at each ε."""
+        accountant = find(self.accountant)
+        return [accountant.delta(self.composition, epsilon).upper for epsilon in epsilons]
+
+    def attack_power(self, false_positive_rates: Sequence[float]) -> list[float]:
+        """The largest true-positive rate any membership attack can have at each false-positive rate.
+
+        For every (ε, δ) of the curve a test obeys TPR <= e^ε FPR + δ and 1 - TPR >= e^-ε (1 - δ - FPR)
+        (Kairouz, Oh & Viswanath 2015); the least of these bounds over a grid of ε is a bound.
+        """
+        reach = max(2 * self.epsilon, 0.1)
+        epsilons = [reach * i / 24 for i in range(25)]
+        pairs = list(zip(epsilons, self.curve(epsilons), strict=True))
+        powers = []
+        for fpr in false_positive_rates:
+            if not 0 <= fpr <= 1:
+                raise ValueError(f"false-positive rate is {fpr!r}; it must be in [0, 1].")
+            bounds = [1.0]
+            for epsilon, delta in pairs:
+                bounds.append(math.exp(min(epsilon, 700.0)) * fpr + delta)
+                bounds.append(1 - math.exp(-epsilon) * (1 - delta - fpr))
+            powers.append(max(min(bounds), fpr))
+        return powers
+
+    def gdp_estimate(self) -> float:
+        """μ of the Gaussian mechanism with this ε at this δ: an estimate to compare by, not a bound."""
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta is {self.delta:g}; a Gaussian mechanism to compare by has one in (0, 1).")
+        low, high = 0.0, 1.0
+        while gaussian.epsilon(high, self.delta) < self.epsilon:
+            low, high = high, 2 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if gaussian.epsilon(middle, self.delta) < self.epsilon else (low, middle)
+        return high
+
+
+def rounded_up(value: float, digits: int = 2) -> str:
+    """``value`` with at least ``digits`` decimals and three figures, never rounded below the bound it is.
+
+    >>> rounded_up(1.2345), rounded_up(0.012341), rounded_up(2.0)
+    ('1.24', '0.0124', '2.00')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.{digits}f}"
+    decimals = max(digits, 2 - math.floor(math.log10(abs(value))))
+    return f"{_up(value, decimals):f}"
+
+
+def _three_figures(value: float) -> str:
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    return f"{float(_up(value, 2 - math.floor(math.log10(value)))):.3g}"
+
+
+def _up(value: float, decimals: int) -> Decimal:
+    """Rounded up, taking the shortest decimal that is ``value`` for exact: 2.0 is 2.00 and 0.1 is 0.10."""
+    with localcontext(prec=700):
+        return Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING)
+
+
+def account(
+    ledger: Ledger, *, delta: float | None = None, epsilon: float | None = None, accountant: str = "pld"
+) -> Guarantee:
+    """The guarantee of what a ledger lists: ε for a given δ, or δ for a given ε.
+
+    Reading changes nothing; the same ledger can be accounted again, by another accountant, years later.
+    """
+    return guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant)
+
+
+def guarantee(
+    entries: Iterable[tuple[ev.Step, int]],
+    header: ev.Header,
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    accountant: str = "pld",
+) -> Guarantee:
+    """The guarantee of steps with their counts, done or planned."""
+    if (delta is None) == (epsilon is None):
+        raise ValueError("give either delta, to get epsilon, or epsilon, to get delta.")
+    entries = list(entries)
+    composition = compose(entries, header.adjacency)
+    method, lower = find(accountant), None
+    if delta is not None:
+        check_delta(delta)
+        found = method.epsilon(composition, delta)
+        epsilon, lower = found.upper, found.lower
+    else:
+        assert epsilon is not None
+        check_epsilon(epsilon)
+        delta = method.delta(composition, epsilon).upper
+    if not math.isfinite(epsilon):
+        raise ValueError(
+            f"epsilon is not finite at delta {delta:g} by the {accountant} accountant: nothing is promised."
+        )
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        epsilon_lower=lower,
+        accountant=method.name,
+        unit=header.unit,
+        adjacency=header.adjacency.value,
+        sampling=describe_sampling(step.sampling for step, _ in entries),
+        secure_randomness=header.secure_randomness,
+        composition=composition,
+    )
+
+
+_POLICIES: dict[type, str] = {
+    ev.Everyone: "no sampling",
+    ev.Poisson: "Poisson",
+    ev.FixedSize: "fixed size without replacement",
+    ev.Shuffled: "shuffled (no amplification claimed)",
+}
+
+
+def describe_sampling(samplings: Iterable[ev.Sampling]) -> str:
+    """The policies in words, each once."""
+    names = {_POLICIES[type(sampling)] for sampling in samplings}
+    return " + ".join(sorted(names)) if names else "nothing released"

@@ -1,0 +1,58 @@
+"""The ``tacit`` command. Commands import what they need when they run, so that ``tacit --help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tacit._version import __version__
+from tacit.cli.account import account
+from tacit.cli.plan import plan
+
+app = typer.Typer(
+    name="tacit",
+    help="Train on data about people, and prove how little the result says about any one of them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(account)
+app.command()(plan)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"tacit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks instead of one sentence.")] = False,
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; what the user can mend is one sentence on standard error and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=arguments, prog_name="tacit", standalone_mode=False)
+    except Exception as error:
+        # Typer's complaints about options know how to print themselves.
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        known = isinstance(error, ValueError | OSError) or hasattr(error, "format_message")
+        if not known or "--debug" in arguments:
+            raise
+        print(f"tacit: {text}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from tacit.cli import main
+
+main()

@@ -1,0 +1,87 @@
+"""``tacit account``: what a plan would cost, or what a ledger did cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli.output import number, show, whole
+
+if TYPE_CHECKING:
+    from tacit.accounting import Guarantee
+
+
+def account(
+    ledger: Annotated[Path | None, typer.Argument(help="A ledger file: account for what was really done.")] = None,
+    sampling_rate: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="q: each record is in a lot with this probability."),
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="z: noise on the sum / clip norm.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help="T: number of lots.")] = None,
+    delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ, to get ε.")] = None,
+    epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε, to get δ.")] = None,
+    accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
+    adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """ε (or δ) of a plan, or of what a ledger lists.
+
+    \b
+    Examples:
+      tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5
+      tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
+      tacit account runs/mnist/ledger.jsonl --delta 1e-5
+      tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
+    """
+    from tacit.accounting import guarantee
+    from tacit.ledger import Header, Ledger
+    from tacit.ledger.events import GaussianSum, Poisson, Step
+
+    planned = {"--sampling-rate": sampling_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
+    given = [name for name, value in planned.items() if value is not None]
+    if ledger is not None:
+        if given or adjacency != "add/remove":
+            raise ValueError(f"{', '.join(given) or '--adjacency'} is for plans; the ledger {ledger} says it itself.")
+        book = Ledger.load(ledger)
+        entries, header = list(book.entries), book.header
+    else:
+        if sampling_rate is None or noise_multiplier is None or steps is None:
+            missing = [name for name, value in planned.items() if value is None]
+            raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
+        if not 1 <= steps <= 10**12:
+            raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
+        query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
+        entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
+    if delta is None and epsilon is None:
+        raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
+    found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant)
+    if plot is not None:
+        if delta is None:
+            raise ValueError("--plot draws ε; give --delta.")
+        from tacit.reports.figures import epsilon_over_steps
+
+        epsilon_over_steps(entries, header, delta=delta, path=plot)
+    show(_facts(found), _lines(found, plot), as_json=as_json)
+
+
+def _facts(found: Guarantee) -> dict[str, object]:
+    names = ("epsilon", "epsilon_lower", "delta", "accountant", "sampling", "adjacency", "unit", "secure_randomness")
+    return {name: getattr(found, name) for name in names}
+
+
+def _lines(found: Guarantee, plot: Path | None) -> list[str]:
+    from tacit.accounting.guarantee import rounded_up
+
+    lines = [str(found)]
+    if found.epsilon_lower is not None:
+        lines.append(f"certified: {math.floor(found.epsilon_lower * 1e6) / 1e6} ≤ ε ≤ {rounded_up(found.epsilon, 6)}")
+    return [*lines, f"plot: {plot}"] if plot is not None else lines

@@ -1,0 +1,76 @@
+"""``tacit plan``: name all parameters of a run but one; the last is solved for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tacit.cli.output import number, show, whole
+
+
+def plan(
+    records: Annotated[
+        int, typer.Option(parser=whole, metavar="WHOLE", help="n: number of records, taken to be public.")
+    ],
+    lot_size: Annotated[
+        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot.")
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="Passes over the data.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Number of lots, instead of --epochs.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="z: noise on the sum / clip norm.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = None,
+    delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = None,
+    sampling: Annotated[str, typer.Option(help="poisson, fixed-size or shuffled.")] = "poisson",
+    adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
+    accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Solve for the one quantity left out: lot size, length, noise, ε or δ. The budget is never overshot.
+
+    \b
+    Examples:
+      tacit plan --records 60000 --lot-size 600 --epochs 40 --epsilon 2 --delta 1e-5
+      tacit plan --records 60000 --lot-size 600 --noise-multiplier 4 --epsilon 2 --delta 1e-5
+      tacit plan --records 60000 --epochs 40 --noise-multiplier 2 --epsilon 2 --delta 1e-5 --json
+    """
+    from tacit.accounting import plan as solve
+
+    found = solve(
+        records=records,
+        lot_size=lot_size,
+        epochs=epochs,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+        adjacency=adjacency,
+        accountant=accountant,
+    )
+    promise = found.guarantee
+    facts = {
+        "noise_multiplier": found.noise_multiplier,
+        "sampling_rate": found.sampling_rate,
+        "lot_size": found.lot_size,
+        "records": found.records,
+        "steps": found.steps,
+        "epochs": found.epochs,
+        "epsilon": promise.epsilon,
+        "epsilon_lower": promise.epsilon_lower,
+        "delta": promise.delta,
+        "accountant": promise.accountant,
+        "sampling": promise.sampling,
+        "adjacency": promise.adjacency,
+    }
+    lines = [
+        f"noise multiplier  {found.noise_multiplier:.6g}",
+        f"sampling rate     {found.sampling_rate:.6g}  (lots of {found.lot_size} of {found.records} records)",
+        f"steps             {found.steps}  ({found.epochs:.6g} epochs)",
+        f"guarantee         {promise}",
+    ]
+    show(facts, lines, as_json=as_json)

@@ -1,0 +1,156 @@
+"""Vector groups: which vectors are clipped together, at what norm, and what is charged for it.
+
+The words are those of McMahan, Andrew et al. 2019, section 2: a *vector* is one or more parameters whose joint norm the
+gradient engine reports; a *group* is one or more vectors released by one Gaussian sum query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from tacit.ledger.events import GaussianSum, Query
+from tacit.mechanisms.allocation import Allocation
+from tacit.mechanisms.noise import add_gaussian_
+from tacit.randomness import Source
+
+Shapes = Mapping[str, torch.Size]
+
+MARGIN = 2.0**-20
+"""How far below the clip norm a float32 vector is clipped: covers the rounding of its norm and of the product."""
+
+
+class Spendable(Protocol):
+    """What a mechanism needs of a receipt: each recorded query, handed out once."""
+
+    def spend(self, group: str, /) -> Query: ...
+
+
+def positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a finite number above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    """Parameters measured by one norm; ``scale`` is the alpha of joint clipping."""
+
+    names: tuple[str, ...]
+    dimension: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Vectors clipped together and released by one query.
+
+    ``clip_norm`` bounds one clipped contribution, after each vector is divided by its scale. ``contributions`` is by
+    how many times that one record can move the sum: 1 unless the record is part of a microbatch or brings several
+    examples. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
+    """
+
+    name: str
+    vectors: tuple[Vector, ...]
+    clip_norm: float
+    contributions: int = 1
+    stability: float | None = None
+
+    @property
+    def dimension(self) -> int:
+        return sum(vector.dimension for vector in self.vectors)
+
+    @property
+    def sensitivity(self) -> float:
+        """What the ledger is told: the most one record moves the sum, in L2 norm."""
+        return self.contributions * self.clip_norm
+
+
+class Clipping:
+    """A strategy applied to the parameters of one model: what the gradient engine and the ledger need to know.
+
+    Formal guarantee: for every record, and every group g, the contribution (w_j v_j / scale_j) over the vectors j of g
+    has L2 norm at most S_g = `Group.clip_norm`, where w are the `weights`, whatever v is; a record with a norm that is
+    not finite has weight zero everywhere (the engine must then drop its gradient, not multiply it). Adding or removing
+    a record therefore moves the scaled sum by at most `Group.sensitivity`, and by Equation 1 of the paper all groups
+    together are one Gaussian sum query with z = ``Step.noise_multiplier``.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = tuple(groups)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self._groups
+
+    def partition(self, shapes: Shapes) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters whose joint norm is wanted, in the order of the columns of `weights`."""
+        vectors = tuple(vector.names for group in self.groups for vector in group.vectors)
+        known = [name for names in vectors for name in names]
+        if sorted(known) != sorted(shapes):
+            odd = sorted(set(known) ^ set(shapes))
+            raise ValueError(f"the parameters differ from those the clipping was made for: {odd}; bind it again.")
+        return vectors
+
+    def weights(self, norms: torch.Tensor) -> torch.Tensor:
+        """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
+        owners = [index for index, group in enumerate(self.groups) for _ in group.vectors]
+        if norms.ndim != 2 or norms.shape[1] != len(owners):
+            raise ValueError(f"norms have shape {tuple(norms.shape)}; they must have {len(owners)} columns.")
+        scales = _column([vector.scale for group in self.groups for vector in group.vectors], norms)
+        owner = torch.tensor(owners, device=norms.device)
+        squares = (norms.to(torch.float64) / scales).square()
+        joint = squares.new_zeros(len(norms), len(self.groups)).index_add_(1, owner, squares).sqrt_()
+        bounds = (1 - MARGIN) * _column([group.clip_norm for group in self.groups], norms)
+        factors = (bounds / joint).clamp_(max=1.0)
+        for index, group in enumerate(self.groups):
+            if group.stability is not None:
+                factors[:, index] = bounds[index] / (joint[:, index] + group.stability)
+        exact = factors[:, owner]
+        exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
+        return _rounded_down(exact, norms.dtype if norms.dtype == torch.float64 else torch.float32)
+
+    def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
+        """What to record for a step."""
+        stds = noise.stds([(group.name, group.sensitivity, group.dimension) for group in self.groups])
+        return tuple(
+            GaussianSum(group=group.name, clip_norm=group.sensitivity, noise_std=std)
+            for group, std in zip(self.groups, stds, strict=True)
+        )
+
+    def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
+        """Add to the sums, in place, the noise that was recorded: N(0, (scale_j sigma_g)^2) to vector j of group g."""
+        self.partition({name: tensor.shape for name, tensor in sums.items()})
+        noisy = []
+        for group in self.groups:
+            std = recorded_gaussian(receipt, group.name, group.sensitivity).noise_std
+            noisy += [(sums[name], vector.scale * std) for vector in group.vectors for name in vector.names]
+        add_gaussian_(noisy, source)
+
+    def repeated(self, contributions: int) -> Clipping:
+        """The same clipping when one record can change this many clipped contributions."""
+        return Clipping([replace(g, contributions=g.contributions * contributions) for g in self.groups])
+
+
+def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float) -> GaussianSum:
+    """The recorded query of ``group``, spent; it must be a Gaussian sum of this sensitivity."""
+    query = receipt.spend(group)
+    if not isinstance(query, GaussianSum) or query.clip_norm != sensitivity or query.noise != "gaussian":
+        raise ValueError(
+            f"the ledger has {query} for group {group!r}, but this is a Gaussian sum to which one record can "
+            f"contribute {sensitivity}; record the queries of the mechanism that releases."
+        )
+    return query
+
+
+def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device)
+
+
+def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``exact`` (float64, at least 0) in ``dtype``, never larger."""
+    rounded = exact.to(dtype)
+    return torch.where(rounded.to(torch.float64) > exact, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)

@@ -1,0 +1,103 @@
+"""Noise added to sums, in place.
+
+Formal guarantee: each sum gets independent noise of its standard deviation (or scale) on every coordinate, from the
+source, once. The noisy value is then rounded to a public grid, the largest power of two not above 2^-14 of the noise:
+that is post-processing, adds a variance of less than 2^-31 of the noise's, and hides the low bits, in which a
+floating-point sum of real noise tells too much about the true value (Mironov 2012). It is a defence, not a proof: the
+guarantee assumes that floating-point noise, so rounded, is as good as real noise.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from tacit.randomness import Source
+
+_GRID_BITS = 14
+_PIECE = 1 << 18
+
+Noisy = Sequence[tuple[torch.Tensor, float]]
+"""Sums and the standard deviation (or scale) of the noise that each is to get."""
+
+
+def add_gaussian_(sums: Noisy, source: Source) -> None:
+    """Add N(0, std^2) to every coordinate of each sum, for pairs (sum, std)."""
+    _add_(sums, source.normal_)
+
+
+def add_laplace_(sums: Noisy, source: Source) -> None:
+    """Add Laplace noise to every coordinate of each sum, for pairs (sum, scale)."""
+    _add_(sums, source.laplace_)
+
+
+def _add_(sums: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for total, scale in sums:
+        if total.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
+        if not 1e-20 < scale < 1e20:
+            raise ValueError(f"the noise is {scale!r}; it must be between 1e-20 and 1e20: change the units of the sum.")
+    with torch.no_grad():
+        flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
+        for tray in _trays(flats):
+            _add_to_tray_(tray, draw_)
+        for (total, _), (flat, _) in zip(sums, flats):
+            if flat.data_ptr() != total.data_ptr():
+                total.copy_(flat.view(total.shape))
+
+
+def _trays(flats: Noisy) -> Iterator[Noisy]:
+    """The sums in trays of at most `_PIECE` values: large ones cut up, small ones of one kind together."""
+    tray: list[tuple[torch.Tensor, float]] = []
+    room = 0
+    for flat, scale in flats:
+        for piece in torch.split(flat, _PIECE) if flat.numel() > _PIECE else (flat,):
+            same = tray and (tray[0][0].dtype, tray[0][0].device) == (piece.dtype, piece.device)
+            if tray and (not same or piece.numel() > room):
+                yield tray
+                tray = []
+            room = (room if tray else _PIECE) - piece.numel()
+            tray.append((piece, scale))
+    if tray:
+        yield tray
+
+
+def _add_to_tray_(tray: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    pieces, scales = [piece for piece, _ in tray], [scale for _, scale in tray]
+    sizes = [piece.numel() for piece in pieces]
+    noise = draw_(_scratch("noise", pieces[0].dtype, torch.device("cpu"))[: sum(sizes)]).to(pieces[0].device)
+    values = pieces[0]
+    if len(pieces) > 1:
+        values = torch.cat(pieces, out=_scratch("values", values.dtype, values.device)[: sum(sizes)])
+    grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for scale in scales]
+    if len(set(scales)) == 1:
+        values.add_(noise, alpha=scales[0]).mul_(1 / grids[0]).round_().mul_(grids[0])
+    else:
+        repeats = torch.tensor(sizes, device=values.device)
+        scale, grid = (
+            torch.tensor(each, dtype=values.dtype, device=values.device).repeat_interleave(repeats)
+            for each in (scales, grids)
+        )
+        values.add_(noise.mul_(scale)).div_(grid).round_().mul_(grid)
+    if len(pieces) > 1:
+        for piece, value in zip(pieces, torch.split(values, sizes)):
+            piece.copy_(value)
+
+
+def _scratch(name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of this thread for `_PIECE` values, kept: touching new pages costs more than the arithmetic."""
+    kept = _memory.kept
+    if (name, dtype, device) not in kept:
+        kept[name, dtype, device] = torch.empty(_PIECE, dtype=dtype, device=device)
+    return kept[name, dtype, device]
+
+
+class _Memory(threading.local):
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+
+_memory = _Memory()

@@ -1,0 +1,289 @@
+"""Where every secret random number comes from: an AES-256-CTR keystream keyed by the operating system.
+
+Noise and sampling protect people only if nobody can predict them, so both draw from one `Source`, and none of it can
+be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and
+`mechanisms`, which both need it and may not import each other.
+
+What the numbers are worth, beyond the assumption that AES-256 cannot be told from random:
+
+* `Source.integers`, `Source.choice` and `Source.permutation` are exactly uniform (rejection, no modulo bias).
+* `Source.gaps` follows the geometric distribution with every probability right to a relative error of about 2^-50.
+* `Source.normal_` is Box-Muller on 32 random bits for the angle and 32 for the radius, with 64 bits more wherever the
+  first 32 leave the radius with fewer than 22 significant ones. Large and small radii are both drawn with full relative
+  precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is below 2^-96
+  (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the rounding of
+  float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a mechanism whose
+  noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_CHUNK = 1 << 18  # values of one Gaussian chunk: large beside the cost of a NumPy call, small beside the cache
+_EDGE = 1 << 22  # a 32-bit radius word nearer to zero than this has too few significant bits: it gets 64 more
+_ZEROS = memoryview(bytes(1 << 16))
+
+
+def keystream(key: bytes, counter: bytes) -> CipherContext:
+    """AES-256 in counter mode: encrypting zeros gives the keystream."""
+    return Cipher(AES(key), CTR(counter)).encryptor()
+
+
+class Source(ABC):
+    """A stream of random bits and the distributions made of it. Safe to share between threads.
+
+    A process made by ``fork`` gets a key of its own before it draws, so parent and child never see the same stream. A
+    source cannot be pickled or copied, and its key cannot be read from it.
+    """
+
+    secure: ClassVar[bool]
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._gaussian: _Gaussian | None = None
+        self._rekey(forked=False)
+        _sources.add(self)
+
+    @abstractmethod
+    def _key(self, *, forked: bool) -> bytes: ...
+
+    def _rekey(self, *, forked: bool) -> None:
+        self._pid = os.getpid()
+        self._stream = keystream(self._key(forked=forked), bytes(16))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled or copied; make a new one where it is needed.")
+
+    def fill(self, buffer: bytearray | memoryview) -> None:
+        """Overwrite ``buffer`` with random bytes."""
+        with self._lock:
+            if os.getpid() != self._pid:
+                self._rekey(forked=True)
+            view = memoryview(buffer)
+            for start in range(0, len(view), len(_ZEROS)):
+                piece = view[start : start + len(_ZEROS)]
+                self._stream.update_into(_ZEROS[: len(piece)], piece)
+
+    def bytes(self, size: int) -> bytes:
+        """``size`` random bytes."""
+        buffer = bytearray(size)
+        self.fill(buffer)
+        return bytes(buffer)
+
+    def words(self, size: int) -> npt.NDArray[np.uint64]:
+        """``size`` random 64-bit words."""
+        buffer = bytearray(8 * size)
+        self.fill(buffer)
+        return np.frombuffer(buffer, dtype=np.uint64)
+
+    def uniform(self, size: int) -> Floats:
+        """``size`` uniform numbers on the 53-bit grid strictly between 0 and 1."""
+        mantissas = self.words(size) >> np.uint64(11)
+        while (zeros := np.flatnonzero(mantissas == 0)).size:
+            mantissas[zeros] = self.words(zeros.size) >> np.uint64(11)
+        return np.asarray(mantissas * 2.0**-53, dtype=np.float64)
+
+    def exponential(self, size: int) -> Floats:
+        """``size`` standard exponential numbers, with full relative precision near zero and far out (up to 45)."""
+        words = self.words(size).view(np.int64)
+        halves = (np.where(words >= 0, words, ~words) + 0.5) * 2.0**-64
+        return np.asarray(np.where(words >= 0, -np.log(halves), -np.log1p(-halves)))
+
+    def gaps(self, rate: float, size: int) -> Integers:
+        """``size`` geometric numbers: how many fail before one succeeds, each with probability ``rate``."""
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate is {rate!r}; it must be in (0, 1].")
+        if rate == 1:
+            return np.zeros(size, dtype=np.int64)
+        with np.errstate(over="ignore"):
+            return np.minimum(self.exponential(size) / -math.log1p(-rate), 2.0**62).astype(np.int64)
+
+    def integers(self, bound: int | Integers, size: int) -> Integers:
+        """``size`` whole numbers, uniform on 0, 1, ..., ``bound`` - 1; ``bound`` may differ for each."""
+        bounds = np.asarray(bound)
+        if bounds.size and (bounds.min() < 1 or bounds.max() >= 2**63):
+            raise ValueError(f"bound is {bound!r}; it must be at least 1 and below 2^63.")
+        bounds = np.broadcast_to(bounds.astype(np.uint64), size)
+        leftover = (np.uint64(2**64 - 1) - bounds + np.uint64(1)) % bounds  # 2^64 mod bound
+        values = self.words(size)
+        while (low := np.flatnonzero(values < leftover)).size:
+            values[low] = self.words(low.size)
+        return np.asarray(values % bounds, dtype=np.int64)
+
+    def permutation(self, size: int) -> Integers:
+        """The numbers 0, 1, ..., ``size`` - 1 in uniformly random order."""
+        while True:
+            keys = self.words(size)
+            order = np.argsort(keys)
+            keys = keys[order]
+            if not np.any(keys[1:] == keys[:-1]):  # a tie (chance size^2 / 2^65) would favour the sorting algorithm
+                return order
+
+    def choice(self, population: int, size: int) -> Integers:
+        """``size`` different numbers below ``population``, every ordered choice equally likely, in O(``size``)."""
+        if not 0 <= size <= population:
+            raise ValueError(f"size is {size!r}; it must be between 0 and the population, {population!r}.")
+        if 3 * size > population:
+            return self.permutation(population)[:size]
+        drawn = np.empty(0, dtype=np.int64)
+        while True:  # the first `size` distinct values of independent uniform ones
+            drawn = np.concatenate([drawn, self.integers(population, size + size // 8 + 8)])
+            first = np.sort(np.unique(drawn, return_index=True)[1])
+            if first.size >= size:
+                return drawn[first[:size]]
+
+    def normal_(self, tensor: torch.Tensor, std: float = 1.0) -> torch.Tensor:
+        """Overwrite ``tensor`` with independent N(0, std^2) values, like ``tensor.normal_(0, std)``, and return it."""
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the tensor is {tensor.dtype}; noise is drawn in float32 or float64.")
+        if not 0 <= std < math.inf:
+            raise ValueError(f"std is {std!r}; it must be a finite number, at least 0.")
+        with self._lock, torch.no_grad():
+            if self._gaussian is None:
+                self._gaussian = _Gaussian()
+            direct = tensor.is_contiguous() and tensor.device.type == "cpu"
+            values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            flat = values.view(-1).numpy()
+            draw = self._gaussian.single if tensor.dtype == torch.float32 else self._gaussian.double
+            pieces = -(-flat.size // _CHUNK)
+            for index in range(pieces):  # equal pieces, so that none is mostly thrown away
+                piece = flat[flat.size * index // pieces : flat.size * (index + 1) // pieces]
+                draw(self, piece, std)
+            return tensor if direct else tensor.copy_(values)
+
+    def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Overwrite ``tensor`` with independent Laplace values of the given scale: differences of exponentials."""
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"the tensor is {tensor.dtype}; noise is drawn in float32 or float64.")
+        size = tensor.numel()
+        values = torch.from_numpy((self.exponential(size) - self.exponential(size)) * scale)
+        with torch.no_grad():
+            return tensor.copy_(values.view(tensor.shape))
+
+
+class SecureSource(Source):
+    """Keyed with 256 bits from the operating system, and again in every forked process."""
+
+    secure = True
+
+    def _key(self, *, forked: bool) -> bytes:
+        return os.urandom(32)
+
+
+class SeededSource(Source):
+    """The same stream for the same seed: for debugging only. A ledger written with it must say it is not secure."""
+
+    secure = False
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed is {seed!r}; it must be a whole number.")
+        self._seed: int | str = seed
+        super().__init__()
+
+    def branch(self, name: str) -> None:
+        """Go on with another stream, the same for the same seed and name."""
+        with self._lock:
+            self._seed = f"{self._seed}, {name}"
+            self._rekey(forked=False)
+
+    def _key(self, *, forked: bool) -> bytes:
+        process = f"process {os.getpid()}" if forked else "first process"
+        return hashlib.sha256(f"tacit seeded source {self._seed} {process}".encode()).digest()
+
+
+class _Gaussian:
+    """One chunk of normal values: the memory for its random words, reused under the lock of the source."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray(4 * _CHUNK)
+        self._small, self._near = np.empty(_CHUNK // 2, dtype=np.float32), np.empty(_CHUNK // 2, dtype=np.bool_)
+
+    def single(self, source: Source, out: npt.NDArray[np.float32], std: float) -> None:
+        """Box-Muller in float32: radius sqrt(-2 log u), where u is t or 1 + t for t uniform on (-1/2, 1/2).
+
+        Everything happens in the memory of the words and of the result, which fits in the cache.
+        """
+        pairs = (out.size + 1) // 2
+        rest = out.size - pairs
+        raw = memoryview(self._raw)[: 8 * pairs]
+        source.fill(raw)
+        words, floats = np.frombuffer(raw, dtype=np.int32), np.frombuffer(raw, dtype=np.float32)
+        radius, angle, scratch = floats[:pairs], floats[pairs:], out[:pairs]
+        np.copyto(scratch, words[:pairs], casting="unsafe")
+        np.multiply(scratch, np.float32(2.0**-32), out=scratch)
+        small = np.abs(scratch, out=self._small[:pairs])
+        near = np.flatnonzero(np.less(small, np.float32(_EDGE * 2.0**-32), out=self._near[:pairs]))
+        logs = _log_uniform(words[near], source.words(near.size)) if near.size else None
+        np.floor(scratch, out=radius)
+        np.subtract(scratch, radius, out=radius)
+        _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
+        if logs is not None:
+            radius[near] = logs
+        fold = 1e-12 < std < 1e12  # the square of std does not leave the range of float32
+        np.multiply(radius, np.float32(-2 * std**2 if fold else -2), out=radius)
+        np.sqrt(radius, out=radius)
+        if not fold:
+            np.multiply(radius, np.float32(std), out=radius)
+        np.copyto(angle, words[pairs:], casting="unsafe")
+        np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
+        _torch(torch.tan, angle, angle)
+        # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
+        np.multiply(angle, angle, out=scratch)
+        np.add(scratch, np.float32(1), out=scratch)
+        np.divide(radius, scratch, out=scratch)
+        np.add(scratch, scratch, out=scratch)
+        np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
+        np.subtract(scratch, radius, out=scratch)
+
+    def double(self, source: Source, out: Floats, std: float) -> None:
+        """Box-Muller in float64, with 64 bits for the radius and 64 for the angle."""
+        pairs = (out.size + 1) // 2
+        radius = std * np.sqrt(2 * source.exponential(pairs))
+        angle = source.words(pairs).view(np.int64) * (math.pi * 2.0**-63)
+        out[:pairs] = radius * np.cos(angle)
+        out[pairs:] = (radius * np.sin(angle))[: out.size - pairs]
+
+
+def _log_uniform(words: npt.NDArray[np.int32], more: npt.NDArray[np.uint64]) -> Floats:
+    """log u where u is t or 1 + t, t being ``words`` / 2^32 with the 64 bits of ``more`` after them."""
+    wide = words.astype(np.int64)
+    small = (np.where(wide >= 0, wide, ~wide) + (more + 0.5) * 2.0**-64) * 2.0**-32
+    return np.asarray(np.where(wide >= 0, np.log(small), np.log1p(-small)))
+
+
+def _torch(function: Any, values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+    function(torch.from_numpy(values), out=torch.from_numpy(out))  # twice as fast as NumPy's
+
+
+_sources: weakref.WeakSet[Source] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for source in list(_sources):
+        source._lock = threading.RLock()  # another thread may have held it when the process was copied
+        source._rekey(forked=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,156 @@
+"""Lots cut into physical batches, and the batches read from a data set.
+
+How a lot is cut is a matter of memory only: the records are those of the lot, in order, each exactly once. A lot with
+nobody in it is one batch with nobody in it, of the right shapes and types.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from tacit.randomness import Integers
+
+Collate = Callable[[list[Any]], Any]
+
+
+def batches(indices: Integers, batch_size: int) -> Iterator[Integers]:
+    """``indices`` in pieces of at most ``batch_size``; one empty piece if there are none.
+
+    >>> [piece.tolist() for piece in batches(np.array([5, 8, 9]), 2)]
+    [[5, 8], [9]]
+    >>> [piece.tolist() for piece in batches(np.array([], dtype=np.int64), 2)]
+    [[]]
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number, at least 1.")
+    for start in range(0, max(len(indices), 1), batch_size):
+        yield indices[start : start + batch_size]
+
+
+class LotReader:
+    """Reads lots from a data set, batch by batch.
+
+    The data set is a tensor, a `TensorDataset` (both indexed at once), or anything with a length and ``dataset[i]``
+    (or ``__getitems__``, as Hugging Face data sets have); its examples are put together by ``collate``. With
+    ``workers``, reading happens in that many processes, which live as long as the reader and never read beyond the
+    lot they were given: nobody is drawn, or charged for, ahead of time. Random draws stay in this process.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        workers: int = 0,
+        pin_memory: bool = False,
+        collate: Collate | None = None,
+    ) -> None:
+        next(batches(np.empty(0, dtype=np.int64), batch_size))  # checks batch_size
+        self._dataset, self._batch_size, self._pin = dataset, batch_size, pin_memory
+        self._tensors = _tensors_of(dataset) if collate is None else None
+        self._collate = _EmptyCollate(dataset, collate or default_collate)
+        self._current = _Current()
+        self._loader: DataLoader[Any] | None = None
+        if workers:
+            self._loader = DataLoader(
+                dataset,
+                batch_sampler=self._current,
+                num_workers=workers,
+                collate_fn=self._collate,
+                pin_memory=pin_memory,
+                persistent_workers=True,
+            )
+
+    def read(self, indices: Integers) -> Iterator[Any]:
+        """The batches of the lot ``indices``, in order."""
+        pieces = list(batches(np.asarray(indices, dtype=np.int64), self._batch_size))
+        if self._loader is not None:
+            self._current.pieces = pieces
+            yield from self._loader
+            return
+        for piece in pieces:
+            yield self._fetch(piece)
+
+    def _fetch(self, piece: Integers) -> Any:
+        if self._tensors is not None:
+            rows = torch.from_numpy(piece)
+            picked = tuple(tensor[rows.to(tensor.device)] for tensor in self._tensors)
+            batch: Any = picked[0] if isinstance(self._dataset, torch.Tensor) else picked
+        elif callable(getattr(self._dataset, "__getitems__", None)):
+            batch = self._collate(list(self._dataset.__getitems__(piece.tolist())) if piece.size else [])
+        else:
+            batch = self._collate([self._dataset[index] for index in piece.tolist()])
+        return _pin(batch) if self._pin else batch
+
+
+def _tensors_of(dataset: Any) -> Sequence[torch.Tensor] | None:
+    if isinstance(dataset, torch.Tensor):
+        return (dataset,)
+    return dataset.tensors if type(dataset) is TensorDataset else None
+
+
+class _Current:
+    """A batch sampler that yields the batches of the lot being read."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Integers] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (piece.tolist() for piece in self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+class _EmptyCollate:
+    """Collates examples; an empty list gives the batch of the first example, cut to length zero."""
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if examples:
+            return self._collate(examples)
+        if not len(self._dataset):
+            raise ValueError("the data set is empty; an empty batch takes its shapes from the first example.")
+        return _cut(self._collate([self._dataset[0]]))
+
+
+def _cut(batch: Any) -> Any:
+    """``batch`` with nobody in it: every tensor, array or column of plain values cut to length zero."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return batch[:0]
+    if isinstance(batch, MutableMapping):
+        return _changed(batch, _cut)
+    if isinstance(batch, list | tuple):
+        if any(isinstance(value, str | bytes | int | float | None) for value in batch):
+            return batch[:0]
+        parts = [_cut(value) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    raise ValueError(f"collate returned a {type(batch).__name__}; it must return tensors, or lists, tuples or dicts.")
+
+
+def _pin(batch: Any) -> Any:
+    """``batch`` in memory from which a GPU can read while the host goes on."""
+    if callable(getattr(batch, "pin_memory", None)):
+        return batch.pin_memory()
+    if isinstance(batch, MutableMapping):
+        return _changed(batch, _pin)
+    if isinstance(batch, list | tuple):
+        parts = [_pin(value) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def _changed(batch: MutableMapping[Any, Any], change: Callable[[Any], Any]) -> MutableMapping[Any, Any]:
+    """A copy of ``batch``, of the same type, with every value changed."""
+    other = copy.copy(batch)
+    for key, value in batch.items():
+        other[key] = change(value)
+    return other

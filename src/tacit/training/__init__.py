@@ -1,0 +1,22 @@
+"""The private run: ties sampling, mechanisms, ledger and gradient engine to a model and an optimizer."""
+
+from tacit.training.adam import AdamBC
+from tacit.training.batch_norm import PrivateBatchNorm, private_batch_norm
+from tacit.training.fit import fit
+from tacit.training.loggers import JsonLines, Logger, TensorBoard
+from tacit.training.private import make_private
+from tacit.training.run import PrivateRun
+from tacit.training.tally import Metric
+
+__all__ = [
+    "AdamBC",
+    "JsonLines",
+    "Logger",
+    "Metric",
+    "PrivateBatchNorm",
+    "PrivateRun",
+    "TensorBoard",
+    "fit",
+    "make_private",
+    "private_batch_norm",
+]

@@ -1,0 +1,196 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON; nothing is ever unpickled.
+
+A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state and where the ledger
+stood. It never holds a key or a state of the random generator: after a resume noise and lots are drawn afresh, so
+nothing is replayed, and steps the ledger holds beyond the checkpoint stay charged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tacit.ledger import Ledger
+from tacit.training.run import PrivateRun
+
+_FORMAT = 1
+
+
+def save(run: PrivateRun, directory: str | Path) -> None:
+    """Write a checkpoint between two steps; an older one in ``directory`` is replaced only when this is complete."""
+    run.between_steps()
+    target = Path(directory)
+    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    if target.exists():  # else the old one, left by a crash between the two renames below, is all there is
+        shutil.rmtree(old, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    state = run.optimizer.state_dict()
+    tensors, plain = _split(state["state"])
+    save_file({name: tensor.contiguous() for name, tensor in _unshared(run.model).items()}, fresh / "model.safetensors")
+    save_file(tensors, fresh / "optimizer.safetensors")
+    facts = {
+        "format": _FORMAT,
+        "step": run.step,
+        "optimizer": {"state": plain, "groups": state["param_groups"]},
+        "sampler": run.sampler.state(),
+        "clipping": run.clipping_state(),
+        "metrics": run.metrics,
+        "noise_multiplier": run.recipe.solved,
+        "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
+    }
+    (fresh / "run.json").write_text(json.dumps(facts, indent=1, allow_nan=False))
+    for file in fresh.iterdir():
+        _sync(file)
+    _sync(fresh)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load(run: PrivateRun, directory: str | Path) -> None:
+    """Continue from a checkpoint, in a run made with the same settings on the same ledger."""
+    run.between_steps()
+    source = Path(directory)
+    if not source.exists() and source.with_name(source.name + ".old").exists():
+        source = source.with_name(source.name + ".old")  # stopped between the two renames
+    if not (source / "run.json").exists():
+        raise ValueError(f"there is no checkpoint in {str(directory)!r}.")
+    facts = _facts(source / "run.json")
+    weights, slots = _tensors(source / "model.safetensors"), _tensors(source / "optimizer.safetensors")
+    if len(run.ledger) < facts["ledger"]["steps"]:
+        raise ValueError(
+            f"the checkpoint was written after {facts['ledger']['steps']} recorded steps but the ledger has "
+            f"{len(run.ledger)}; continue with the ledger it belongs to."
+        )
+    if _digest(run.ledger, facts["ledger"]["steps"]) != facts["ledger"].get("digest"):
+        raise ValueError(
+            f"the checkpoint in {str(directory)!r} belongs to another ledger; what it cost is not in this one."
+        )
+    try:
+        run.sampler.restore(facts["sampler"])
+        run.model.load_state_dict({**weights, **_tied(run.model, weights)})
+        state = _join(slots, facts["optimizer"]["state"])
+        run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
+        run.step = facts["step"]
+        run.restore_clipping(facts["clipping"])
+        if facts["noise_multiplier"] is not None:
+            run.restore_noise(_positive(facts["noise_multiplier"]))
+        metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {_first_line(error)}") from error
+    run.metrics.clear()
+    run.metrics.update(metrics)
+    run.renew_randomness()
+
+
+def _digest(ledger: Ledger, steps: int) -> str:
+    """The digest the ledger had after its first ``steps`` steps."""
+    replay = Ledger(ledger.header)
+    for step, count in ledger.entries:
+        for _ in range(min(count, steps)):
+            replay.record(step)
+        steps -= min(count, steps)
+    return replay.digest
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_text())
+        steps, length = facts["step"], facts["ledger"]["steps"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of a private run.") from error
+    if facts.get("format") != _FORMAT:
+        raise ValueError(f"{path} has format {facts.get('format')!r}; this version of tacit reads format {_FORMAT}.")
+    for name, value in (("step", steps), ("ledger steps", length)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{path} has {name} {value!r}; it must be a whole number, at least 0.")
+    return dict(facts)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is damaged or missing: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = f"{error.args[0]!r} is missing." if isinstance(error, KeyError) else " ".join(str(error).split())
+    return text if text.endswith(".") else f"{text}."
+
+
+def _positive(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"noise_multiplier is {value!r}; it must be a finite number above 0.")
+    return float(value)
+
+
+def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The state without second names for the same tensor, which safetensors does not store."""
+    seen: set[int] = set()
+    kept = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            kept[name] = tensor.detach()
+    return kept
+
+
+def _tied(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    names: dict[int, str] = {}
+    tied = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first = names.setdefault(id(tensor), name)
+        if first != name and first in weights:
+            tied[name] = weights[first]
+    return tied
+
+
+def _split(state: dict[Any, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Any]] = {}
+    for index, values in state.items():
+        plain[str(index)] = {}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{name}"] = value.contiguous()
+            else:
+                plain[str(index)][name] = value
+    return tensors, plain
+
+
+def _join(tensors: dict[str, Tensor], plain: dict[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {int(index): dict(values) for index, values in plain.items()}
+    for key, tensor in tensors.items():
+        index, name = key.split("/", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    return state
+
+
+def _groups(run: PrivateRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """JSON has no tuples: those of the live optimizer (betas) are put back."""
+    live = run.optimizer.state_dict()["param_groups"]
+    return [
+        {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
+        for group, own in zip(groups, live, strict=True)
+    ]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,113 @@
+"""`fit`: private training in one call, for people without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tacit.accounting.guarantee import rounded_up
+from tacit.training.loggers import Logger
+from tacit.training.private import make_private
+from tacit.training.run import PrivateRun
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def fit(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss = F.cross_entropy,
+    loggers: Sequence[Logger] = (),
+    progress: bool = False,
+    log_every: int = 10,
+    **settings: Any,
+) -> PrivateRun:
+    """Train ``model`` on ``dataset`` (pairs of input and target) and return the finished run.
+
+    ``settings`` are those of `tacit.make_private`. The declared metrics, which are private, go to ``loggers`` and the
+    progress bar, with ε spent. A loss is shown only if it is declared: ``metrics={"loss": Metric(bound=5.0)}``.
+    """
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    run = make_private(model, optimizer, dataset, **settings)
+    watched, told = "loss" in (settings.get("metrics") or {}), 0
+    try:
+        with _bar(run, progress) as bar:
+            for x, y in run.batches():
+                output = model(x)
+                value = loss(output, y)
+                torch.autograd.backward(value)
+                if watched:
+                    run.observe(loss=_each(loss, output, y))
+                step = run.step
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.step != step and run.step % log_every == 0:
+                    told = run.step
+                    _tell(run, bar, loggers)
+            if run.step > told:
+                _tell(run, bar, loggers)
+    finally:
+        run.close()
+    return run
+
+
+def _tell(run: PrivateRun, bar: _Bar, loggers: Sequence[Logger]) -> None:
+    bar.show(run)
+    values = {**run.metrics, "epsilon": _spent(run)}
+    for logger in loggers:
+        logger.log(run.step, values, private=run.ledger.header.secure_randomness)
+
+
+def _each(loss: Loss, output: Any, y: Any) -> Tensor:
+    """The loss of every example, one at a time where the function cannot say them apart."""
+    with torch.no_grad():
+        plain: Tensor = output.detach().as_subclass(Tensor)
+        if loss in (F.cross_entropy, F.nll_loss):
+            values = (F.cross_entropy if loss is F.cross_entropy else F.nll_loss)(plain, y, reduction="none")
+            return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+        if not len(plain):
+            return plain.new_zeros(0)
+        return torch.stack([loss(plain[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(plain))])
+
+
+def _spent(run: PrivateRun) -> float:
+    return run.guarantee(run.budget.delta if run.budget else 1e-5).epsilon
+
+
+class _Bar:
+    """A progress bar with ε spent, the metrics and the time left; nothing at all when not wanted."""
+
+    def __init__(self, progress: Any | None, task: Any) -> None:
+        self._progress, self._task = progress, task
+
+    def __enter__(self) -> _Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, run: PrivateRun) -> None:
+        if self._progress is None:
+            return
+        most = f" of {run.budget.epsilon:g}" if run.budget else ""
+        numbers = "  ".join(f"{name} {value:.3f}" for name, value in run.metrics.items())
+        text = f"ε {rounded_up(_spent(run))}{most}  {numbers}"
+        self._progress.update(self._task, completed=run.step, description=text)
+
+
+def _bar(run: PrivateRun, wanted: bool) -> _Bar:
+    if not wanted:
+        return _Bar(None, None)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return _Bar(progress, progress.add_task("starting", total=run.recipe.steps))

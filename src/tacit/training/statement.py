@@ -1,0 +1,120 @@
+"""The privacy statement: what is promised, on which assumptions, and what is not covered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from tacit._version import __version__
+from tacit.accounting import Guarantee
+from tacit.accounting.guarantee import rounded_up
+from tacit.ledger import FixedSize, GaussianSum, Ledger, Poisson, Query, Shuffled, Step
+
+_ADJACENCY = {
+    "add/remove": "two data sets are neighbours if one has one {unit} more",
+    "replace-one": "two data sets are neighbours if one {unit} is replaced by another",
+}
+
+
+def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
+    """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226)."""
+    header = ledger.header
+    entries = ledger.entries
+    steps = sum(count for _, count in entries)
+    lines = [
+        f"Claim: {found}.",
+        "",
+        "Setting. Central model: the party that trains sees the records; whoever sees the releases is not trusted.",
+        f"Protected unit: one {found.unit}; {_ADJACENCY[found.adjacency].format(unit=found.unit)}.",
+        f"Released: {found.released}.",
+        f"Covered: the {steps} steps in the ledger, with everything answered from their samples "
+        f"({', '.join(_groups(ledger)) or 'nothing'}).",
+        f"Assumed public: the number of records, {records}; model, hyperparameters and when training stops.",
+        "Not covered: choices made by looking at the records in other ways (hyperparameter search, preprocessing, "
+        "the number of records itself), unless they are in this ledger; logs and metrics marked as not private; "
+        "side channels such as running time.",
+        "Assumed of the training code: each row of a batch is one record, made from that record alone before it "
+        "reaches the model; a lot is not abandoned because of what is in it.",
+        "",
+        f"Accounting: {found.accountant}, sampling as carried out: {found.sampling}.",
+    ]
+    if any(isinstance(step.sampling, Shuffled) for step, _ in entries):
+        lines.append("Shuffled lots: each record once an epoch; no amplification by sampling is claimed.")
+    multipliers = sorted({_multiplier(step.queries) for step, _ in entries})
+    if multipliers:
+        span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
+        lines.append(f"Noise multiplier of a step (all its queries together): {span}; δ = {found.delta:.3g}.")
+        lines += _samplings(entries) + _queries(entries)
+    if entries:
+        epsilons = [float(f"{found.epsilon * share:.2g}") for share in (0.25, 0.5, 1.0, 1.5, 2.0)]
+        pairs = zip(epsilons, found.curve(epsilons), strict=True)
+        lines.append("The curve, δ at ε: " + ", ".join(f"{_up(d)} at {e:g}" for e, d in pairs) + ".")
+    if found.epsilon_lower is not None:
+        lines.append(
+            f"No accounting of these steps could give less than ε = {math.floor(found.epsilon_lower * 1e4) / 1e4}."
+        )
+    lines.append(f"An attacker who accuses 1 % of the innocent finds at most {_percent(found)} of the members.")
+    randomness = (
+        "Randomness: AES-256-CTR keyed by the operating system; privacy is against computationally bounded attackers."
+        if header.secure_randomness
+        else "Randomness: SEEDED, FOR DEBUGGING. THIS RUN IS NOT PRIVATE."
+    )
+    lines += [
+        randomness,
+        "Tuning: charged if, and only if, its steps are in this ledger.",
+        "Audit: no audit result is attached to this statement.",
+        "Arithmetic: noise and sums in floating point, rounded to a public grid; not a proof at the level of bits.",
+        f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
+    ]
+    return "\n".join(lines)
+
+
+def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
+    """q and T for every kind of sampling."""
+    counts: dict[str, int] = {}
+    for step, count in entries:
+        event = step.sampling
+        if isinstance(event, Poisson | FixedSize):
+            text = f"sampling rate q = {event.rate:.6g}"
+        else:
+            text = f"one lot of {event.lots} an epoch" if isinstance(event, Shuffled) else "everyone"
+        counts[text] = counts.get(text, 0) + count
+    return ["Steps T: " + "; ".join(f"{count} with {text}" for text, count in counts.items()) + "."]
+
+
+def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
+    """Clip norm and noise of every group; the range where they changed."""
+    found: dict[str, list[GaussianSum]] = {}
+    for step, _ in entries:
+        for query in step.queries:
+            if isinstance(query, GaussianSum):
+                found.setdefault(query.group, []).append(query)
+    return [
+        f"Group {group}: clip norm S {_range([query.clip_norm for query in queries])}, "
+        f"noise σ on the sum {_range([query.noise_std for query in queries])}."
+        for group, queries in sorted(found.items())
+    ]
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _groups(ledger: Ledger) -> list[str]:
+    return sorted({query.group for step, _ in ledger.entries for query in step.queries})
+
+
+def _multiplier(queries: Iterable[Query]) -> float:
+    ratios = [query.clip_norm / query.noise_std for query in queries if isinstance(query, GaussianSum)]
+    return 1 / math.hypot(*ratios) if ratios else math.inf
+
+
+def _up(delta: float) -> str:
+    """δ to two figures, never rounded below the bound it is."""
+    text = f"{delta:.1e}"
+    return text if float(text) >= delta else f"{delta * 1.05:.1e}"
+
+
+def _percent(found: Guarantee) -> str:
+    return f"{rounded_up(100 * found.attack_power([0.01])[0], 1)} %"

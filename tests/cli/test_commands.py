@@ -1,0 +1,131 @@
+"""The command line: JSON, sentences for mistakes, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tacit.cli import main
+from tacit.ledger import GaussianSum, Header, Ledger, Poisson, Step
+
+PLAN = ["--sampling-rate", "0.01", "--noise-multiplier", "4", "--steps", "10000"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_account_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "account", *PLAN, "--delta", "1e-5", "--json")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert 0.946867 <= facts["epsilon"] <= 0.9475
+    assert 0.9 < facts["epsilon_lower"] <= 0.946868
+    assert (facts["delta"], facts["accountant"]) == (1e-5, "pld")
+    assert (facts["sampling"], facts["adjacency"]) == ("Poisson", "add/remove")
+
+
+def test_account_gives_delta_for_epsilon(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "account", *PLAN, "--epsilon", "0.946867", "--json")
+    assert json.loads(out)["delta"] == pytest.approx(1e-5, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "value"), [("moments", 1.2586), ("rdp", 1.0354), ("strong", 9.34)])
+def test_account_by_other_accountants(capsys: pytest.CaptureFixture[str], name: str, value: float) -> None:
+    _, out, _ = run(capsys, "account", *PLAN, "--delta", "1e-5", "--accountant", name, "--json")
+    facts = json.loads(out)
+    assert facts["epsilon"] == pytest.approx(value, abs=0.01)
+    assert facts["epsilon_lower"] is None
+
+
+def test_account_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    query = GaussianSum(group="gradients", clip_norm=2.0, noise_std=8.0)
+    with Ledger.open(path, Header(purpose="test")) as ledger:
+        for _ in range(50):
+            ledger.record(Step(Poisson(rate=0.01, records=100), (query,)))
+    before = path.read_bytes()
+    _, out, _ = run(capsys, "account", str(path), "--delta", "1e-5", "--json")
+    arguments = ["--sampling-rate", "0.01", "--noise-multiplier", "4", "--steps", "50", "--delta", "1e-5"]
+    _, planned, _ = run(capsys, "account", *arguments, "--json")
+    assert json.loads(out)["epsilon"] == json.loads(planned)["epsilon"]
+    assert path.read_bytes() == before
+
+
+def test_lines_for_people_are_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "account", *PLAN, "--delta", "1e-5")
+    assert out.startswith("(ε = 0.948, δ = 1e-05) example-level, add/remove, Poisson, pld\n")
+
+
+def test_plan_solves_for_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--records", "60000", "--lot-size", "600", "--epochs", "40", "--delta", "1e-5", "--json"]
+    _, out, _ = run(capsys, *given, "--epsilon", "2")
+    facts = json.loads(out)
+    assert facts["steps"] == 4000
+    assert facts["sampling_rate"] == 0.01
+    assert 1.99 <= facts["epsilon"] <= 2
+    _, out, _ = run(capsys, *given, "--noise-multiplier", str(facts["noise_multiplier"]))
+    assert json.loads(out)["epsilon"] == pytest.approx(facts["epsilon"])
+
+
+def test_plot_draws_every_accountant(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "curve.svg"
+    code, out, _ = run(capsys, "account", *PLAN, "--delta", "1e-5", "--plot", str(path), "--json")
+    assert code == 0
+    assert json.loads(out)
+    assert path.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["account", *PLAN], ["--delta"]),
+        (["account", "--delta", "1e-5"], ["--sampling-rate", "missing"]),
+        (["account", *PLAN, "--delta", "1"], ["delta is 1.0", "(0, 1)"]),
+        (["account", *PLAN, "--delta", "nan"], ["delta is nan", "(0, 1)"]),
+        (["account", *PLAN, "--epsilon", "-1"], ["epsilon is -1.0", "at least 0"]),
+        (["account", *PLAN, "--delta", "x"], ["--delta", "'x' is not a number"]),
+        (["account", *PLAN[:5], "1.5", "--delta", "1e-5"], ["--steps", "'1.5' is not a whole number"]),
+        (["account", *PLAN[:5], "0", "--delta", "1e-5"], ["--steps is 0", "1 to"]),
+        (["account", *PLAN[:5], "9" * 30, "--delta", "1e-5"], ["--steps is 999", "1 to"]),
+        (["account", "--sampling-rate", "1.5", *PLAN[2:], "--delta", "1e-5"], ["sampling rate is 1.5", "(0, 1]"]),
+        (["account", "--sampling-rate", "0", *PLAN[2:], "--delta", "1e-5"], ["sampling rate is 0.0", "(0, 1]"]),
+        (["account", *PLAN[:3], "-1", *PLAN[4:], "--delta", "1e-5"], ["-1.0", "above 0"]),
+        (["account", *PLAN[:3], "inf", *PLAN[4:], "--delta", "1e-5"], ["inf", "finite"]),
+        (["account", *PLAN, "--delta", "1e-5", "--accountant", "gdp"], ["'gdp'", "pld, rdp, moments, strong"]),
+        (["account", *PLAN, "--delta", "1e-5", "--adjacency", "x"], ["'x'", "replace-one"]),
+        (["account", *PLAN, "--delta", "1e-5", "--plot", "curve.txt"], ["curve.txt", ".png"]),
+        (["account", "no-such-file", "--delta", "1e-5"], ["no-such-file"]),
+        (["account", "x.jsonl", *PLAN, "--delta", "1e-5"], ["--sampling-rate", "plans"]),
+        (["account", "--colour"], ["--colour"]),
+        (["plan", "--records", "100"], ["left out"]),
+        (["plan", "--records", "0", "--lot-size", "1"], ["left out"]),
+        (["frobnicate"], ["frobnicate"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("tacit: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(ValueError, match="delta is 2"):
+        main(["--debug", "account", *PLAN, "--delta", "2"])

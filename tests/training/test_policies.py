@@ -1,0 +1,110 @@
+"""Sampling policies through make_private: what is drawn, what the ledger says, what is promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import tacit
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words", "adjacency"),
+    [
+        ("poisson", "Poisson", "add/remove"),
+        ("fixed-size", "fixed size without replacement", "replace-one"),
+        ("shuffled", "no amplification claimed", "add/remove"),
+    ],
+)
+def test_the_guarantee_names_the_sampling_that_was_done(
+    make: Any, train: Any, sampling: str, words: str, adjacency: str
+) -> None:
+    accountant = "pld" if sampling == "fixed-size" else "rdp"
+    _, _, run = make(sampling=sampling, steps=5, accountant=accountant)
+    train(run)
+    found = run.guarantee(1e-5)
+    assert words in str(found) and found.adjacency == adjacency
+    assert sampling == "fixed-size" or words in run.statement(1e-5)
+
+
+def test_honest_guarantees_are_not_equal(make: Any, train: Any) -> None:
+    """The same noise and lot size: Poisson sampling amplifies; shuffling pays for every epoch in full."""
+    spent = {}
+    for sampling in ("poisson", "fixed-size", "shuffled"):
+        _, _, run = make(sampling=sampling, steps=10, lot_size=6, noise_multiplier=2.0)
+        train(run)
+        spent[sampling] = run.guarantee(1e-5).epsilon
+    one_epoch = tacit.plan(records=60, lot_size=60, steps=1, noise_multiplier=2.0, delta=1e-5).guarantee.epsilon
+    assert spent["shuffled"] == pytest.approx(one_epoch, rel=1e-3)
+    assert spent["poisson"] < 0.6 * spent["shuffled"]
+    assert spent["poisson"] < spent["fixed-size"]
+
+
+def test_lots_are_what_the_policy_says(make: Any, train: Any, lots: Any) -> None:
+    _, _, fixed = make(sampling="fixed-size", lot_size=7, steps=9)
+    drawn = lots(fixed)
+    train(fixed)
+    assert all(len(lot) == 7 == len(set(lot.tolist())) for lot in drawn)
+    _, _, shuffled = make(sampling="shuffled", lot_size=12, steps=10)
+    drawn = lots(shuffled)
+    train(shuffled)
+    for epoch in (drawn[:5], drawn[5:]):
+        assert sorted(np.concatenate(epoch).tolist()) == list(range(60))
+    _, _, poisson = make(lot_size=12, steps=30)
+    drawn = lots(poisson)
+    train(poisson)
+    assert len({len(lot) for lot in drawn}) > 3
+    assert all(len(set(lot.tolist())) == len(lot) for lot in drawn)
+
+
+def test_replace_one_with_poisson_costs_more(make: Any, train: Any) -> None:
+    found = []
+    for adjacency in ("add/remove", "replace-one"):
+        _, _, run = make(adjacency=adjacency, steps=5)
+        train(run)
+        found.append(run.guarantee(1e-5))
+    assert found[1].adjacency == "replace-one"
+    assert found[1].epsilon > 1.5 * found[0].epsilon
+
+
+def test_a_seeded_run_is_marked_everywhere(make: Any, train: Any) -> None:
+    _, _, run = make(seed=3, accountant="rdp")
+    train(run)
+    assert run.ledger.header.secure_randomness is False
+    assert "NOT PRIVATE" in str(run.guarantee(1e-5))
+    statement = run.statement(1e-5)
+    assert statement.splitlines()[0].endswith("NOT PRIVATE: seeded randomness, for debugging only.")
+    assert "SEEDED, FOR DEBUGGING. THIS RUN IS NOT PRIVATE." in statement
+    _, _, secure = make(accountant="rdp")
+    train(secure)
+    assert "NOT PRIVATE" not in secure.statement(1e-5) + str(secure.guarantee(1e-5))
+
+
+def test_a_seeded_run_needs_a_ledger_of_its_own(make: Any, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="a seeded run needs a ledger of its own"):
+        make(seed=3, ledger=tacit.Ledger())
+    path = tmp_path / "ledger.jsonl"
+    make(ledger=path)[2].ledger.close()
+    with pytest.raises(ValueError, match="a seeded run needs a ledger of its own"):
+        make(seed=3, ledger=path)
+    marked = tmp_path / "seeded.jsonl"
+    make(seed=3, ledger=marked)[2].ledger.close()
+    run = make(nn.Linear(4, 3), ledger=marked)[2]  # secure from now on, but the mark stays
+    assert run.ledger.header.secure_randomness is False
+
+
+def test_seeds_repeat_and_secure_runs_do_not(make: Any, train: Any) -> None:
+    def weights(**settings: Any) -> Any:
+        import torch
+
+        torch.manual_seed(0)
+        model, _, run = make(**settings)
+        train(run)
+        return model.weight.detach()
+
+    assert weights(seed=5).equal(weights(seed=5))
+    assert not weights(seed=5).equal(weights(seed=6))
+    assert not weights().equal(weights())  # torch.manual_seed does not reach the noise

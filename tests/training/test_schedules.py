@@ -1,0 +1,107 @@
+"""Clip norm, noise, lot size and learning rate may depend on the step; the ledger shows what was done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tacit
+from tacit.mechanisms import DimensionAdjusted, Proportional
+
+
+def listed(run: Any) -> list[Any]:
+    return [step for step, count in run.ledger.entries for _ in range(count)]
+
+
+def test_clip_norm_noise_and_lot_size_by_step(make: Any, train: Any, lots: Any, noise: Any) -> None:
+    _, _, run = make(
+        steps=6,
+        clipping=lambda step: tacit.Flat(2.0 if step < 3 else 0.5),
+        noise_multiplier=lambda step: 1.0 + step,
+        lot_size=lambda step: 12 if step < 2 else 30,
+    )
+    drawn = lots(run)
+    train(run)
+    steps = listed(run)
+    assert [step.queries[0].clip_norm for step in steps] == [2.0, 2.0, 2.0, 0.5, 0.5, 0.5]
+    assert [step.noise_multiplier for step in steps] == pytest.approx([1, 2, 3, 4, 5, 6])
+    assert [step.sampling.rate for step in steps] == pytest.approx([0.2, 0.2, 0.5, 0.5, 0.5, 0.5])
+    assert [std for _, std, _ in noise.added[::2]] == pytest.approx([2, 4, 6, 2, 2.5, 3])
+    sizes = [len(lot) for lot in drawn]
+    assert sum(sizes[:2]) < sum(sizes[2:4])
+
+
+def test_the_divisor_follows_the_schedule_and_not_the_lot(make: Any, train: Any, noise: Any) -> None:
+    model, optimizer, run = make(steps=4, batch_size=60, lot_size=lambda step: (10, 20, 30, 60)[step])
+    divisors = []
+    for x, _y in run.batches():
+        noise.added.clear()
+        (0 * model(x)).sum().backward()
+        optimizer.step()
+        total, _, values = noise.added[0]
+        divisors.append(float(((total + values) / model.weight.grad).mean()))
+    assert divisors == pytest.approx([10, 20, 30, 60], rel=1e-4)
+
+
+def test_fixed_size_lots_follow_the_schedule(make: Any, train: Any, lots: Any) -> None:
+    _, _, run = make(steps=4, sampling="fixed-size", lot_size=lambda step: 5 + 5 * step)
+    drawn = lots(run)
+    train(run)
+    assert [len(lot) for lot in drawn] == [5, 10, 15, 20]
+    assert [step.sampling.size for step in listed(run)] == [5, 10, 15, 20]
+
+
+def test_shuffled_lots_do_not_change_size(make: Any, train: Any) -> None:
+    _, _, run = make(sampling="shuffled", lot_size=lambda step: 10 + step)
+    with pytest.raises(ValueError, match="Poisson or fixed-size"):
+        train(run)
+
+
+def test_epochs_count_records_whatever_the_schedule(make: Any) -> None:
+    assert make(epochs=2, lot_size=lambda step: 12 if step < 5 else 30)[2].recipe.steps == 7
+    assert make(epochs=0.5, lot_size=7)[2].recipe.steps == 5
+    assert make(epochs=3, lot_size=7)[2].recipe.steps == 26
+
+
+def test_allocations_by_step(make: Any, train: Any) -> None:
+    _, _, run = make(
+        steps=2,
+        clipping=tacit.PerLayer(each=1.0),
+        model=torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)),
+        noise=lambda step: Proportional(2.0) if step == 0 else DimensionAdjusted(3.0),
+    )
+    train(run)
+    first, second = listed(run)
+    assert first.noise_multiplier == pytest.approx(2.0) and second.noise_multiplier == pytest.approx(3.0)
+    assert first.queries[0].noise_std == first.queries[1].noise_std
+    assert second.queries[0].noise_std != second.queries[1].noise_std
+
+
+def test_the_budget_watches_a_schedule(make: Any, train: Any) -> None:
+    _, _, run = make(steps=500, budget=tacit.Budget(2.0, 1e-5), noise_multiplier=lambda step: 4.0 if step < 10 else 1.0)
+    train(run)
+    assert 10 <= run.step < 500
+    assert run.guarantee().epsilon <= 2.0
+
+
+def test_a_changing_lot_size_is_not_solved_for(make: Any) -> None:
+    with pytest.raises(ValueError, match="give noise_multiplier too"):
+        make(budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 10 + step)
+
+
+def test_adaptive_clipping_moves_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:
+    _, _, run = make(
+        steps=12,
+        lot_size=30,
+        clipping=tacit.Adaptive(initial=0.01, learning_rate=0.5, count_noise_std=3.0),
+        budget=tacit.Budget(8.0, 1e-5),
+        noise_multiplier=1.5,
+    )
+    train(run)
+    steps = listed(run)
+    norms = [step.queries[0].clip_norm for step in steps]
+    assert norms[0] == 0.01 and norms[-1] > 0.05
+    assert {round(step.noise_multiplier, 9) for step in steps} == {1.5}
+    assert all(step.queries[1].clip_norm == 0.5 and step.queries[1].noise_std == 3.0 for step in steps)
