@@ -70,6 +70,20 @@ def test_values_read_in_the_users_loop(flat: Any) -> None:
         assert len(out.tolist()) == B
         assert out.detach().numpy().shape == (B, 3)
         engine.clipped_sum(flat(1.0))
+        assert loss.item() == float(loss) == loss.tolist() == float(loss.detach().numpy())
+        assert torch.equal(out.detach(), out.detach().clone())
+        assert len(out.tolist()) == B
+    engine.detach()
+
+
+def test_values_of_an_earlier_batch_read_inside_the_model(flat: Any) -> None:
+    kept: list[Tensor] = []
+    model = Run(lambda x: (kept.append(x.detach().mean()), x * (kept[-2].item() if len(kept) > 1 else 1.0))[1])
+    engine = gradients.attach(model)
+    F.cross_entropy(model(X), Y).backward()
+    engine.clipped_sum(flat(1.0))
+    with pytest.raises(RuntimeError, match="reads values of the batch"):
+        model(X)
     engine.detach()
 
 

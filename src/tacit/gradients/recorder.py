@@ -151,8 +151,8 @@ class Recorder:
             return out
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
-        if name in ("detach", "__float__", "__int__", "__bool__") and self._over(args[0]):
-            return func(plain(args[0]).detach())  # a loss is often read after its step
+        if (name == "detach" or name in _READS) and not self.inside and self._over(args[0]):
+            return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
         take_over = ALWAYS.get(name)
@@ -304,7 +304,7 @@ class Recorder:
         elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
             out_tensors = out
         else:
-            if tagged and self.inside and name in _READS:
+            if self.inside and name in _READS and any(type(a) is Traced for a in args):
                 self._refuse_reading(name)
             return out
         if not tagged:
