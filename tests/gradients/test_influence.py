@@ -163,6 +163,13 @@ def cancelling(steps: int, size: float) -> tuple[Tensor, Tensor]:
     return x, c
 
 
+def gated(steps: int, size: float) -> tuple[Tensor, Tensor]:
+    """The same for LSTM and GRU: half of what arrives at a step also arrives at the one before."""
+    x, c = cancelling(steps, size)
+    c[:, 0] *= 1.5
+    return x, c
+
+
 def disguised(steps: int, size: float) -> tuple[Tensor, Tensor]:
     """The same at random, so that neither the norm nor the sum comes out as exactly nothing."""
     g = torch.Generator().manual_seed(1)
@@ -182,6 +189,7 @@ def eroding(steps: int, size: float) -> tuple[Tensor, Tensor]:
 
 ATTACKS: dict[str, Callable[[int, float], tuple[Tensor, Tensor]]] = {
     "cancelling": cancelling,
+    "gated": gated,
     "disguised": disguised,
     "eroding": eroding,
 }

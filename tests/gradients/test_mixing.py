@@ -70,6 +70,20 @@ def test_values_read_in_the_users_loop(flat: Any) -> None:
         assert len(out.tolist()) == B
         assert out.detach().numpy().shape == (B, 3)
         engine.clipped_sum(flat(1.0))
+        assert loss.item() == float(loss) == loss.tolist() == float(loss.detach().numpy())
+        assert torch.equal(out.detach(), out.detach().clone())
+        assert len(out.tolist()) == B
+    engine.detach()
+
+
+def test_values_of_an_earlier_batch_read_inside_the_model(flat: Any) -> None:
+    kept: list[Tensor] = []
+    model = Run(lambda x: (kept.append(x.detach().mean()), x * (kept[-2].item() if len(kept) > 1 else 1.0))[1])
+    engine = gradients.attach(model)
+    F.cross_entropy(model(X), Y).backward()
+    engine.clipped_sum(flat(1.0))
+    with pytest.raises(RuntimeError, match="reads values of the batch"):
+        model(X)
     engine.detach()
 
 
@@ -97,6 +111,12 @@ def assigned(x: Tensor, key: Any, value: Any = 0.0) -> Tensor:
     x = x * 1
     x[key] = value
     return x
+
+
+def replaced(x: Tensor) -> Tensor:
+    weight = x.detach().clone()
+    weight.data = x.detach() - x.detach().mean()
+    return weight
 
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
@@ -127,6 +147,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "assigned at data of each example": lambda v: assigned(v, v.detach().long().clamp(0, 3)).sum(),
     "a mask built by assignment": lambda v: (v * assigned(torch.zeros(B), top(v), 1.0)).sum(),
     "slice to a data position": lambda v: v.unsqueeze(1).expand(B, 5)[:, : v.detach().argmax(0) + 1].sum(),
+    "weights put in place through .data": lambda v: (v * replaced(v)).sum(),
     "column of a data position": lambda v: v.unsqueeze(1).expand(B, 50)[:, v.detach().sum().long()].sum(),
 }
 

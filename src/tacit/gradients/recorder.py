@@ -37,7 +37,6 @@ _ALIASES = {
     **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
 }
 _KEPT = words("float int bool long len index complex contains reduce_ex deepcopy repr format hash")
-_READS = frozenset(["detach", "item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__"])
 _METADATA = words(
     """
     shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
@@ -146,11 +145,14 @@ class Recorder:
         name = canonical(func)
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+                out = func(*args, **kwargs)
+            if name == "__set__" and func.__self__.__name__ == "data" and type(args[1]) is Traced:  # type: ignore[attr-defined]
+                mark(args[0], self, args[1]._tag)  # the values are others' now, and so is their tag
+            return out
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
-        if name in _READS and self._over(args[0]):
-            return func(plain(args[0]).detach(), *args[1:], **kwargs)  # a loss is often read after its step
+        if (name == "detach" or name in _READS) and not self.inside and self._over(args[0]):
+            return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
         take_over = ALWAYS.get(name)
@@ -302,7 +304,7 @@ class Recorder:
         elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
             out_tensors = out
         else:
-            if tagged and self.inside and name in _READS:
+            if self.inside and name in _READS and any(type(a) is Traced for a in args):
                 self._refuse_reading(name)
             return out
         if not tagged:
