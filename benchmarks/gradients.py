@@ -185,7 +185,7 @@ def data(w: Workload) -> tuple[Tensor, Tensor]:
 
 
 def fill_noise(t: Tensor, std: float) -> Tensor:
-    """The one place noise comes from; a cryptographic generator goes here."""
+    """The noise of the modes written by hand here."""
     return t.normal_(0, std)
 
 
@@ -205,33 +205,21 @@ def base(w: Workload) -> Step:
     return step
 
 
-class Flat:
-    """min(1, C/norm) over all parameters."""
-
-    def partition(self, shapes: Mapping[str, torch.Size]) -> list[tuple[str, ...]]:
-        return [tuple(shapes)]
-
-    def weights(self, norms: Tensor) -> Tensor:
-        return (CLIP / norms.clamp_min(1e-12)).clamp_max(1)
-
-
 def tacit(w: Workload) -> Step:
-    from tacit import gradients
+    """The library as it is used: ledger, sampler, secure noise and the rounding of released values included."""
+    import tacit as library
 
     model, (x, y) = w.build(), data(w)
-    parameters = trainable(model)
-    optimizer = torch.optim.SGD(parameters.values(), RATE)
-    engine = gradients.attach(model)
-    buffers = {n: torch.empty_like(p) for n, p in parameters.items()}
-    clipping = Flat()
+    optimizer = torch.optim.SGD(trainable(model).values(), RATE)
+    run = library.make_private(
+        model, optimizer, torch.utils.data.TensorDataset(x, y), lot_size=w.batch, batch_size=w.batch, steps=10**9,
+        clipping=library.Flat(CLIP), noise_multiplier=SIGMA,
+    )  # fmt: skip
+    batches = run.batches()
 
     def step() -> None:
-        F.cross_entropy(model(x), y).backward()
-        for b in buffers.values():
-            fill_noise(b, SIGMA * CLIP / w.batch)
-        engine.clipped_sum(clipping, out=buffers, scale=1 / w.batch)
-        for n, p in parameters.items():
-            p.grad = buffers[n]
+        bx, by = next(batches)
+        F.cross_entropy(model(bx), by).backward()
         optimizer.step()
         optimizer.zero_grad()
 
