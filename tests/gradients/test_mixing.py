@@ -87,6 +87,21 @@ def test_values_of_an_earlier_batch_read_inside_the_model(flat: Any) -> None:
     engine.detach()
 
 
+def test_a_state_of_the_batch_before_can_be_detached_inside_the_model(flat: Any) -> None:
+    states = [torch.zeros(B, 4)]
+
+    def forward(x: Tensor) -> Tensor:
+        states.append((x + states[-1].detach()).tanh())
+        return states[-1]
+
+    model = nn.Sequential(nn.Linear(4, 4), Run(forward))
+    engine = gradients.attach(model)
+    for _ in range(2):
+        F.cross_entropy(model(X), Y).backward()
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
 def test_a_failed_forward_is_over(flat: Any) -> None:
     model = Run(lambda x: x * x.max().item())
     engine = gradients.attach(model)

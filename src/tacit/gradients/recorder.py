@@ -151,7 +151,7 @@ class Recorder:
             return out
         if name in ("__reduce_ex__", "__deepcopy__", "__repr__", "__format__"):
             return func(plain(args[0]), *args[1:], **kwargs)
-        if (name == "detach" or name in _READS) and not self.inside and self._over(args[0]):
+        if (name == "detach" or (name in _READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if func is torch.autograd.backward:
             self._before_backward(*args, **kwargs)
