@@ -24,7 +24,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p tacit.ledger -p tacit.accounting -p tacit.mechanisms -p tacit.sampling
+	$(BIN)/mypy -p tacit
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest
 
@@ -33,8 +33,9 @@ test-all: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
-	$(BIN)/python benchmarks/accounting.py
-	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/accounting.py --write
+	$(BIN)/python benchmarks/gradients.py --write
+	$(BIN)/python benchmarks/randomness.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -101,6 +101,7 @@ class PrivateRun:
             name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
             for name, parameter in engine.parameters.items()
         }
+        self._gradients = {name: torch.empty_like(parameter) for name, parameter in engine.parameters.items()}
         self._buffers = {
             name: (buffer, buffer._version, buffer.clone())
             for name, buffer in _watched_buffers(model, public_buffers).items()
@@ -227,9 +228,13 @@ class PrivateRun:
         with torch.no_grad():
             lot.clipping.release_(lot.receipt, self._sums, self._source)
             for name, parameter in self.engine.parameters.items():
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(self._sums[name].div_(lot.expected))
+                # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
+                gradient = self._gradients[name]
+                if gradient.dtype == self._sums[name].dtype:
+                    torch.div(self._sums[name], lot.expected, out=gradient)
+                else:
+                    gradient.copy_(self._sums[name].div_(lot.expected))
+                parameter.grad = gradient
             for name, tally in lot.tallies.items():
                 mean = tally.mean(lot.receipt, self._source, lot_size=lot.expected)
                 if name in self._layers:
