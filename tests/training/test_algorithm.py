@@ -43,16 +43,17 @@ def test_algorithm_1_in_ten_lines_of_numpy(make: Any, train: Any, lots: Any, noi
     np.testing.assert_allclose(model.bias.detach().numpy(), b, atol=2e-6)
 
 
+# Where an optimizer divides by a size of the gradient, a floor keeps rounding of tiny gradients from being blown up.
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "nag": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True, eps=1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, eps=1e-3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01, eps=1e-3),
+    "adadelta": lambda p: torch.optim.Adadelta(p, eps=1e-3),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
 }
 
