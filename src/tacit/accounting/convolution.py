@@ -12,7 +12,8 @@ itself, however small δ is. What the computed p̃ can be off by:
   so that at most `OUTSIDE` of p̃ lies beyond either end. Aliasing adds to p̃: nothing to charge for an upper bound,
   and charged for a lower one; what lies above the window is charged to the upper bound;
 * *rounding*: with e the error of one transform's output (at most 1 in size), Π p̂_k^T_k at a frequency is off by at
-  most Π (|p̂_k| + e)^T_k - Π |p̂_k|^T_k; the mean of that over all frequencies bounds the error of every p̃(s).
+  most Π (|p̂_k| + e)^T_k - Π |p̂_k|^T_k. By Parseval the root mean square of that over the frequencies is the L2 norm
+  of the error of p̃, and by Cauchy–Schwarz a sum Σ w(s) p̃(s) is off by at most that norm times the L2 norm of w.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ class TiltedSum:
             angle += count * np.angle(spectrum)
         size, bound = np.exp(log_size), np.exp(np.minimum(log_bound, 1.0))
         mass = np.roll(irfft(size * np.exp(1j * angle), n), -((start - centre) % n))
-        return mass, float(2 * np.mean(bound - size) + rounding * 2 * np.mean(bound))
+        off = np.sqrt(2 * np.mean((bound - size) ** 2)) + rounding * np.sqrt(2 * np.mean(bound**2))
+        return mass, float(off)
 
     def _sums(self, mass: Array) -> tuple[Array, Array, float]:
         """Σ_{s ≥ point} p̃ e^(-t(s-c)), the same with e^(-(t+1)(s-c)), and log e^(K - tc), c the centre."""
@@ -213,7 +215,7 @@ class TiltedSum:
             delta = np.append(
                 first[1:] * (1 + rounding) - np.exp(np.minimum(away[:-1], 700)) * second[1:] * (1 - rounding), 0.0
             )
-        extra = self._extra(away, sign)
+        extra = self._extra(away, sign) + self._rounding(away)
         over = np.flatnonzero(delta + sign * extra > target)
         if not len(over) or over[-1] + 1 >= self.length:
             return None
@@ -227,6 +229,11 @@ class TiltedSum:
         epsilon = self.centre.mean + math.log(rest / (second[index + 1] * (1 - rounding)))
         return float(np.clip(epsilon, self.points[index], self.points[index + 1]))
 
+    def _rounding(self, away: Array) -> Array:
+        """What rounding of p̃ can do to the sums over the points from each one on."""
+        weight = np.exp(np.clip(-2 * self.tilt * away, -700, _CLIP))
+        return self.error * np.sqrt(np.cumsum(weight[::-1])[::-1])
+
     def _extra(self, away: Array, sign: int) -> Array:
         """What lies outside the window, in the units of `_sums`, at each point."""
         if sign > 0:
@@ -235,19 +242,20 @@ class TiltedSum:
 
     def epsilon_above(self, delta: float) -> float | None:
         """An ε at which δ(ε) is at most ``delta`` for sure; None if this window cannot tell."""
-        return self._solve(np.maximum(self.mass, 0) + self.error, math.log(delta), +1)
+        return self._solve(np.maximum(self.mass, 0), math.log(delta), +1)
 
     def epsilon_below(self, delta: float) -> float | None:
         """An ε at which δ(ε) is at least ``delta`` for sure; None if this window cannot tell."""
-        return self._solve(np.maximum(self.mass - self.error, 0), math.log(delta), -1)
+        return self._solve(self.mass, math.log(delta), -1)
 
     def delta_at(self, epsilon: float, sign: int) -> float:
         """A bound on δ(epsilon): above it for ``sign`` +1, below it for -1."""
-        mass = np.maximum(self.mass + sign * self.error, 0)
         above = self.points > epsilon
-        s, p = self.points[above], mass[above]
-        exponent = self.centre.value - self.tilt * s + sign * self.doubt
-        inside = float(np.sum(p * np.exp(np.minimum(exponent, 700)) * -np.expm1(epsilon - s)))
+        s, p = self.points[above], self.mass[above]
+        weight = np.exp(np.minimum(self.centre.value - self.tilt * s + sign * self.doubt, 340)) * -np.expm1(epsilon - s)
+        inside = float((np.maximum(p, 0) if sign > 0 else p) @ weight) + sign * self.error * float(
+            np.sqrt(weight @ weight)
+        )
         # Tilted masses beyond an end of the window weigh at most what they would weigh at that end, or at ε.
         ends = [float(self.points[-1])] if sign > 0 else [epsilon, epsilon]
         if sign > 0 and epsilon < self.points[0]:
