@@ -177,14 +177,24 @@ class TiltedSum:
         rounding = (4 * math.log2(n) + 64) * _EPS
         for lattice, count in parts:
             weight, _ = tilted(lattice, self.tilt)
-            middle = round(float(weight @ np.arange(len(weight))))
+            middle = int(np.argmax(weight))
             centre += count * (lattice.first + middle)
-            folded = np.bincount((np.arange(len(weight)) - middle) % n, weights=weight, minlength=n)
-            spectrum = rfft(folded)
-            size = np.abs(spectrum)
-            log_size += count * np.log(np.maximum(size, 1e-300))
-            log_bound += count * np.log(size + rounding)
-            angle += count * np.angle(spectrum)
+            largest, weight[middle] = float(weight[middle]), 0.0
+            rest = float(weight.sum())
+            spectrum = rfft(np.bincount((np.arange(len(weight)) - middle) % n, weights=weight, minlength=n))
+            if rest < 0.4:
+                # Rare sampling: nearly all mass is at one point, whose transform is a constant. With logarithms of
+                # 1 - (rest - rest's transform) rounding hurts only in proportion to the rest.
+                real, imaginary = rest - spectrum.real, -spectrum.imag
+                logarithm = 0.5 * np.log1p(real * (real - 2) + imaginary**2)
+                turn, hurt = np.arctan2(-imaginary, 1 - real), rounding * rest
+            else:
+                spectrum += largest
+                logarithm = np.log(np.maximum(np.abs(spectrum), 1e-300))
+                turn, hurt = np.angle(spectrum), rounding
+            log_size += count * logarithm
+            log_bound += count * (logarithm + np.log1p((hurt + 4 * _EPS * np.abs(turn)) * np.exp(-logarithm)))
+            angle += count * turn
         size, bound = np.exp(log_size), np.exp(np.minimum(log_bound, 1.0))
         mass = np.roll(irfft(size * np.exp(1j * angle), n), -((start - centre) % n))
         off = np.sqrt(2 * np.mean((bound - size) ** 2)) + rounding * np.sqrt(2 * np.mean(bound**2))
@@ -232,7 +242,7 @@ class TiltedSum:
     def _rounding(self, away: Array) -> Array:
         """What rounding of p̃ can do to the sums over the points from each one on."""
         weight = np.exp(np.clip(-2 * self.tilt * away, -700, _CLIP))
-        return self.error * np.sqrt(np.cumsum(weight[::-1])[::-1])
+        return np.asarray(self.error * np.sqrt(np.cumsum(weight[::-1])[::-1]), dtype=np.float64)
 
     def _extra(self, away: Array, sign: int) -> Array:
         """What lies outside the window, in the units of `_sums`, at each point."""
