@@ -449,3 +449,24 @@ def test_every_number_is_here_or_said_to_be_missing() -> None:
     there = {number for number in range(1, 24) if f"def test_{number:02d}_" in text}
     assert there == set(range(1, 24)) - {5, 21, 22}
     assert all(f"{number} (" in (__doc__ or "") for number in (5, 21, 22))
+
+
+# 5. Data parallel: noise was added once per rank or not at all, every rank saw the same data, equal seeds correlated
+# the sampling. There is no data-parallel run here yet, so it must not look as if there were one.
+@pytest.mark.parametrize("case", ["wrapped", "several processes"])
+def test_05_data_parallel_training_is_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = torch.nn.Linear(3, 2)
+    model = torch.nn.DataParallel(inner) if case == "wrapped" else inner
+    if case == "several processes":
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="one process on an unwrapped model"):
+        tacit.make_private(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            torch.randn(8, 3),
+            lot_size=4,
+            steps=1,
+            clipping=tacit.Flat(1.0),
+            noise_multiplier=1.0,
+        )

@@ -90,6 +90,7 @@ def make_private(
     """
     if not isinstance(lot_size, int) and not callable(lot_size):
         raise ValueError(f"lot_size is {lot_size!r}; it must be a whole number, or a function of the step.")
+    _check_one_process(model)
     records = _records(dataset, users, microbatch_size)
     sizes = _schedule(lot_size)
     if not 1 <= sizes(0) <= records:
@@ -161,6 +162,18 @@ def make_private(
         book.guard(Filter(budget, accountant=accountant))
     log.info("private run: %d steps, noise multiplier %.4g of a whole step", total, composed)
     return run
+
+
+def _check_one_process(model: nn.Module) -> None:
+    """Several processes would each draw, clip and add noise for themselves: that is not one private run."""
+    processes = 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        processes = torch.distributed.get_world_size()
+    if processes > 1 or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"a private run works in one process on an unwrapped model; this is a {type(model).__name__} among "
+            f"{processes} processes. Run it in one process, on the inner model."
+        )
 
 
 def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) -> int:
