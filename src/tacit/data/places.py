@@ -22,12 +22,17 @@ def places() -> list[Path]:
         if not Path(told).is_dir():
             raise ValueError(f"TACIT_DATA is {told!r}, which is not a directory; unset it or name one that is.")
         found.append(Path(told))
-    beside = [Path.cwd().parent / "shared" / "data"]
+    return [*found, *_beside(), cache()]
+
+
+def _beside() -> list[Path]:
+    """``shared/data`` beside the current directory, and beside the checkout if that is what runs."""
+    roots = [Path.cwd()]
     checkout = Path(__file__).resolve().parents[3]
-    if (checkout / "pyproject.toml").is_file():  # installed from a checkout, not into site-packages
-        beside.append(checkout.parent / "shared" / "data")
-    found += [place for place in dict.fromkeys(beside) if place.is_dir()]
-    return [*found, cache()]
+    if (checkout / "pyproject.toml").is_file():  # not so when installed into site-packages
+        roots.append(checkout)
+    found = dict.fromkeys(root.parent / "shared" / "data" for root in roots)
+    return [place for place in found if place.is_dir()]
 
 
 def locate(name: str) -> Path | None:
