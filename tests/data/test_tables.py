@@ -12,6 +12,7 @@ import pytest
 
 from tacit.data import load_table, locate
 from tacit.data.catalogue import File, Layout
+from tacit.data.formats import digest
 
 ROWS = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Sales, Not-in-family, White, Male, 2174, 0, 40, Cuba, <=50K",
@@ -27,15 +28,16 @@ def place(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def _expect(known: Callable[..., None], *, train: int, test: int) -> None:
-    files = (File(path="adult/adult.data"), File(path="adult/adult.test"))
+def _expect(known: Callable[..., None], place: Path, *, train: int, test: int) -> None:
+    paths = ("adult/adult.data", "adult/adult.test")
+    files = tuple(File(path=path, sha256=digest((place / path).read_bytes())) for path in paths)
     known("adult", Layout(format="csv", files=files, train=1, records=(train, test)))
 
 
 def test_adult_is_cleaned(place: Path, known: Callable[..., None]) -> None:
     (place / "adult" / "adult.data").write_text("\n".join(ROWS) + "\n\n")
     (place / "adult" / "adult.test").write_text("|1x3 Cross validator\n" + "".join(f"{row}.\n" for row in ROWS) + "\n")
-    _expect(known, train=2, test=2)
+    _expect(known, place, train=2, test=2)
     found = load_table("adult")
     assert found.test is not None and found.target == "income"
     for part in (found.train, found.test):
@@ -48,7 +50,7 @@ def test_adult_is_cleaned(place: Path, known: Callable[..., None]) -> None:
 def test_missing_rows_are_noticed(place: Path, known: Callable[..., None]) -> None:
     (place / "adult" / "adult.data").write_text(ROWS[0] + "\n")
     (place / "adult" / "adult.test").write_text(ROWS[0] + ".\n")
-    _expect(known, train=2, test=1)
+    _expect(known, place, train=2, test=1)
     with pytest.raises(ValueError, match=r"adult\.data does not have 2 rows"):
         load_table("adult")
 

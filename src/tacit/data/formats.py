@@ -46,7 +46,7 @@ def verified(path: Path, file: File) -> bytes:
             contents = gzip.decompress(raw)
         except (OSError, EOFError, zlib.error):
             raise ValueError(f"{path} is damaged and cannot be unpacked; delete it and get it again.") from None
-    if file.sha256 is not None and file.sha256 not in (digest(raw), digest(contents)):
+    if file.sha256 not in (digest(raw), digest(contents)):
         raise ValueError(f"{path} is not the file that is known: its SHA-256 differs; delete it and get it again.")
     return contents
 
