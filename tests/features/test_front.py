@@ -32,7 +32,7 @@ def test_a_row_is_made_from_its_record_alone(front: Front, images: Tensor) -> No
     fitted = front.fit(images, ledger=Ledger(), source=SOURCE)
     rows = fitted.transform(images)
     assert rows.dtype == torch.float32
-    assert tuple(rows.shape) == (50, *fitted.shape)
+    assert tuple(rows.shape) == (50, *fitted.shape) == (50, *front.features((1, 4, 6)))
     alone = torch.cat([fitted.transform(images[i : i + 1]) for i in range(50)])
     assert torch.allclose(rows, alone, atol=1e-5)
     assert tuple(fitted.transform(images[:0]).shape) == (0, *fitted.shape)

@@ -44,6 +44,10 @@ class Fitted(Protocol):
 class Front(Protocol):
     """The configuration of a front end: a frozen dataclass."""
 
+    def features(self, shape: Shape) -> Shape:
+        """The shape of one row of features, for images of this shape; images it cannot work with are refused."""
+        ...
+
     def charges(self, records: int) -> tuple[Step, ...]:
         """The steps that `fit` will record for this many records: nothing for a front that learns nothing."""
         ...
@@ -63,21 +67,24 @@ class Pixels:
 
     flat: bool = True
 
+    def features(self, shape: Shape) -> Shape:
+        return (math.prod(shape),) if self.flat else shape
+
     def charges(self, records: int) -> tuple[Step, ...]:
         return ()
 
     def fit(self, images: Tensor, *, ledger: Ledger, source: Source) -> Scaled:
-        return Scaled(image_shape(images), flat=self.flat)
+        return Scaled(self.features(image_shape(images)))
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Scaled:
-        return Scaled(shape, flat=self.flat)
+        return Scaled(self.features(shape))
 
 
 class Scaled:
-    """Pixels in [0, 1]."""
+    """Pixels in [0, 1], each image in the given shape."""
 
-    def __init__(self, shape: Shape, *, flat: bool) -> None:
-        self._shape: Shape = (math.prod(shape),) if flat else shape
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
 
     @property
     def shape(self) -> Shape:
@@ -103,13 +110,18 @@ class RandomProjection:
     def __post_init__(self) -> None:
         check_dimensions(self.dimensions)
 
+    def features(self, shape: Shape) -> Shape:
+        check_dimensions(self.dimensions, math.prod(shape))
+        return (self.dimensions,)
+
     def charges(self, records: int) -> tuple[Step, ...]:
         return ()
 
     def fit(self, images: Tensor, *, ledger: Ledger, source: Source) -> Projection:
         """Orthonormal directions, uniformly drawn: the Q of a Gaussian matrix."""
-        pixels = math.prod(image_shape(images))
-        check_dimensions(self.dimensions, pixels)
+        shape = image_shape(images)
+        self.features(shape)
+        pixels = math.prod(shape)
         gaussian = source.normal_(torch.empty(pixels, self.dimensions, dtype=torch.float64))
         return Projection(torch.linalg.qr(gaussian).Q.T)
 

@@ -36,11 +36,15 @@ class Pca:
         check_dimensions(self.dimensions)
         self.charges(1)
 
+    def features(self, shape: Shape) -> Shape:
+        check_dimensions(self.dimensions, math.prod(shape))
+        return (self.dimensions,)
+
     def charges(self, records: int) -> tuple[Step, ...]:
         return (_step(records, self.noise_multiplier, self.sampling_rate),)
 
     def fit(self, images: Tensor, *, ledger: Ledger, source: Source) -> Projection:
-        check_dimensions(self.dimensions, math.prod(image_shape(images)))
+        self.features(image_shape(images))
         directions = private_pca(
             images.flatten(1),
             self.dimensions,
