@@ -10,6 +10,7 @@ import typer
 from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.plan import plan
+from tacit.cli.report import report
 
 app = typer.Typer(
     name="tacit",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.command()(report)
 
 
 def _version(value: bool) -> None:
