@@ -11,6 +11,8 @@ from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
+from tacit.cli.report import report
+from tacit.cli.train import train
 
 app = typer.Typer(
     name="tacit",
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.command()(report)
+app.command()(train)
 app.add_typer(data)
 
 
