@@ -2,5 +2,6 @@
 
 from tacit.features.front import Fitted, Front, Pixels, Projection, RandomProjection
 from tacit.features.pca import Pca, private_pca
+from tacit.features.public import Convolutions
 
-__all__ = ["Fitted", "Front", "Pca", "Pixels", "Projection", "RandomProjection", "private_pca"]
+__all__ = ["Convolutions", "Fitted", "Front", "Pca", "Pixels", "Projection", "RandomProjection", "private_pca"]

@@ -1,0 +1,91 @@
+"""What an experiment is and what it gives: rows, numbers beside the paper's, and curves; drawing is done elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tacit.recipes.reproduction.measure import Runs
+
+Value = float | int | str | None
+Tell = Callable[[str, float], None]
+"""What is being done, and how much of the whole is done already (0 to 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One number of the paper beside ours. ``paper`` None: not printed there. ``unit`` comes after both."""
+
+    what: str
+    paper: float | None
+    ours: float | None
+    unit: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.paper is None or self.ours is None else self.ours - self.paper
+
+
+def percent(what: str, paper: float | None, ours: float | None) -> Comparison:
+    """An accuracy, or a difference of two, in per cent."""
+    return Comparison(what=what, paper=paper, ours=ours, unit="%")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve, or (``style="points"``) marks, or (``style="level"``) a horizontal line at the first y."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: Literal["line", "dashed", "points", "level"] = "line"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What was found. ``rows`` are those of the CSV file and have the same keys, in the same order."""
+
+    comparisons: Sequence[Comparison]
+    rows: Sequence[Mapping[str, Value]]
+    panels: Sequence[Panel] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How an experiment is run: how thoroughly, with which seeds, and where finished runs are kept."""
+
+    quick: bool
+    runs: Runs
+    seeds: tuple[int, ...] = (1,)
+    tell: Tell = field(default=lambda words, share: None)
+
+    @classmethod
+    def make(cls, *, quick: bool, runs: Path, tell: Tell | None = None) -> Setting:
+        """The quick setting has one seed, the full one three."""
+        found = cls(quick=quick, runs=Runs(runs), seeds=(1,) if quick else (1, 2, 3))
+        return found if tell is None else cls(quick=quick, runs=found.runs, seeds=found.seeds, tell=tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One figure or table of a paper. ``minutes``: roughly, on two cores, in the quick and in the full setting."""
+
+    name: str
+    title: str
+    paper: str
+    minutes: tuple[float, float]
+    run: Callable[[Setting], Result]
