@@ -86,7 +86,7 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=learning_rate, total_steps=max(steps, 2))
     for _ in range(epochs):
         order = torch.from_numpy(source.permutation(len(images.train)))
-        for chosen in order[: len(order) // batch * batch].split(batch):
+        for chosen in torch.split(order[: len(order) // batch * batch], batch):
             _learn(model, optimizer, standardise(augment(images.train[chosen], source)), images.train_labels[chosen])
             step += 1
             if step < steps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,11 +37,31 @@ PAPER_SECONDS = (40.0, 180.0)
 _EPOCHS = 10  # of the quick setting
 _SEED = 1  # of what is done once: pre-training and the baseline
 
-Runs = Mapping[float, Sequence[Trajectory]]
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """All that was trained: the runs by ε, one for each seed, and ``free``, the baseline without privacy."""
+
+    public: Images
+    records: int
+    recipes: Mapping[float, Recipe]
+    runs: Mapping[float, Sequence[Trajectory]]
+    free: Trajectory
 
 
 def figure6(setting: Setting) -> Result:
     """Accuracy over epochs at three ε, the baseline of the same pipeline, and what privacy costs in time."""
+    found = measured(setting)
+    return Result(
+        comparisons=_comparisons(found.runs, found.free),
+        rows=_rows(setting, found),
+        panels=[_panel(epsilon, runs, found.free) for epsilon, runs in found.runs.items()],
+        notes=notes(setting, found),
+    )
+
+
+def measured(setting: Setting) -> Measured:
+    """Pre-train, compute features once, train with and without privacy."""
     public, images = public_images(), load("cifar10")
     weights, digest = _weights(setting, public)
     recipes = {epsilon: _recipe(setting, epsilon, weights, digest) for epsilon in PAPER}
@@ -51,9 +72,13 @@ def figure6(setting: Setting) -> Result:
         fitted = recipes[2.0].front.fit(images.train, ledger=Ledger(), source=SeededSource(_SEED))
         return fitted.transform(images.train), fitted.transform(images.test)
 
-    free = _baseline(setting, images, features, weights, digest)
-    runs = {epsilon: _runs(setting, images, epsilon, recipe, features) for epsilon, recipe in recipes.items()}
-    return _result(setting, public, images, recipes, runs, free)
+    return Measured(
+        public=public,
+        records=len(images.train),
+        recipes=recipes,
+        free=_baseline(setting, images, features, weights, digest),
+        runs={epsilon: _runs(setting, images, epsilon, recipe, features) for epsilon, recipe in recipes.items()},
+    )
 
 
 def _recipe(setting: Setting, epsilon: float, weights: Path, digest: str) -> Recipe:
@@ -123,38 +148,32 @@ def _runs(
     return [one(number, seed) for number, seed in enumerate(setting.seeds)]
 
 
-def _result(
-    setting: Setting, public: Images, images: Images, recipes: Mapping[float, Recipe], runs: Runs, free: Trajectory
-) -> Result:
-    records = len(images.train)
+def _rows(setting: Setting, found: Measured) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
-    for epsilon, found in runs.items():
-        for seed, run in zip(setting.seeds, found, strict=True):
+    for epsilon, runs in found.runs.items():
+        recipe = found.recipes[epsilon]
+        for seed, run in zip(setting.seeds, runs, strict=True):
             z = run.noise_multiplier or math.nan
             rows += [
                 {
-                    "run": f"epsilon {epsilon:g}", "seed": seed, "lot_size": recipes[epsilon].lot_size,
-                    "epoch": p.epoch,
-                    "epsilon": spent(recipes[epsilon], z, records=records, steps=p.step, delta=DELTA), "delta": DELTA,
-                    "noise_multiplier": z, "test_accuracy": p.test, "averaged_test_accuracy": p.averaged,
-                    "train_accuracy_not_private": p.train,
+                    "run": f"epsilon {epsilon:g}", "seed": seed, "lot_size": recipe.lot_size, "epoch": point.epoch,
+                    "epsilon": spent(recipe, z, records=found.records, steps=point.step, delta=DELTA), "delta": DELTA,
+                    "noise_multiplier": z, "test_accuracy": point.test, "averaged_test_accuracy": point.averaged,
+                    "train_accuracy_not_private": point.train,
                 }
-                for p in run.points
+                for point in run.points
             ]  # fmt: skip
-    for p in free.points:
-        rows.append(dict.fromkeys(rows[0]) | {
-            "run": "not private", "seed": _SEED, "lot_size": 120, "epoch": p.epoch, "test_accuracy": p.test,
-            "averaged_test_accuracy": p.averaged, "train_accuracy_not_private": p.train,
-        })  # fmt: skip
-    return Result(
-        comparisons=_comparisons(runs, free),
-        rows=rows,
-        panels=[_panel(epsilon, found, free) for epsilon, found in runs.items()],
-        notes=_notes(setting, public, recipes, runs),
-    )
+    blank: dict[str, Value] = dict.fromkeys(rows[0])
+    return rows + [
+        blank | {
+            "run": "not private", "seed": _SEED, "lot_size": 120, "epoch": point.epoch, "test_accuracy": point.test,
+            "averaged_test_accuracy": point.averaged, "train_accuracy_not_private": point.train,
+        }
+        for point in found.free.points
+    ]  # fmt: skip
 
 
-def _comparisons(runs: Runs, free: Trajectory) -> list[Comparison]:
+def _comparisons(runs: Mapping[float, Sequence[Trajectory]], free: Trajectory) -> list[Comparison]:
     reached = {epsilon: mean(run.last.test for run in found) for epsilon, found in runs.items()}
     averaged = {epsilon: mean(run.last.averaged for run in found) for epsilon, found in runs.items()}
     gap = mean(run.last.train - run.last.test for run in runs[8.0])
@@ -188,9 +207,10 @@ def _panel(epsilon: float, found: Sequence[Trajectory], free: Trajectory) -> Pan
     )
 
 
-def _notes(setting: Setting, public: Images, recipes: Mapping[float, Recipe], runs: Runs) -> list[str]:
-    z = {epsilon: found[0].noise_multiplier or math.nan for epsilon, found in runs.items()}
-    notes = [
+def notes(setting: Setting, found: Measured) -> list[str]:
+    """What has to be said about these numbers."""
+    public, z = found.public, {epsilon: runs[0].noise_multiplier or math.nan for epsilon, runs in found.runs.items()}
+    said = [
         f"Convolutions learned without privacy from {public.name} ({len(public.train):,} images of {public.classes} "
         "classes, taken to be public). The paper has CIFAR-100: 50,000 images that are much more like CIFAR-10.",
         "Features of un-augmented images are computed once; clip norm 3, and 6 for the softmax layer. Three layers are "
@@ -199,12 +219,12 @@ def _notes(setting: Setting, public: Images, recipes: Mapping[float, Recipe], ru
         + ".",
     ]
     if setting.quick:
-        notes.append(
+        said.append(
             f"Quick: {_EPOCHS} epochs with the noise solved for, so that the budget is spent; the paper's σ = 6 takes "
             "many more epochs (the full setting). The baseline has 6 epochs (the paper: 250)."
         )
-    notes.append(
+    said.append(
         "Seconds are CPU time of the layers that are trained, on frozen features; the paper's include the "
         "convolutions, on other hardware. The ratio is what can be compared."
     )
-    return [*notes, NOT_PRIVATE]
+    return [*said, NOT_PRIVATE]

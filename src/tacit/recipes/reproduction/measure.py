@@ -119,7 +119,7 @@ def private(
 ) -> Trajectory:
     """Train as `tacit.recipes.train` would, watched at ``points`` steps and ``also`` at those given.
 
-    The weights are averaged on the side, which changes nothing. Charged like any run, to a ledger in memory.
+    No loss is released, and the weights are averaged on the side, which changes nothing. Charged like any run, to a ledger in memory.
     ``features`` gives what the front end makes of the images, for a front end that learns nothing from them.
     """
     if features is not None and recipe.front.charges(len(images.train)):
@@ -190,7 +190,7 @@ def plain(
     average, step = Average(AVERAGE, model, lots * epochs), 0
     for _ in range(epochs):
         order = torch.randperm(records, generator=generator)
-        for chosen in order[: lots * batch].split(batch):
+        for chosen in torch.split(order[: lots * batch], batch):
             optimizer.param_groups[0]["lr"] = sgd.at(step / lots)
             optimizer.zero_grad()
             torch.autograd.backward(F.cross_entropy(model(eye.rows[chosen]), images.train_labels[chosen]))
@@ -253,7 +253,7 @@ class _Eye:
 @torch.no_grad()
 def accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
     """The share of rows whose label the model finds."""
-    pieces = zip(rows.split(_BATCH), labels.split(_BATCH), strict=True)
+    pieces = zip(torch.split(rows, _BATCH), torch.split(labels, _BATCH), strict=True)
     return sum(int((model(x).argmax(1) == y).sum()) for x, y in pieces) / len(labels)
 
 

@@ -17,7 +17,7 @@ from tacit.features import Projection
 from tacit.ledger import Budget
 from tacit.recipes import abadi
 from tacit.recipes.recipe import Mlp, Sgd
-from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value
+from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.measure import NOT_PRIVATE, Trajectory, marks_mean, mean, plain, private, spent
 from tacit.recipes.schedule import schedule
 
@@ -30,7 +30,7 @@ DELTAS = (1e-5, 1e-4, 1e-3, 1e-2)
 LEVELS = {0.5: "large noise", 2.0: "medium noise", 8.0: "small noise"}
 Runs = Mapping[float, Sequence[Trajectory]]
 """By ε, one for each seed."""
-_GROUPS = (
+GROUPS = (
     "Each of the two layers has noise σ · 4 on a sum clipped at 4; one record can move both, so a step has z = σ / √2, "
     "and that is what is accounted for, with the PCA. Counted as if z were σ, the same ε would allow about twice the "
     "epochs, and would be wrong."
@@ -108,29 +108,27 @@ def figure3(setting: Setting) -> Result:
         sigma, pca = abadi.NOISE[epsilon]
         words = f"{LEVELS[epsilon]} (σ = {sigma:g}, σ_p = {pca:g}), ε = {epsilon:g}"
         comparisons += [
-            Comparison(
-                what=f"test accuracy, {words}", paper=PAPER[epsilon], ours=mean(r.last.test for r in found), unit="%"
-            ),
-            Comparison(what=f"train minus test accuracy, {words}", paper=None, ours=_gap(found), unit="%"),
+            percent(f"test accuracy, {words}", PAPER[epsilon], mean(run.last.test for run in found)),
+            percent(f"train minus test accuracy, {words}", None, gap(found)),
         ]
     comparisons += [
-        Comparison(what="test accuracy without privacy, 100 epochs", paper=PAPER_BASELINE, ours=100 * free.last.test, unit="%"),
-        Comparison(what="train minus test accuracy without privacy", paper=None, ours=_gap([free]), unit="%"),
-    ]  # fmt: skip
+        percent("test accuracy without privacy, 100 epochs", PAPER_BASELINE, 100 * free.last.test),
+        percent("train minus test accuracy without privacy", None, gap([free])),
+    ]
     return Result(
         comparisons=comparisons,
         rows=_rows(setting, runs, free, len(images.train)),
         panels=[*(_panel(epsilon, found) for epsilon, found in runs.items()), _free_panel(free)],
         notes=[
             "Figure 3's point: the gap between training and test accuracy stays small with privacy and grows without.",
-            _GROUPS,
+            GROUPS,
             "Accuracy on the training set is that of its first 10,000 records.",
             NOT_PRIVATE,
         ],
     )
 
 
-def _gap(runs: Sequence[Trajectory]) -> float:
+def gap(runs: Sequence[Trajectory]) -> float:
     return mean(run.last.train - run.last.test for run in runs)
 
 
@@ -170,7 +168,7 @@ def _rows(setting: Setting, runs: Runs, free: Trajectory, records: int) -> list[
             rows += [
                 {
                     "run": LEVELS[epsilon], "sigma": sigma, "sigma_pca": pca, "seed": seed, "epoch": point.epoch,
-                    "step": point.step, "epsilon": _spent(epsilon, run, point.step, records), "delta": DELTA,
+                    "step": point.step, "epsilon": cost(epsilon, run, point.step, records), "delta": DELTA,
                     "test_accuracy": point.test, "averaged_test_accuracy": point.averaged,
                     "train_accuracy_not_private": point.train,
                 }
@@ -187,7 +185,7 @@ def _rows(setting: Setting, runs: Runs, free: Trajectory, records: int) -> list[
     ]  # fmt: skip
 
 
-def _spent(epsilon: float, run: Trajectory, step: int, records: int, delta: float = DELTA) -> float:
+def cost(epsilon: float, run: Trajectory, step: int, records: int, delta: float = DELTA) -> float:
     z = run.noise_multiplier or math.nan
     return spent(abadi.printed(epsilon), z, records=records, steps=step, delta=delta)
 
@@ -202,7 +200,7 @@ def figure4(setting: Setting) -> Result:
         for place, point in enumerate(found[0].points):
             accuracy = mean(run.points[place].test for run in found)
             for delta in DELTAS:
-                pairs[delta].append((_spent(epsilon, found[0], point.step, len(images.train), delta), accuracy))
+                pairs[delta].append((cost(epsilon, found[0], point.step, len(images.train), delta), accuracy))
     best = {
         delta: {epsilon: max((a for e, a in seen if e <= epsilon), default=None) for epsilon in grid}
         for delta, seen in pairs.items()
@@ -222,57 +220,14 @@ def figure4(setting: Setting) -> Result:
     )
     return Result(
         comparisons=[
-            Comparison(what=f"best test accuracy, ε = {e:g}, δ = {d:.0e}", paper=value, ours=best[d][e], unit="%")
-            for e, d, value in printed
+            percent(f"best test accuracy, ε = {e:g}, δ = {d:.0e}", value, best[d][e]) for e, d, value in printed
         ],
         rows=rows,
         panels=[Panel(title="Accuracy over (ε, δ)", x="ε", y="test accuracy (%)", lines=lines, log_x=True)],
         notes=[
             "The best of all steps of the three runs of figure3 that cost no more, chosen by test accuracy as in the "
             "paper: that choice is not paid for.",
-            _GROUPS,
-            NOT_PRIVATE,
-        ],
-    )
-
-
-def headline(setting: Setting) -> Result:
-    """The numbers of the abstract and of section 5.2: accuracy at ε = 0.5, 2 and 8, and without privacy."""
-    images = load("mnist")
-    free = baseline(setting, images)
-    runs = printed_runs(setting, images)
-    rows: list[dict[str, Value]] = []
-    for epsilon, found in runs.items():
-        for seed, run in zip(setting.seeds, found, strict=True):
-            rows.append({
-                "epsilon": _spent(epsilon, run, run.last.step, len(images.train)), "delta": DELTA, "seed": seed,
-                "epochs": run.last.epoch, "test_accuracy": run.last.test, "averaged_test_accuracy": run.last.averaged,
-                "train_accuracy_not_private": run.last.train,
-            })  # fmt: skip
-    blank: dict[str, Value] = dict.fromkeys(rows[0])
-    rows.append(blank | {
-        "seed": setting.seeds[0], "epochs": free.last.epoch, "test_accuracy": free.last.test,
-        "averaged_test_accuracy": free.last.averaged, "train_accuracy_not_private": free.last.train,
-    })  # fmt: skip
-    comparisons = [
-        Comparison(what=f"MNIST, ({epsilon:g}, 1e-5), as printed", paper=PAPER[epsilon], ours=mean(r.last.test for r in found), unit="%")
-        for epsilon, found in runs.items()
-    ]  # fmt: skip
-    comparisons += [
-        Comparison(what=f"MNIST, ({epsilon:g}, 1e-5), averaged weights", paper=PAPER[epsilon], ours=mean(r.last.averaged for r in found), unit="%")
-        for epsilon, found in runs.items()
-    ]  # fmt: skip
-    comparisons += [
-        Comparison(what="MNIST without privacy", paper=PAPER_BASELINE, ours=100 * free.last.test, unit="%"),
-        Comparison(what="lost to privacy at ε = 8", paper=1.3, ours=100 * free.last.test - mean(r.last.test for r in runs[8.0]), unit="%"),
-    ]  # fmt: skip
-    return Result(
-        comparisons=comparisons,
-        rows=rows,
-        notes=[
-            f"Seeds: {', '.join(map(str, setting.seeds))}. PCA and both layers are paid for, by the PLD accountant.",
-            _GROUPS,
-            "CIFAR-10 (67, 70, 73 and 80 % in the paper) is in figure6.",
+            GROUPS,
             NOT_PRIVATE,
         ],
     )
@@ -282,40 +237,31 @@ def improvements(setting: Setting) -> Result:
     """What each improvement is worth in accuracy at the same ε."""
     images = load("mnist")
     runs = printed_runs(setting, images, share=0.8)
-    rows: list[dict[str, Value]] = []
+    table: list[tuple[float, str, float, float]] = []
     for epsilon, found in runs.items():
         stop = stops(epsilon, len(images.train), "moments")
         tuned = [_tuned(setting, images, epsilon, seed) for seed in setting.seeds]
-        ways = {
-            "the paper's accountant (moments)": (found[0].at(stop).epoch, mean(r.at(stop).test for r in found)),
-            "our accountant: more epochs": (found[0].last.epoch, mean(r.last.test for r in found)),
-            "and averaged weights": (found[0].last.epoch, mean(r.last.averaged for r in found)),
-            "tuned: large lots, one clip norm, tanh, momentum": (
-                tuned[0].last.epoch,
-                mean(run.last.averaged for run in tuned),
-            ),
-        }
-        rows += [
-            {"epsilon": epsilon, "delta": DELTA, "way": way, "epochs": round(epochs, 1), "test_accuracy_percent": value}
-            for way, (epochs, value) in ways.items()
+        table += [
+            (epsilon, "the paper's accountant", found[0].at(stop).epoch, mean(r.at(stop).test for r in found)),
+            (epsilon, "our accountant", found[0].last.epoch, mean(r.last.test for r in found)),
+            (epsilon, "and averaged weights", found[0].last.epoch, mean(r.last.averaged for r in found)),
+            (epsilon, "tuned as well", tuned[0].last.epoch, mean(r.last.averaged for r in tuned)),
         ]
     return Result(
         comparisons=[
-            Comparison(
-                what=f"ε = {row['epsilon']:g}, {row['way']} ({row['epochs']:g} epochs)",
-                paper=PAPER[float(row["epsilon"] or 0)],
-                ours=float(row["test_accuracy_percent"] or 0),
-                unit="%",
-            )
-            for row in rows
+            percent(f"ε = {epsilon:g}, {way} ({epochs:.0f} epochs)", PAPER[epsilon], value)
+            for epsilon, way, epochs, value in table
         ],
-        rows=rows,
+        rows=[
+            {"epsilon": epsilon, "delta": DELTA, "way": way, "epochs": epochs, "test_accuracy_percent": value}
+            for epsilon, way, epochs, value in table
+        ],
         notes=[
-            "The first three are the same run: where the paper's accountant stops it, where ours does, and the average "
-            "of its weights there, which is post-processing.",
-            "The last has 60 private principal components as well; its settings come from trials that looked at this "
-            "test set and were not charged: it shows what is feasible.",
-            _GROUPS,
+            "The first three of each ε are the same run: where the paper's accountant (moments) stops it, where ours "
+            "(privacy loss distribution) does, and the average of its weights there, which is post-processing.",
+            "Tuned: 60 private principal components as well, large lots, one clip norm, tanh, momentum. Its settings "
+            "come from trials that looked at this test set and were not charged: it shows what is feasible.",
+            GROUPS,
             NOT_PRIVATE,
         ],
     )

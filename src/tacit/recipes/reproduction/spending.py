@@ -41,11 +41,9 @@ def figure2(setting: Setting) -> Result:
         rows.append({"epoch": epoch} | {f"epsilon_{name}": epsilon(name, epoch) for name in NAMES})
     found = {name: {row["epoch"]: float(row[f"epsilon_{name}"] or 0) for row in rows} for name in NAMES}
     comparisons = [
-        Comparison(
-            what=f"ε after {epoch} epochs, {NAMES[name]}", paper=PAPER.get((name, epoch)), ours=found[name][epoch]
-        )
+        Comparison(what=f"ε after {epoch} epochs, {words}", paper=PAPER.get((name, epoch)), ours=found[name][epoch])
         for epoch in (100, 400)
-        for name in NAMES
+        for name, words in NAMES.items()
     ]
 
     def panel(title: str, names: tuple[str, ...]) -> Panel:

@@ -1,4 +1,4 @@
-"""Figure 5 of Abadi et al. 2016: MNIST accuracy when one parameter varies and the others keep their reference values."""
+"""Figure 5 of Abadi et al. 2016: MNIST accuracy as one parameter varies and the others keep their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.ledger import Budget
 from tacit.mechanisms import PerLayer
 from tacit.recipes import abadi
 from tacit.recipes.recipe import Mlp, Recipe, Sgd
-from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value
+from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.measure import NOT_PRIVATE, Trajectory, mean, private, spent
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
@@ -34,6 +34,9 @@ class Sweep:
     change: Callable[[Recipe, float], Recipe]
     log_x: bool = False
 
+
+Found = dict[tuple[str, float], tuple[float, float, float]]
+"""By sweep and value: test accuracy in per cent, epochs and ε."""
 
 SWEEPS = (
     Sweep(
@@ -76,25 +79,15 @@ def figure5(setting: Setting) -> Result:
     jobs = [(sweep, value) for sweep in SWEEPS for value in (sweep.quick if setting.quick else sweep.full)]
     random = replace(reference, front=RandomProjection(dimensions=60))
     total = len(jobs) + 1
-    found: dict[tuple[str, float], tuple[float, Value, Value]] = {}
+    found: Found = {}
     for number, (sweep, value) in enumerate(jobs):
         # The learning rate's reference falls from 0.1 to 0.052: a constant one is another recipe.
         same = value == sweep.reference and sweep.name != "learning_rate"
         recipe = reference if same else sweep.change(reference, value)
         found[sweep.name, value] = _measured(setting, images, recipe, f"{sweep.title} {value:g}", number, total)
     projected = _measured(setting, images, random, "random projection", len(jobs), total)
-    rows: list[dict[str, Value]] = [
-        {
-            "sweep": name,
-            "value": value,
-            "test_accuracy_percent": a,
-            "epochs": epochs,
-            "epsilon": e,
-            "delta": BUDGET.delta,
-        }
-        for (name, value), (a, epochs, e) in found.items()
-    ]
-    rows.append(dict(zip(rows[0], ("random_projection", 60, *projected, BUDGET.delta), strict=True)))
+    rows = [_row(name, value, *measured) for (name, value), measured in found.items()]
+    rows.append(_row("random_projection", 60, *projected))
     return Result(
         comparisons=_comparisons(found, projected[0]),
         rows=rows,
@@ -125,17 +118,17 @@ def _measured(
     return mean(run.last.test for run in runs), round(last.epoch, 2), cost
 
 
-Found = dict[tuple[str, float], tuple[float, float, float]]
+def _row(sweep: str, value: float, accuracy: float, epochs: float, epsilon: float) -> dict[str, Value]:
+    row: dict[str, Value] = {"sweep": sweep, "value": value, "test_accuracy_percent": accuracy}
+    return row | {"epochs": epochs, "epsilon": epsilon, "delta": BUDGET.delta}
 
 
 def _comparisons(found: Found, projected: float) -> list[Comparison]:
     reference = found["clip_norm", 4][0]
     comparisons = [
-        Comparison(what="reference values", paper=PAPER_REFERENCE, ours=reference, unit="%"),
-        Comparison(what="random projection instead of PCA", paper=PAPER_RANDOM, ours=projected, unit="%"),
-        Comparison(
-            what="what PCA is worth", paper=PAPER_REFERENCE - PAPER_RANDOM, ours=reference - projected, unit="%"
-        ),
+        percent("reference values", PAPER_REFERENCE, reference),
+        percent("random projection instead of PCA", PAPER_RANDOM, projected),
+        percent("what PCA is worth", PAPER_REFERENCE - PAPER_RANDOM, reference - projected),
     ]
     for sweep in SWEEPS:
         values = {value: accuracy for (name, value), (accuracy, _, _) in found.items() if name == sweep.name}
@@ -143,7 +136,7 @@ def _comparisons(found: Found, projected: float) -> list[Comparison]:
         spread = max(values.values()) - min(values.values())
         comparisons += [
             Comparison(what=f"best {sweep.title}", paper=_BEST.get(sweep.name), ours=best),
-            Comparison(what=f"best minus worst over {sweep.title}", paper=None, ours=spread, unit="%"),
+            percent(f"best minus worst over {sweep.title}", None, spread),
         ]
     return comparisons
 
