@@ -12,6 +12,7 @@ from tacit.cli.account import account
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 from tacit.cli.report import report
+from tacit.cli.reproduce import reproduce
 from tacit.cli.train import train
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(account)
 app.command()(plan)
 app.command()(report)
+app.command()(reproduce)
 app.command()(train)
 app.add_typer(data)
 

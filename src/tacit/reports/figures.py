@@ -30,7 +30,7 @@ def epsilon_over_steps(
     """
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"plot file is {str(path)!r}; its name must end in .png, .pdf or .svg.")
-    plt = _pyplot()
+    plt = pyplot()
     total = sum(count for _, count in entries)
     marks = np.unique(np.geomspace(max(total // 1000, 1), total, points).astype(np.int64))
     figure, axes = plt.subplots(figsize=(6.4, 4.2), constrained_layout=True)
@@ -54,7 +54,8 @@ def epsilon_over_steps(
     plt.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib without a screen."""
     try:
         import matplotlib
     except ImportError as error:

@@ -18,11 +18,11 @@ from tacit.recipes.public import Pretrained, cifar, pretrain, public_images
 from tacit.recipes.recipe import Recipe, Sgd
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.measure import (
-    NOT_PRIVATE,
     Features,
     Trajectory,
     marks_mean,
     mean,
+    not_private,
     plain,
     private,
     spent,
@@ -56,7 +56,7 @@ def figure6(setting: Setting) -> Result:
         comparisons=_comparisons(found.runs, found.free),
         rows=_rows(setting, found),
         panels=[_panel(epsilon, runs, found.free) for epsilon, runs in found.runs.items()],
-        notes=notes(setting, found),
+        notes=[*notes(setting, found), not_private(setting.seeds)],
     )
 
 
@@ -227,4 +227,4 @@ def notes(setting: Setting, found: Measured) -> list[str]:
         "Seconds are CPU time of the layers that are trained, on frozen features; the paper's include the "
         "convolutions, on other hardware. The ratio is what can be compared."
     )
-    return [*said, NOT_PRIVATE]
+    return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +16,16 @@ Tell = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One number of the paper beside ours. ``paper`` None: not printed there. ``unit`` comes after both."""
+    """One number of the paper beside ours. ``paper`` None: not printed there. ``unit`` comes after both.
+
+    ``bound``: ours is an upper bound, and is never rounded down.
+    """
 
     what: str
     paper: float | None
     ours: float | None
     unit: str = ""
+    bound: bool = False
 
     @property
     def difference(self) -> float | None:
@@ -70,14 +74,17 @@ class Setting:
 
     quick: bool
     runs: Runs
-    seeds: tuple[int, ...] = (1,)
-    tell: Tell = field(default=lambda words, share: None)
+    seeds: tuple[int, ...]
+    tell: Tell
 
     @classmethod
-    def make(cls, *, quick: bool, runs: Path, tell: Tell | None = None) -> Setting:
-        """The quick setting has one seed, the full one three."""
-        found = cls(quick=quick, runs=Runs(runs), seeds=(1,) if quick else (1, 2, 3))
-        return found if tell is None else cls(quick=quick, runs=found.runs, seeds=found.seeds, tell=tell)
+    def make(cls, *, quick: bool, runs: Path, seeds: int | None = None, tell: Tell | None = None) -> Setting:
+        """One seed in the quick setting and three in the full one, if nothing else is said."""
+        count = seeds if seeds is not None else 1 if quick else 3
+        if count < 1:
+            raise ValueError(f"seeds is {count}; at least one run is needed.")
+        silent: Tell = lambda words, share: None  # noqa: E731
+        return cls(quick=quick, runs=Runs(runs), seeds=tuple(range(1, count + 1)), tell=tell or silent)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,10 +33,6 @@ from tacit.recipes.recipe import Ema, Recipe, Sgd
 from tacit.recipes.schedule import schedule
 from tacit.training import make_private
 
-NOT_PRIVATE = (
-    "Experiments run on public benchmark data: the noise comes from a seed, and accuracy on the training set is "
-    "computed without privacy. On records that need protection use `tacit train`."
-)
 AVERAGE = Ema(decay=0.999)
 _BATCH = 4096
 _EVALUATED = 10_000  # of the training records, the first ones: enough for a curve
@@ -73,6 +69,15 @@ class Trajectory:
     def at(self, step: int) -> Point:
         """The last point that is not after ``step``."""
         return [point for point in self.points if point.step <= step][-1]
+
+
+def not_private(seeds: Sequence[int]) -> str:
+    """What has to be said about every experiment that trains."""
+    return (
+        "Experiments run on public benchmark data: the noise comes from a seed "
+        f"({', '.join(map(str, seeds))}; means over several), and accuracy on the training set is computed without "
+        "privacy. On records that need protection use `tacit train`."
+    )
 
 
 def mean(values: Iterable[float]) -> float:
@@ -119,7 +124,8 @@ def private(
 ) -> Trajectory:
     """Train as `tacit.recipes.train` would, watched at ``points`` steps and ``also`` at those given.
 
-    No loss is released, and the weights are averaged on the side, which changes nothing. Charged like any run, to a ledger in memory.
+    No loss is released, and the weights are averaged on the side, which changes nothing. Charged like any run, to a
+    ledger in memory.
     ``features`` gives what the front end makes of the images, for a front end that learns nothing from them.
     """
     if features is not None and recipe.front.charges(len(images.train)):

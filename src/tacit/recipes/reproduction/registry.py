@@ -12,7 +12,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         Experiment(
-            name="headline", title="accuracy at each budget, and without privacy", paper=f"{ABADI}, sections 5.2 and 5.3",
+            name="headline", title="accuracy at each budget, and without privacy", paper=f"{ABADI}, section 5",
             minutes=(25, 430), run=headline,
         ),
         Experiment(

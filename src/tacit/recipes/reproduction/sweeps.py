@@ -13,7 +13,7 @@ from tacit.mechanisms import PerLayer
 from tacit.recipes import abadi
 from tacit.recipes.recipe import Mlp, Recipe, Sgd
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
-from tacit.recipes.reproduction.measure import NOT_PRIVATE, Trajectory, mean, private, spent
+from tacit.recipes.reproduction.measure import Trajectory, mean, not_private, private, spent
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
 PAPER_REFERENCE = 95.0
@@ -168,4 +168,4 @@ def _notes(setting: Setting) -> list[str]:
             "spent (the CSV has epochs and ε). Larger noise and smaller lots, which would go on longest, look worse "
             "here than in the full setting."
         )
-    return [*notes, NOT_PRIVATE]
+    return [*notes, not_private(setting.seeds)]
