@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green", "black", "tab:purple", "tab:b
 _STYLES: dict[str, dict[str, Any]] = {
     "line": {"marker": ".", "markersize": 4},
     "dashed": {"linestyle": "--"},
-    "points": {"linestyle": "none", "marker": "x", "markersize": 7, "color": "tab:red", "zorder": 5},
+    "points": {"linestyle": "none", "marker": "x", "markersize": 7, "zorder": 5},
 }
 
 
@@ -97,17 +97,18 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str) -> None:
     down = -(-len(panels) // columns)
     size = (max(4.4 * columns, 6.4), 3.6 * down + 0.4)
     figure, grid = plt.subplots(down, columns, figsize=size, squeeze=False, constrained_layout=True)
+    labels = dict.fromkeys(line.label for panel in panels for line in panel.lines if line.style != "points")
+    colours = {label: _COLOURS[place % len(_COLOURS)] for place, label in enumerate(labels)}
     for axes, panel in zip(grid.flat, panels, strict=False):
-        _axes(axes, panel)
+        _axes(axes, panel, colours)
     figure.suptitle(title)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
 
 
-def _axes(axes: Any, panel: Panel) -> None:
-    colours = iter(_COLOURS * len(panel.lines))
+def _axes(axes: Any, panel: Panel, colours: Mapping[str, str]) -> None:
     for line in panel.lines:
-        _line(axes, line, next(colours) if line.style != "points" else "")
+        _line(axes, line, colours.get(line.label, "tab:red"))
     if panel.log_x:
         axes.set_xscale("log")
         marks = sorted({x for line in panel.lines for x in line.x})
