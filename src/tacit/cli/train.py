@@ -179,8 +179,13 @@ def _bar(budget: Budget) -> Iterator[Progress]:
         else:
             bar.update(task, description=moment.stage)
 
-    with Live(Group(bar, words), console=Console(stderr=True), refresh_per_second=4):
-        yield tell
+    console = Console(stderr=True)
+    try:
+        with Live(Group(bar, words), console=console, refresh_per_second=4):
+            yield tell
+    finally:
+        if not console.is_terminal:
+            console.print()  # in a file the last state has no end of line
 
 
 def _news(moment: Moment, budget: Budget) -> str:
