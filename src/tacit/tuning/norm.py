@@ -1,4 +1,4 @@
-"""A clip norm from the data: the private median of the gradients' norms (Abadi et al. 2016, section 5.1)."""
+"""A clip norm from the data: the private median of the gradients' norms (Abadi et al. 2016, section 5.2)."""
 
 from __future__ import annotations
 
