@@ -117,8 +117,8 @@ class TruncatedNegativeBinomial:
 class PoissonTrials:
     """K is Poisson with the given mean: well concentrated, and nothing is run at all with chance exp(-mean).
 
-    The cost is Theorem 6 of Papernot & Steinke: log(mean)/(α-1) is all that it adds at the orders α for which one run
-    is nearly log(1 + 1/(α-1))-DP. So it is the cheapest where one run costs little, and dear where it costs much.
+    The cost is Theorem 6 of Papernot & Steinke: at an order α for which one run is (log(1 + 1/(α-1)), δ̂)-DP it adds
+    mean·δ̂ + log(mean)/(α-1). So it serves a few dozen runs at most; for a hundred the other distribution is cheaper.
     """
 
     mean: float
