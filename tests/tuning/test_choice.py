@@ -41,7 +41,7 @@ def fixed(count):
 @pytest.mark.parametrize("trials", [FEW, TruncatedNegativeBinomial(eta=0.0, gamma=0.2), PoissonTrials(mean=3.0)])
 def test_the_outcome_has_the_distribution_of_the_theorem(trials, base, step):
     """Settings of equal chance, each with outcomes of known chances: the best of K follows E[F^K]. Fails 1 in 10^9."""
-    run, draws = {"a": [0.7, 0.2, 0.1], "b": [0.2, 0.75, 0.05]}, 1500
+    run, draws = {"a": [0.7, 0.2, 0.1], "b": [0.2, 0.75, 0.05]}, 800
     generator, source = np.random.default_rng(3), SeededSource(8)
 
     def trial(setting, ledger):

@@ -58,7 +58,7 @@ def test_they_add_up_to_one_with_the_stated_mean(trials):
 @pytest.mark.parametrize("source", [SeededSource(11), SecureSource()], ids=lambda source: type(source).__name__)
 def test_draws_follow_them(trials, source):
     """Chi-square with bins of at least 20 expected; it fails by chance once in 10^9."""
-    draws = 2000
+    draws = 1000
     drawn = np.array([trials.draw(source) for _ in range(draws)])
     expected, observed, mass = [], [], 0.0
     low = 0
