@@ -121,7 +121,7 @@ def tiny(images: Images, recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abadi, "tuned", lambda epsilon: recipe(epochs=2, front=printed(epsilon).front))
     monkeypatch.setattr(mnist, "_directions", lambda images, dimensions: torch.eye(64)[:60])
     for module in (mnist, sweeps, headline):
-        monkeypatch.setattr(module, "load", lambda name: images)
+        monkeypatch.setattr(module, "load", lambda name, fetch: images)
 
 
 def check(result: Result) -> None:
@@ -200,7 +200,7 @@ def colours(count: int, classes: int) -> Images:
 
 
 def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "load", lambda name: colours(300, 10))
+    monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))
     monkeypatch.setattr(cifar, "cifar", lambda *a, **k: replace(public.cifar(*a, **k), lot_size=100, epochs=1))
     result = cifar.figure6(setting(tmp_path))

@@ -79,9 +79,13 @@ def _lines(experiment: Experiment, result: Result, files: list[str]) -> list[str
     from tacit.reports.reproduction import number
 
     width = max(len(c.what) for c in result.comparisons)
-    lines = [f"{experiment.paper}: {experiment.title}", f"{'':{width}}  {'paper':>12}  {'ours':>12}"]
-    lines += [f"{c.what:{width}}  {number(c.paper, c):>12}  {number(c.ours, c):>12}" for c in result.comparisons]
-    return [*lines, *result.notes, f"written: {', '.join(files)}"]
+    paper, ours = (max(len(head), 12) for head in result.columns)
+    lines = [f"{experiment.paper}: {experiment.title}", ""]
+    lines += [f"{'':{width}}  {result.columns[0]:>{paper}}  {result.columns[1]:>{ours}}"]
+    lines += [
+        f"{c.what:{width}}  {number(c.paper, c):>{paper}}  {number(c.ours, c):>{ours}}" for c in result.comparisons
+    ]
+    return [*lines, "", *result.notes, f"written: {', '.join(files)}"]
 
 
 @contextmanager

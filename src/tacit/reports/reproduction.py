@@ -44,7 +44,7 @@ def markdown(experiment: Experiment, result: Result, setting: Setting, *, second
     lines = [f"# {experiment.paper}: {experiment.title}", ""]
     if result.panels:
         lines += [f"![{experiment.title}]({experiment.name}.png)", ""]
-    lines += ["| | paper | ours | difference |", "|---|---:|---:|---:|"]
+    lines += [f"| | {' | '.join(result.columns)} | difference |", "|---|---:|---:|---:|"]
     lines += [f"| {c.what} | {number(c.paper, c)} | {number(c.ours, c)} | {_signed(c)} |" for c in result.comparisons]
     lines += ["", *(f"- {note}" for note in result.notes)]
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -83,7 +83,11 @@ def number(value: float | None, comparison: Comparison) -> str:
 
 def _signed(comparison: Comparison) -> str:
     value = comparison.difference
-    return "–" if value is None else f"{value:+.2f}" if abs(value) >= 0.1 else f"{value:+.2g}"
+    if value is None:
+        return "–"
+    if comparison.unit == "epochs":
+        return f"{value:+.0f}"
+    return f"{value:+.2f}" if abs(value) >= 0.1 else f"{value:+.2g}"
 
 
 def _machine() -> str:

@@ -63,7 +63,7 @@ def figure6(setting: Setting) -> Result:
 
 def measured(setting: Setting) -> Measured:
     """Pre-train, compute features once, train with and without privacy."""
-    public, images = public_images(), load("cifar10")
+    public, images = public_images(), load("cifar10", fetch=True)
     weights, digest = _weights(setting, public)
     recipes = {epsilon: _recipe(setting, epsilon, weights, digest) for epsilon in PAPER}
 

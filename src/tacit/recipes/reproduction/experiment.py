@@ -60,12 +60,16 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was found. ``rows`` are those of the CSV file and have the same keys, in the same order."""
+    """What was found. ``rows`` are those of the CSV file and have the same keys, in the same order.
+
+    ``columns`` are the heads of the two columns of numbers that are compared.
+    """
 
     comparisons: Sequence[Comparison]
     rows: Sequence[Mapping[str, Value]]
     panels: Sequence[Panel] = ()
     notes: Sequence[str] = ()
+    columns: tuple[str, str] = ("paper", "ours")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from tacit.recipes.reproduction.measure import mean, not_private
 
 def headline(setting: Setting) -> Result:
     """MNIST as printed and with averaged weights; CIFAR-10 with public data, where there is any."""
-    images = load("mnist")
+    images = load("mnist", fetch=True)
     free, runs = mnist.baseline(setting, images), mnist.printed_runs(setting, images)
     rows: list[dict[str, Value]] = []
     for epsilon, found in runs.items():

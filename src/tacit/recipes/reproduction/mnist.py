@@ -28,8 +28,8 @@ PAPER_BASELINE = 98.30
 DELTAS = (1e-5, 1e-4, 1e-3, 1e-2)
 """The curves of Figure 4."""
 LEVELS = {0.5: "large noise", 2.0: "medium noise", 8.0: "small noise"}
-Runs = Mapping[float, Sequence[Trajectory]]
-"""By ε, one for each seed."""
+ByEpsilon = Mapping[float, Sequence[Trajectory]]
+"""Runs by ε, one for each seed."""
 GROUPS = (
     "Each of the two layers has noise σ · 4 on a sum clipped at 4; one record can move both, so a step has z = σ / √2, "
     "and that is what is accounted for, with the PCA. Counted as if z were σ, the same ε would allow about twice the "
@@ -45,7 +45,7 @@ def stops(epsilon: float, records: int, accountant: str) -> int:
     return schedule(recipe, model, records=records, budget=budget, accountant=accountant).steps
 
 
-def printed_runs(setting: Setting, images: Images, share: float = 1.0) -> Runs:
+def printed_runs(setting: Setting, images: Images, share: float = 1.0) -> ByEpsilon:
     """The experiment as printed at each ε, one run for each seed; ``share``: of the work of the whole experiment."""
     jobs = [(epsilon, seed) for seed in setting.seeds for epsilon in PAPER]
 
@@ -100,7 +100,7 @@ def _directions(images: Tensor, dimensions: int) -> Tensor:
 
 def figure3(setting: Setting) -> Result:
     """Accuracy over epochs at three noise levels, on the training set and on the test set, and without privacy."""
-    images = load("mnist")
+    images = load("mnist", fetch=True)
     free = baseline(setting, images)
     runs = printed_runs(setting, images)
     comparisons = []
@@ -160,7 +160,7 @@ def _free_panel(free: Trajectory) -> Panel:
     )
 
 
-def _rows(setting: Setting, runs: Runs, free: Trajectory, records: int) -> list[dict[str, Value]]:
+def _rows(setting: Setting, runs: ByEpsilon, free: Trajectory, records: int) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
     for epsilon, found in runs.items():
         sigma, pca = abadi.NOISE[epsilon]
@@ -192,7 +192,7 @@ def cost(epsilon: float, run: Trajectory, step: int, records: int, delta: float 
 
 def figure4(setting: Setting) -> Result:
     """The best accuracy at each (ε, δ): every step of the three runs is a pair of accuracy and, for each δ, an ε."""
-    images = load("mnist")
+    images = load("mnist", fetch=True)
     runs = printed_runs(setting, images)
     grid = (0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
     pairs: dict[float, list[tuple[float, float]]] = {delta: [] for delta in DELTAS}
@@ -235,7 +235,7 @@ def figure4(setting: Setting) -> Result:
 
 def improvements(setting: Setting) -> Result:
     """What each improvement is worth in accuracy at the same ε."""
-    images = load("mnist")
+    images = load("mnist", fetch=True)
     runs = printed_runs(setting, images, share=0.8)
     table: list[tuple[float, str, float, float]] = []
     for epsilon, found in runs.items():

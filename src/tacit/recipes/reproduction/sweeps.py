@@ -72,7 +72,7 @@ SWEEPS = (
 
 def figure5(setting: Setting) -> Result:
     """The six sweeps, each run to (2, 1e-5) or, in the quick setting, to 20 epochs if that comes first."""
-    images = load("mnist")
+    images = load("mnist", fetch=True)
     reference = abadi.printed(2.0)
     if setting.quick:
         reference = replace(reference, epochs=_QUICK_EPOCHS)
