@@ -104,7 +104,15 @@ def _learn(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Ten
     optimizer.step()
 
 
-def cifar(epsilon: float, *, weights: Path, digest: str, epochs: float = 1000, noise: float | None = 6.0) -> Recipe:
+def cifar(
+    epsilon: float,
+    *,
+    weights: Path,
+    digest: str,
+    epochs: float = 1000,
+    noise: float | None = 6.0,
+    learning_rate: float = 0.05,
+) -> Recipe:
     """Figure 6 for this ε: σ = 6, clip norm 3 and twice that for the softmax layer, for as long as the budget lasts.
 
     Three layers are clipped and noised apart, and one record can move all three: a step has z = σ / √3. The paper does
@@ -117,7 +125,7 @@ def cifar(epsilon: float, *, weights: Path, digest: str, epochs: float = 1000, n
         lot_size=LOTS[max((e for e in LOTS if e <= epsilon), default=min(LOTS))],
         epochs=epochs,
         clipping=Groups({"0.*": 3.0, "2.*": 3.0, "4.*": 6.0}),
-        optimizer=Sgd(learning_rate=0.05),
+        optimizer=Sgd(learning_rate=learning_rate),
         noise=noise,
         loss_bound=None,
     )

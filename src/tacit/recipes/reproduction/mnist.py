@@ -67,8 +67,8 @@ def printed_runs(setting: Setting, images: Images, share: float = 1.0) -> ByEpsi
 
 
 def baseline(setting: Setting, images: Images) -> Trajectory:
-    """The same network and PCA without privacy: no noise anywhere, no clipping, 100 epochs."""
-    sgd = Sgd(learning_rate=0.1, final_learning_rate=0.052, decay_epochs=10)
+    """The same network and PCA without privacy: no noise anywhere, no clipping, 100 epochs, with momentum."""
+    sgd = Sgd(learning_rate=0.1, momentum=0.9)
     epochs = 100
 
     def make() -> Trajectory:
@@ -122,7 +122,8 @@ def figure3(setting: Setting) -> Result:
         notes=[
             "Figure 3's point: the gap between training and test accuracy stays small with privacy and grows without.",
             GROUPS,
-            "Accuracy on the training set is that of its first 10,000 records.",
+            "Accuracy on the training set is that of its first 10,000 records. The paper does not say how its baseline "
+            "was trained; here it is learning rate 0.1 and momentum 0.9 in batches of 600.",
             not_private(setting.seeds),
         ],
     )
