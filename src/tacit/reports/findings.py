@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.accounting import ACCOUNTANTS, Guarantee, Interval, compose, guarantee
+from tacit.accounting import ACCOUNTANTS, Composition, Guarantee, Interval, compose, guarantee
 from tacit.accounting.composition import Accountant
 from tacit.accounting.guarantee import attack_bounds, rounded_up
 from tacit.accounting.pld import Pld
@@ -117,8 +117,8 @@ def _claim(book: Ledger, delta: float) -> tuple[Guarantee | None, dict[str, str]
 
 
 def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spending, ...]:
-    marks = _marks(len(book), kinds=len(book.entries))
     try:
+        marks = _marks(len(book), _points(compose(book.entries, book.header.adjacency), 12))
         prefixes = [(mark, compose(first(book.entries, mark), book.header.adjacency)) for mark in marks]
     except ValueError as error:
         return tuple(Spending(accountant=name, label=label, refusal=str(error)) for name, label in _LABELS.items())
@@ -135,9 +135,14 @@ def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spe
     return tuple(found)
 
 
-def _marks(steps: int, *, kinds: int) -> list[int]:
+def _points(composition: Composition, most: int) -> int:
+    """How many points a chart gets: fewer where each takes long, as the time grows with the kinds of release."""
+    kinds = len(composition.parts)
+    return most if kinds <= 8 else most // 2 if kinds <= 40 else 2
+
+
+def _marks(steps: int, points: int) -> list[int]:
     """Numbers of steps to account for, closer together at the start, where ε rises fastest."""
-    points = 12 if kinds <= 50 else 6
     return sorted({max(round(steps * (i / points) ** 1.5), 1) for i in range(1, points + 1)} if steps else set())
 
 
@@ -163,7 +168,7 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
     a smaller ε has the same δ already.
     """
     method, reach = _method(found.accountant), 2 * max(found.epsilon, 0.05)
-    points = 16 if len(found.composition.parts) <= 8 else 6
+    points = _points(found.composition, 16)
     places = sorted({found.epsilon, *(reach * (i / points) ** 1.5 for i in range(points + 1))})
     curve: list[tuple[float, Interval]] = []
     for epsilon in places:

@@ -87,7 +87,8 @@ def uncovered(run: Run) -> list[str]:
         "Preprocessing, selection or normalisation of the records that is not a row of the ledger table.",
         "The records that accuracy was measured on, if they are about people: test figures have no noise.",
         "Other runs on the same records: their costs add up, and each has its own ledger.",
-        f"Several {unit}s that belong together (one person's, one family's): k of them have about k times the ε and a larger δ.",
+        f"Several {unit}s that belong together (one person's, one family's): k of them have about k times the ε, and a "
+        "larger δ.",
         "What the model says about people in general: learning that is the purpose, and it affects those who are not "
         "in the data as well.",
         "Side channels: running time, memory, logs, and whoever can look into the training machine.",
@@ -156,6 +157,8 @@ def _accounting(facts: Findings) -> str:
 def _strength(facts: Findings) -> str:
     found = facts.guarantee
     assert found is not None
+    if not found.secure_randomness:
+        return "Nothing: the run was seeded. With secure randomness it would be what the charts below show."
     odds = math.exp(found.epsilon) if found.epsilon < 700 else math.inf
     shown = rounded_up(odds) if odds < 1e4 else f"{odds * 1.05:.1e}"
     tier = "strong" if found.epsilon <= 1 else "reasonable" if found.epsilon <= 10 else "weak"
