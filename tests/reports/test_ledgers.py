@@ -189,5 +189,6 @@ def test_spending_ends_at_the_claim_and_never_falls(written: Callable[..., Path]
         values = [epsilon for _, epsilon in by_name[name].points]
         assert values == sorted(values)
         assert by_name[name].points[-1][0] == 103
+        assert [step for step, _ in by_name[name].points][:2] == [0, 1]
     assert by_name["pld"].points[-1][1] == pytest.approx(facts.epsilon, rel=2e-3)
     assert "one kind of step only" in by_name["strong"].refusal

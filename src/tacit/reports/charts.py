@@ -63,7 +63,7 @@ def _spending(facts: Findings) -> str:
     figure = svg.lines(
         name="epsilon",
         title="Privacy spent over the steps",
-        description=f"ε at δ = {up(facts.delta)} after each step, by each accountant; all are upper bounds.",
+        description=f"ε at δ = {up(facts.delta)} by accountant: upper bounds at some steps, straight lines between.",
         series=series,
         x=Axis(label="steps in the ledger", low=0.0, high=float(proved[0].points[-1][0]) if proved else None),
         y=Axis(label="ε (upper bound)", low=0.0, high=high),

@@ -142,8 +142,8 @@ def _points(composition: Composition, most: int) -> int:
 
 
 def _marks(steps: int, points: int) -> list[int]:
-    """Numbers of steps to account for, closer together at the start, where ε rises fastest."""
-    return sorted({max(round(steps * (i / points) ** 1.5), 1) for i in range(1, points + 1)} if steps else set())
+    """Numbers of steps to account for: the first, where a full-batch release may be, and more of the early ones."""
+    return sorted({1, *(max(round(steps * (i / points) ** 1.5), 1) for i in range(1, points + 1))} if steps else set())
 
 
 def first(entries: Sequence[tuple[Step, int]], steps: int) -> list[tuple[Step, int]]:
