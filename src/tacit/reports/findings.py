@@ -11,6 +11,7 @@ from tacit.accounting.composition import Accountant
 from tacit.accounting.guarantee import attack_bounds, rounded_up
 from tacit.accounting.pld import Pld
 from tacit.ledger import Ledger, Step
+from tacit.reports.events import inside
 from tacit.reports.said import Said, clean
 
 RUN, LEDGER = "run.json", "ledger.jsonl"
@@ -180,7 +181,7 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
 
 def _records(book: Ledger, said: Said) -> int | None:
     """The number of records, as the ledger has it where it has it."""
-    counts = {getattr(step.sampling, "records", None) for step, _ in book.entries} - {None}
+    counts = {getattr(step.sampling, "records", None) for step, _ in inside(book.entries)} - {None}
     if counts:
         return max(int(count) for count in counts if count is not None)
     named = said.number("dataset", "records")
