@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tacit.recipes.reproduction import Comparison, Experiment, Line, Panel, Result, Setting
-from tacit.reports.reproduction import number, table, write
+from tacit.reports.reproduction import draw, number, table, write
+
+pyplot = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib (the plot extra)")
 
 RESULT = Result(
     comparisons=[
@@ -51,6 +54,27 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert "| not printed | – | 0.05 | – |" in text
     assert "- A note.\n" in text and "`tacit reproduce figure9 --quick --seeds 3`" in text
     assert "torch" in text and "cores" in text and " 20" in text
+
+
+def test_curves_marks_and_levels_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    draw([*RESULT.panels, RESULT.panels[0]], tmp_path / "a.png", title="both")
+    axes, other = (axes for axes in kept[0].axes if axes.get_visible())
+    ours, paper, level = axes.lines
+    assert (list(ours.get_xdata()), list(ours.get_ydata())) == ([1, 2], [3, 4])
+    assert (list(paper.get_xdata()), list(paper.get_ydata())) == ([1], [3])
+    assert list(level.get_ydata()) == [3.5, 3.5]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours", "paper", "level: 3.5"]
+    assert axes.get_xscale() == "log" and axes.get_title() == "one"
+    assert other.lines[0].get_color() == ours.get_color() != level.get_color()
+
+
+def test_five_panels_leave_no_empty_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    draw([RESULT.panels[0]] * 5, tmp_path / "a.png", title="five")
+    assert sum(axes.get_visible() for axes in kept[0].axes) == 5
 
 
 def test_a_table_without_curves_has_no_picture(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 from tacit.accounting import Filter, account
 from tacit.data import Images
 from tacit.features import Fitted
+from tacit.features.cache import cached
 from tacit.features.front import image_shape
 from tacit.ledger import Budget, GaussianSum, Header, Ledger
 from tacit.randomness import SecureSource, SeededSource, Source
@@ -63,6 +64,7 @@ def train(
     progress: Progress | None = None,
     accountant: str = "pld",
     save_every: float = 20.0,
+    cache: str | Path | None = None,
 ) -> Outcome:
     """Train on ``images`` as ``recipe`` says, within ``budget``, and leave everything in the directory ``out``.
 
@@ -72,7 +74,8 @@ def train(
 
     Ctrl-C, a crash or a kill leaves a run that ``resume=True`` goes on with, from a point at most ``save_every``
     seconds back; the steps since then stay charged, and the budget's filter counts them. ``seed`` is for debugging: the
-    run is then marked as not private.
+    run is then marked as not private. Features are kept on disk in half precision, in ``out`` while the run lasts or in
+    the directory ``cache`` for later runs: they are as secret as the records.
     """
     job = _Job(recipe, images, budget=budget, seed=seed, accountant=accountant)
     folder = Folder(Path(out))
@@ -92,7 +95,10 @@ def train(
         tell(Moment(stage="front end"))
         fitted = job.front(folder.front, ledger)
         tell(Moment(stage="features"))
-        rows, test = fitted.transform(images.train), fitted.transform(images.test)
+        rows, test = (
+            cached(part, fitted, cache or folder.features, configuration=repr(recipe.front))
+            for part in (images.train, images.test)
+        )
         run = job.private(rows, ledger)
         average = Average(recipe.averaging, run.model, job.plan.steps)
         try:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.features import Fitted, Pca, Pixels, RandomProjection
+from tacit.features import Fitted, Grouped, Pca, Pixels, RandomProjection, Scattering, Statistics, Whitened
 from tacit.features.front import pieces
 from tacit.recipes.outcome import read_json, read_tensors
 from tacit.recipes.recipe import Linear, Mlp
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Pixels, Pca, RandomProjection, Linear, Mlp)}
+_FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Statistics)
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_FRONTS, Linear, Mlp)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,13 @@ class Trained:
         return torch.cat([self.model(self.front.transform(piece)) for piece in pieces(images)])
 
 
-def _configured(facts: dict[str, Any]) -> Any:
+def _configured(facts: Any) -> Any:
     """The configuration that `described` wrote down."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    if isinstance(facts, list):
+        return tuple(_configured(value) for value in facts)
+    if not isinstance(facts, dict):
+        return facts
+    values = {name: _configured(value) for name, value in facts.items()}
     kind = values.pop("kind")
     if kind not in _KINDS:
         raise ValueError(f"the model needs a {kind}; this version of tacit knows {', '.join(_KINDS)}.")

@@ -105,6 +105,8 @@ def draw(panels: Sequence[Panel], path: Path, *, title: str) -> None:
     colours = {label: _COLOURS[place % len(_COLOURS)] for place, label in enumerate(labels)}
     for axes, panel in zip(grid.flat, panels, strict=False):
         _axes(axes, panel, colours)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
     figure.suptitle(title)
     figure.savefig(path, dpi=130, metadata={"Software": None})
     plt.close(figure)
