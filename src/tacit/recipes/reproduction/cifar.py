@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tacit.data import Images, load
+from tacit.features.cache import cached
 from tacit.ledger import Budget, Ledger
 from tacit.randomness import SeededSource
 from tacit.recipes.public import Pretrained, cifar, pretrain, public_images
@@ -70,8 +71,13 @@ def measured(setting: Setting) -> Measured:
     @cache
     def features() -> Features:
         setting.tell("features of CIFAR-10", 0.25)
-        fitted = recipes[2.0].front.fit(images.train, ledger=Ledger(), source=SeededSource(_SEED))
-        return fitted.transform(images.train), fitted.transform(images.test)
+        front = recipes[2.0].front
+        fitted = front.fit(images.train, ledger=Ledger(), source=SeededSource(_SEED))
+        train, test = (
+            cached(part, fitted, setting.runs.directory, configuration=repr(front))
+            for part in (images.train, images.test)
+        )
+        return train, test
 
     return Measured(
         public=public,

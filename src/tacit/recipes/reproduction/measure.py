@@ -161,7 +161,7 @@ def private(
             for x, y in run.batches():
                 before = run.step
                 optimizer.param_groups[0]["lr"] = recipe.optimizer.at(before * passes)
-                torch.autograd.backward(F.cross_entropy(model(x), y))
+                torch.autograd.backward(F.cross_entropy(model(x.float()), y))
                 optimizer.step()
                 optimizer.zero_grad()
                 if run.step > before:
@@ -199,7 +199,7 @@ def plain(
         for chosen in torch.split(order[: lots * batch], batch):
             optimizer.param_groups[0]["lr"] = sgd.at(step / lots)
             optimizer.zero_grad()
-            torch.autograd.backward(F.cross_entropy(model(eye.rows[chosen]), images.train_labels[chosen]))
+            torch.autograd.backward(F.cross_entropy(model(eye.rows[chosen].float()), images.train_labels[chosen]))
             optimizer.step()
             step += 1
             average.add(step)
@@ -260,7 +260,7 @@ class _Eye:
 def accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
     """The share of rows whose label the model finds."""
     pieces = zip(torch.split(rows, _BATCH), torch.split(labels, _BATCH), strict=True)
-    return sum(int((model(x).argmax(1) == y).sum()) for x, y in pieces) / len(labels)
+    return sum(int((model(x.float()).argmax(1) == y).sum()) for x, y in pieces) / len(labels)
 
 
 def _built(recipe: Recipe, images: Images, seed: int) -> nn.Module:
