@@ -1,0 +1,84 @@
+"""Bounds and values of columns whose owner did not declare them, released with noise and charged to the ledger."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tacit.ledger import Everyone, Ledger, Step
+from tacit.mechanisms import SumQuery
+from tacit.randomness import Source
+from tacit.tables.encoding import numeric
+from tacit.tables.reading import Columns
+from tacit.tables.schema import Number, Schema
+
+_EXPONENTS = range(-10, 41)
+_EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
+_FALSE_ALARM = 1e-3
+
+Pieces = Callable[[], Iterable[Columns]]
+"""Reads the table from its beginning."""
+
+
+def discover(pieces: Pieces, schema: Schema, *, noise_multiplier: float, ledger: Ledger, source: Source) -> Schema:
+    """The schema with every private bound released, all from one look at the records.
+
+    Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
+    are fixed (powers of two), and nothing where the entry is missing, so a column's histogram has L2 sensitivity 1.
+    Everyone takes part; the histograms of m columns are m Gaussian sums of the same sample, each with standard
+    deviation ``noise_multiplier`` · sqrt(m), together one Gaussian mechanism with that noise multiplier. What is made
+    of the noisy histograms is post-processing.
+    """
+    wanted = {name: column for name, column in schema.columns.items() if isinstance(column, Number) and column.private}
+    if not wanted:
+        return schema
+    std = noise_multiplier * math.sqrt(len(wanted))
+    queries = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in wanted}
+    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), tuple(query.event() for query in queries.values())))
+    receipt.draw()
+    totals = {name: query.total((len(_EDGES) - 1,)) for name, query in queries.items()}
+    for first, piece in _numbered(pieces()):
+        for name, total in totals.items():
+            total.add(_bins(numeric(name, piece[name], first=first)))
+    columns = dict(schema.columns)
+    for name, column in wanted.items():
+        counts = totals[name].release(receipt, source).numpy()
+        low, high = bounds(counts, std)
+        columns[name] = replace(column, low=low, high=high)
+    return replace(schema, columns=columns)
+
+
+def bounds(counts: NDArray[np.float64], std: float) -> tuple[float, float]:
+    """The outer edges of the bins that stand out of noise of this size; all noise, and it is [-1, 1].
+
+    A bin of nobody stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
+    the bounds will count as the bounds.
+    """
+    height = std * math.sqrt(2 * math.log(len(counts) / _FALSE_ALARM))
+    full = np.flatnonzero(counts > height)
+    if not len(full):
+        return -1.0, 1.0
+    finite = np.clip(_EDGES, -(2.0 ** _EXPONENTS[-1]) * 2, 2.0 ** _EXPONENTS[-1] * 2)
+    low, high = float(finite[full[0]]), float(finite[full[-1] + 1])
+    middle = len(_EDGES) // 2 - 1  # the bin around zero: a column of counts begins at 0, not at its lower edge
+    return (0.0 if full[0] == middle else low), (0.0 if full[-1] == middle and full[0] != middle else high)
+
+
+def _bins(numbers: NDArray[np.float64]) -> torch.Tensor:
+    """One row a record, with a one in the bin its number is in."""
+    rows = np.zeros((len(numbers), len(_EDGES) - 1), dtype=np.float32)
+    there = np.flatnonzero(~np.isnan(numbers))
+    rows[there, np.searchsorted(_EDGES, numbers[there], side="right") - 1] = 1.0
+    return torch.from_numpy(rows)
+
+
+def _numbered(pieces: Iterable[Columns]) -> Iterator[tuple[int, Columns]]:
+    first = 1
+    for piece in pieces:
+        yield first, piece
+        first += len(next(iter(piece.values())))
