@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -11,46 +12,69 @@ import torch
 from numpy.typing import NDArray
 
 from tacit.ledger import Everyone, Ledger, Step
-from tacit.mechanisms import SumQuery
+from tacit.mechanisms import CountsQuery, SumQuery
 from tacit.randomness import Source
-from tacit.tables.encoding import numeric
+from tacit.tables.encoding import numeric, words
 from tacit.tables.reading import Columns
 from tacit.tables.schema import Number, Schema
 
 _EXPONENTS = range(-10, 41)
 _EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
 _FALSE_ALARM = 1e-3
+_MOST_DIFFERENT = 1_000_000
+_NOTHING = "(none found)"
 
 Pieces = Callable[[], Iterable[Columns]]
 """Reads the table from its beginning."""
 
 
-def discover(pieces: Pieces, schema: Schema, *, noise_multiplier: float, ledger: Ledger, source: Source) -> Schema:
-    """The schema with every private bound released, all from one look at the records.
+def discover(
+    pieces: Pieces, schema: Schema, *, noise_multiplier: float, slack: float, ledger: Ledger, source: Source
+) -> Schema:
+    """The schema with every private bound and list of values released, all from one look at the records.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
-    are fixed (powers of two), and nothing where the entry is missing, so a column's histogram has L2 sensitivity 1.
-    Everyone takes part; the histograms of m columns are m Gaussian sums of the same sample, each with standard
-    deviation ``noise_multiplier`` · sqrt(m), together one Gaussian mechanism with that noise multiplier. What is made
-    of the noisy histograms is post-processing.
+    are fixed (powers of two), for each private category one to the count of one value, and nothing where the entry is
+    missing: the L2 sensitivity is 1 a column. Everyone takes part; m columns are m Gaussian queries on the same
+    sample, each with standard deviation ``noise_multiplier`` · sqrt(m), together one Gaussian mechanism with that
+    noise multiplier. Values of categories are released above a threshold, which adds ``slack`` to δ in all. What is
+    made of the noisy counts is post-processing.
     """
-    wanted = {name: column for name, column in schema.columns.items() if isinstance(column, Number) and column.private}
+    wanted = schema.private
     if not wanted:
         return schema
-    std = noise_multiplier * math.sqrt(len(wanted))
-    queries = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in wanted}
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), tuple(query.event() for query in queries.values())))
+    std, share = noise_multiplier * math.sqrt(len(wanted)), slack / len(wanted)
+    histograms, tallies = {}, {}
+    for name in wanted:
+        if isinstance(schema.columns[name], Number):
+            histograms[name] = SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std)
+        else:
+            tallies[name] = CountsQuery(group=f"values/{name}", noise_std=std, slack=share)
+    events = tuple(query.event() for query in (*histograms.values(), *tallies.values()))
+    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), events))
     receipt.draw()
-    totals = {name: query.total((len(_EDGES) - 1,)) for name, query in queries.items()}
+    totals = {name: query.total((len(_EDGES) - 1,)) for name, query in histograms.items()}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in tallies}
     for first, piece in _numbered(pieces()):
         for name, total in totals.items():
             total.add(_bins(numeric(name, piece[name], first=first)))
+        for name, counter in counts.items():
+            _tally(name, counter, piece[name])
     columns = dict(schema.columns)
-    for name, column in wanted.items():
-        counts = totals[name].release(receipt, source).numpy()
-        low, high = bounds(counts, std)
-        columns[name] = replace(column, low=low, high=high)
+    for name, total in totals.items():
+        low, high = bounds(total.release(receipt, source).numpy(), std)
+        columns[name] = replace(columns[name], low=low, high=high)
+    for name, query in tallies.items():
+        found = tuple(query.release(receipt, counts[name], source))
+        columns[name] = replace(columns[name], values=found or (_NOTHING,))
     return replace(schema, columns=columns)
+
+
+def _tally(name: str, counter: Counter[str], entries: NDArray[np.generic]) -> None:
+    values, numbers = np.unique(words(entries), return_counts=True)
+    counter.update({str(value): int(number) for value, number in zip(values, numbers) if value != ""})
+    if len(counter) > _MOST_DIFFERENT:
+        raise ValueError(f"column {name!r} has more than {_MOST_DIFFERENT} different values; declare it, or ignore it.")
 
 
 def bounds(counts: NDArray[np.float64], std: float) -> tuple[float, float]:

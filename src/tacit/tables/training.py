@@ -26,6 +26,8 @@ from tacit.training import make_private
 
 DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
+SLACK_SHARE = 0.1
+"""What of δ undeclared values may cost."""
 TEST_SHARE = 0.25
 """What of ε a private test may cost on its own."""
 
@@ -90,10 +92,9 @@ def train_table(
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
     count = _count(pieces)
     if schema.private:
-        share = plan(
-            records=count, lot_size=count, steps=1, epsilon=DISCOVERY_SHARE * budget.epsilon, delta=budget.delta
-        )
-        schema = discover(pieces, schema, noise_multiplier=share.noise_multiplier, ledger=ledger, source=source)
+        noise = _alone(count, DISCOVERY_SHARE, budget)
+        slack = SLACK_SHARE * budget.delta
+        schema = discover(pieces, schema, noise_multiplier=noise, slack=slack, ledger=ledger, source=source)
     fresh = TableModel.new(model, schema)
     everyone = encode(pieces(), fresh.encoding)
     aside = held_out(len(everyone), 0.0 if test is not None else test_fraction, source)
@@ -206,8 +207,14 @@ def _errors(model: TableModel, records: Records, rows: slice) -> Tensor:
 
 def _examination(records: int, held: int, budget: Budget) -> SumQuery:
     """A count with as much noise as its share of ε asks for, and no less than makes a tenth of a percent."""
-    least = plan(records=records, lot_size=records, steps=1, epsilon=TEST_SHARE * budget.epsilon, delta=budget.delta)
-    return SumQuery(group="test", clip_norm=1.0, noise_std=max(least.noise_multiplier, 1e-3 * held))
+    return SumQuery(group="test", clip_norm=1.0, noise_std=max(_alone(records, TEST_SHARE, budget), 1e-3 * held))
+
+
+def _alone(records: int, share: float, budget: Budget) -> float:
+    """The noise multiplier of one look at everyone that would cost this share of ε if it were all."""
+    return plan(
+        records=records, lot_size=records, steps=1, epsilon=share * budget.epsilon, delta=budget.delta
+    ).noise_multiplier
 
 
 def _private_score(model: TableModel, held: Records, query: SumQuery, ledger: Ledger, source: Source) -> Score:
