@@ -16,7 +16,7 @@ from tacit.mechanisms import CountsQuery, SumQuery
 from tacit.randomness import Source
 from tacit.tables.encoding import numeric, words
 from tacit.tables.reading import Columns
-from tacit.tables.schema import Number, Schema
+from tacit.tables.schema import Category, Number, Schema
 
 _EXPONENTS = range(-10, 41)
 _EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
@@ -63,10 +63,10 @@ def discover(
     columns = dict(schema.columns)
     for name, total in totals.items():
         low, high = bounds(total.release(receipt, source).numpy(), std)
-        columns[name] = replace(columns[name], low=low, high=high)
-    for name, query in tallies.items():
-        found = tuple(query.release(receipt, counts[name], source))
-        columns[name] = replace(columns[name], values=found or (_NOTHING,))
+        columns[name] = Number(low=low, high=high, missing=columns[name].missing)
+    for name, tally in tallies.items():
+        found = tuple(tally.release(receipt, counts[name], source))
+        columns[name] = Category(values=found or (_NOTHING,), other=True, missing=columns[name].missing)
     return replace(schema, columns=columns)
 
 
