@@ -44,14 +44,15 @@ def discover(
     if not wanted:
         return schema
     std, share = noise_multiplier * math.sqrt(len(wanted)), slack / len(wanted)
-    histograms, tallies = {}, {}
+    histograms: dict[str, SumQuery] = {}
+    tallies: dict[str, CountsQuery] = {}
     for name in wanted:
         if isinstance(schema.columns[name], Number):
             histograms[name] = SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std)
         else:
             tallies[name] = CountsQuery(group=f"values/{name}", noise_std=std, slack=share)
-    events = tuple(query.event() for query in (*histograms.values(), *tallies.values()))
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), events))
+    events = [query.event() for query in histograms.values()], [tally.event() for tally in tallies.values()]
+    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (*events[0], *events[1])))
     receipt.draw()
     totals = {name: query.total((len(_EDGES) - 1,)) for name, query in histograms.items()}
     counts: dict[str, Counter[str]] = {name: Counter() for name in tallies}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from tacit.accounting import Guarantee, account, plan
 from tacit.ledger import Budget, Everyone, Ledger, Step
-from tacit.mechanisms import Flat, SumQuery
+from tacit.mechanisms import SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.tables.descent import Progress, descend
 from tacit.tables.discovery import Pieces, discover
 from tacit.tables.encoding import Encoding
 from tacit.tables.model import TableModel
@@ -22,7 +20,6 @@ from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode, held_out
 from tacit.tables.rule import Settings, check_enough, settings
 from tacit.tables.schema import Schema
-from tacit.training import make_private
 
 DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
@@ -58,10 +55,6 @@ class TableOutcome:
     guarantee: Guarantee
     score: Score | None
     records: int
-
-
-Progress = Callable[[int, int], None]
-"""Told the steps taken and the steps planned."""
 
 
 def train_table(
@@ -115,7 +108,18 @@ def train_table(
         also=[*ledger.entries, *owed],
     ).noise_multiplier
     check_enough(records=len(train), parameters=size, epsilon=budget.epsilon, noise_multiplier=noise, chosen=final)
-    steps = _train(fresh, train, final, noise, budget=budget, ledger=ledger, seed=seed, progress=progress)
+    steps = descend(
+        fresh.network,
+        fresh.outputs,
+        train.inputs,
+        train.targets.long() if fresh.classes else train.targets,
+        chosen=final,
+        noise_multiplier=noise,
+        budget=budget,
+        ledger=ledger,
+        seed=seed,
+        progress=progress,
+    )
     score = None
     if test is not None:
         score = _public_score(fresh, test)
@@ -137,63 +141,6 @@ def _count(pieces: Pieces) -> int:
     if not rows:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
     return rows
-
-
-def _train(
-    model: TableModel,
-    records: Records,
-    chosen: Settings,
-    noise: float,
-    *,
-    budget: Budget,
-    ledger: Ledger,
-    seed: int | None,
-    progress: Progress | None,
-) -> int:
-    parameters = list(model.network.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
-    run = make_private(
-        model.network,
-        optimizer,
-        TensorDataset(records.inputs, records.targets),
-        lot_size=chosen.lot_size,
-        steps=chosen.steps,
-        clipping=Flat(chosen.clip_norm),
-        noise_multiplier=noise,
-        budget=budget,
-        ledger=ledger,
-        seed=seed,
-    )
-    totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
-    begin = math.floor(chosen.steps * (1 - chosen.tail))
-    try:
-        for inputs, targets in run.batches():
-            torch.autograd.backward(_loss(model, model.outputs(inputs), targets))
-            before = run.step
-            optimizer.step()
-            optimizer.zero_grad()
-            if run.step == before:
-                continue
-            if run.step > begin:
-                averaged += 1
-                for total, parameter in zip(totals, parameters, strict=True):
-                    total += parameter.detach()
-            if progress is not None:
-                progress(run.step, chosen.steps)
-        steps = run.step
-    finally:
-        run.close()
-    with torch.no_grad():
-        for total, parameter in zip(totals, parameters, strict=True):
-            if averaged:
-                parameter.copy_(total / averaged)
-    return steps
-
-
-def _loss(model: TableModel, outputs: Tensor, targets: Tensor) -> Tensor:
-    if model.classes:
-        return F.cross_entropy(outputs, targets.long())
-    return F.mse_loss(outputs, targets) / 2
 
 
 def _errors(model: TableModel, records: Records, rows: slice) -> Tensor:
