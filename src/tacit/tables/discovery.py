@@ -58,7 +58,7 @@ def discover(
     counts: dict[str, Counter[str]] = {name: Counter() for name in tallies}
     for first, piece in _numbered(pieces()):
         for name, total in totals.items():
-            total.add(_bins(numeric(name, piece[name], first=first)))
+            total.add(histogram(numeric(name, piece[name], first=first)))
         for name, counter in counts.items():
             _tally(name, counter, piece[name])
     columns = dict(schema.columns)
@@ -94,7 +94,7 @@ def bounds(counts: NDArray[np.float64], std: float) -> tuple[float, float]:
     return (0.0 if full[0] == middle else low), (0.0 if full[-1] == middle and full[0] != middle else high)
 
 
-def _bins(numbers: NDArray[np.float64]) -> torch.Tensor:
+def histogram(numbers: NDArray[np.float64]) -> torch.Tensor:
     """One row a record, with a one in the bin its number is in."""
     rows = np.zeros((len(numbers), len(_EDGES) - 1), dtype=np.float32)
     there = np.flatnonzero(~np.isnan(numbers))
