@@ -12,11 +12,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 Numbers = NDArray[np.float64]
 
 
-def fitted_rows(estimator: Any, X: Any, y: Any = None, **options: Any) -> Any:
-    """Rows (and targets) to fit on; the estimator remembers how many features they have."""
-    if y is None:
-        return validate_data(estimator, X, dtype=np.float64, **options)
-    return validate_data(estimator, X, y, dtype=np.float64, **options)
+def fitted_rows(estimator: Any, X: Any) -> Numbers:
+    """Rows to fit on; the estimator remembers how many features they have."""
+    rows: Numbers = validate_data(estimator, X, dtype=np.float64)
+    return rows
+
+
+def fitted_pairs(estimator: Any, X: Any, y: Any, *, numbers: bool = False) -> tuple[Numbers, NDArray[Any]]:
+    """Rows and targets to fit on."""
+    rows, targets = validate_data(estimator, X, y, dtype=np.float64, y_numeric=numbers)
+    return rows, targets
 
 
 def new_rows(estimator: Any, X: Any) -> Numbers:

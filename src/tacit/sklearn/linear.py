@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tacit.ledger import Everyone, Step
 from tacit.mechanisms import CountsQuery
 from tacit.sklearn.account import Account, Purse
-from tacit.sklearn.inputs import Numbers, bound, fitted_rows, new_rows, seed_of, tensor
+from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
 from tacit.tables.descent import descend
 from tacit.tables.model import network
 from tacit.tables.rule import check_enough, settings
@@ -104,7 +104,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train; what it cost is in ``guarantee_``."""
-        rows, labels = fitted_rows(self, X, y)
+        rows, labels = fitted_pairs(self, X, y)
         check_classification_targets(labels)
         purse = self._purse()
         self.classes_ = self._declared(labels) if self.classes is not None else _discovered(labels, purse)
@@ -165,7 +165,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train; what it cost is in ``guarantee_``."""
-        rows, wanted = fitted_rows(self, X, y, y_numeric=True)
+        rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
         self._descend(bound(rows, self.bounds), targets, 1, self._purse())
         return self
