@@ -9,6 +9,7 @@ import typer
 
 from tacit._version import __version__
 from tacit.cli.account import account
+from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.add_typer(data)
 
 
 def _version(value: bool) -> None:

@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of a data set. ``sha256`` is of its bytes or, for a packed file, of what it unpacks to; None: unknown."""
+    """A file of a data set. ``sha256`` is of its bytes or, for a packed file, of what it unpacks to."""
 
     path: str
-    sha256: str | None = None
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,13 @@ _CIFAR100 = Entry(
             format="binary",
             train=1,
             records=(50_000, 10_000),
-            files=(File(path="cifar-100-binary/train.bin"), File(path="cifar-100-binary/test.bin")),
+            files=_files(
+                "cifar-100-binary",
+                {
+                    "train.bin": "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29",
+                    "test.bin": "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a",
+                },
+            ),
         ),
     ),
     remedy="put the .bin files of its binary version in cifar-100-binary/ (pickled versions are not read)",

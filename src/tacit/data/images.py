@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tacit.data.catalogue import entry
-from tacit.data.fetching import fetch as fetch_files
+from tacit.data.fetching import obtain
 from tacit.data.formats import Part, digest, read_images
-from tacit.data.places import absent, holding
+from tacit.data.places import absent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,13 +51,7 @@ def load(name: str, *, fetch: bool = False) -> Images:
             raise ValueError(absent(known))
         train, test, source = *_digits(), "the digits inside scikit-learn"
     else:
-        found = holding(known)
-        if found is None and fetch:
-            fetch_files(name)
-            found = holding(known)
-        if found is None:
-            raise ValueError(absent(known))
-        place, layout = found
+        place, layout = obtain(known, fetch_missing=fetch)
         train, test = read_images(known, layout, place)
         source = f"{layout.files[0].path.partition('/')[0]}/ in {place}"
     return _images(name, train, test, known.classes, source)

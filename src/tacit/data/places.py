@@ -22,12 +22,17 @@ def places() -> list[Path]:
         if not Path(told).is_dir():
             raise ValueError(f"TACIT_DATA is {told!r}, which is not a directory; unset it or name one that is.")
         found.append(Path(told))
-    beside = [Path.cwd().parent / "shared" / "data"]
+    return [*found, *_beside(), cache()]
+
+
+def _beside() -> list[Path]:
+    """``shared/data`` beside the current directory, and beside the checkout if that is what runs."""
+    roots = [Path.cwd()]
     checkout = Path(__file__).resolve().parents[3]
-    if (checkout / "pyproject.toml").is_file():  # installed from a checkout, not into site-packages
-        beside.append(checkout.parent / "shared" / "data")
-    found += [place for place in dict.fromkeys(beside) if place.is_dir()]
-    return [*found, cache()]
+    if (checkout / "pyproject.toml").is_file():  # not so when installed into site-packages
+        roots.append(checkout)
+    found = dict.fromkeys(root.parent / "shared" / "data" for root in roots)
+    return [place for place in found if place.is_dir()]
 
 
 def locate(name: str) -> Path | None:
@@ -58,7 +63,14 @@ def absent(known: Entry) -> str:
     """One sentence for a data set that is nowhere: what was tried and what to do."""
     if known.package is not None:
         return f"{known.name} is not here: the package {known.package} is not installed; {known.remedy}."
-    tried = ", ".join(str(place) for place in places())
-    return f"{known.name} is not here: no data directory has its files (tried {tried}); {known.remedy}" + (
-        " under one of these or under the directory that TACIT_DATA names."
-    )
+    tried = ", ".join(_tried(known, place) for place in places())
+    return f"{known.name} is not here (tried {tried}); {known.remedy} under one of these or under TACIT_DATA."
+
+
+def _tried(known: Entry, place: Path) -> str:
+    """The place and, if it has some of the files of a layout, which one it lacks."""
+    for layout in known.layouts:
+        lacking = [file.path for file in layout.files if not (place / file.path).is_file()]
+        if len(lacking) < len(layout.files):
+            return f"{place}, which has no {lacking[0]}"
+    return str(place)

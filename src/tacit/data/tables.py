@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from tacit.data.catalogue import Layout, entry
-from tacit.data.fetching import fetch as fetch_files
-from tacit.data.formats import verified
-from tacit.data.places import absent, holding
+from tacit.data.catalogue import entry
+from tacit.data.fetching import obtain
+from tacit.data.formats import digest, verified
 
 Column = np.ndarray[tuple[int], np.dtype[np.float64 | np.str_]]
 
@@ -38,13 +36,17 @@ _NUMBERS = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "h
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns by name, float64 or str; ``target`` is the column to predict. ``test`` is None without a test set."""
+    """Columns by name, float64 or str; ``target`` is the column to predict. ``test`` is None without a test set.
+
+    ``source`` says in words where it came from; ``fingerprint`` is the SHA-256 of the bytes of the training file.
+    """
 
     name: str
     train: dict[str, Column]
     test: dict[str, Column] | None
     target: str
     source: str
+    fingerprint: str
 
 
 def load_table(name: str, *, fetch: bool = False) -> Table:
@@ -56,15 +58,10 @@ def load_table(name: str, *, fetch: bool = False) -> Table:
     known = entry(name)
     if known.kind != "table":
         raise ValueError(f"{name} is a set of images, not a table; load it with load({name!r}).")
-    found = holding(known)
-    if found is None and fetch:
-        fetch_files(name)
-        found = holding(known)
-    if found is None:
-        raise ValueError(absent(known))
-    place, layout = found
+    place, layout = obtain(known, fetch_missing=fetch)
     read = _adult if name == "adult" else _pums
-    parts = [read(part) for part in _texts(layout, place)]
+    contents = [verified(place / file.path, file) for file in layout.files]
+    parts = [read(part.decode("utf-8")) for part in contents]
     for part, count, file in zip(parts, layout.records, layout.files):
         if any(len(column) != count for column in part.values()):
             raise ValueError(f"{place / file.path} does not have {count} rows; get the file again.")
@@ -74,11 +71,8 @@ def load_table(name: str, *, fetch: bool = False) -> Table:
         test=parts[1] if len(parts) > 1 else None,
         target="income" if name == "adult" else "employed",
         source=f"{layout.files[0].path.partition('/')[0]}/ in {place}",
+        fingerprint=digest(contents[0]),
     )
-
-
-def _texts(layout: Layout, place: Path) -> list[str]:
-    return [verified(place / file.path, file).decode("utf-8") for file in layout.files]
 
 
 def _adult(text: str) -> dict[str, Column]:
