@@ -55,17 +55,7 @@ class Guarantee:
         """
         reach = max(2 * self.epsilon, 0.1)
         epsilons = [reach * i / 24 for i in range(25)]
-        pairs = list(zip(epsilons, self.curve(epsilons), strict=True))
-        powers = []
-        for fpr in false_positive_rates:
-            if not 0 <= fpr <= 1:
-                raise ValueError(f"false-positive rate is {fpr!r}; it must be in [0, 1].")
-            bounds = [1.0]
-            for epsilon, delta in pairs:
-                bounds.append(math.exp(min(epsilon, 700.0)) * fpr + delta)
-                bounds.append(1 - math.exp(-epsilon) * (1 - delta - fpr))
-            powers.append(max(min(bounds), fpr))
-        return powers
+        return attack_bounds(list(zip(epsilons, self.curve(epsilons), strict=True)), false_positive_rates)
 
     def gdp_estimate(self) -> float:
         """μ of the Gaussian mechanism with this ε at this δ: an estimate to compare by, not a bound."""
@@ -78,6 +68,20 @@ class Guarantee:
             middle = (low + high) / 2
             low, high = (middle, high) if gaussian.epsilon(middle, self.delta) < self.epsilon else (low, middle)
         return high
+
+
+def attack_bounds(curve: Sequence[tuple[float, float]], false_positive_rates: Sequence[float]) -> list[float]:
+    """`Guarantee.attack_power` from (ε, δ) pairs already known to hold; fewer pairs give a larger bound."""
+    powers = []
+    for fpr in false_positive_rates:
+        if not 0 <= fpr <= 1:
+            raise ValueError(f"false-positive rate is {fpr!r}; it must be in [0, 1].")
+        bounds = [1.0]
+        for epsilon, delta in curve:
+            bounds.append(math.exp(min(epsilon, 700.0)) * fpr + delta)
+            bounds.append(1 - math.exp(-epsilon) * (1 - delta - fpr))
+        powers.append(max(min(bounds), fpr))
+    return powers
 
 
 def rounded_up(value: float, digits: int = 2) -> str:

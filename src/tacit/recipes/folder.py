@@ -31,14 +31,15 @@ class Folder:
             self._work / "checkpoint",
         )
 
-    def check_free(self) -> None:
-        """Refuse a directory with anything in it."""
+    def make(self) -> None:
+        """Make the directory; one with anything in it is refused."""
         if self.facts.exists():
             if read_json(self.facts).get("finished"):
                 raise ValueError(f"{self.out} holds a finished run; choose another directory.")
             raise ValueError(f"{self.out} holds a run that was not finished; resume it, or choose another directory.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} is in use by something else; choose another directory.")
+        self.out.mkdir(parents=True, exist_ok=True)
 
     def saved(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The facts of the unfinished run that is here, if it is the one that is ``wanted``."""
@@ -53,9 +54,9 @@ class Folder:
         return found
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        self._work.mkdir(exist_ok=True)
+        """Say what is begun, before anything is learned."""
         write_json(self.facts, facts)
+        self._work.mkdir(exist_ok=True)
 
     def save(self, run: PrivateRun, average: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """A point to resume at. The average carries its step in its name: it is found only with the right weights."""

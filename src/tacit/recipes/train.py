@@ -31,8 +31,8 @@ from tacit.recipes.recipe import Recipe
 from tacit.recipes.schedule import Schedule, schedule
 from tacit.training import Metric, PrivateRun, make_private
 
-_POINTS = 50  # of the history
-_BATCH = 4096
+_POINTS = 40  # of the history, at most
+_BATCH = 2048
 _PUBLIC = "computed on the test set, which is taken to be public"
 
 
@@ -79,13 +79,15 @@ def train(
     facts = job.facts()
     if resume:
         facts = folder.saved(facts)
+        job.plan = Schedule(**facts["plan"])
     else:
-        folder.check_free()
-        folder.begin(facts)
+        folder.make()
     tell = progress or (lambda moment: None)
     started = time.monotonic() - float(facts["seconds"])
     header = Header(secure_randomness=seed is None, purpose=f"recipe {recipe.name} on {images.name}")
-    with Ledger.open(folder.ledger, header) as ledger:
+    with Ledger.open(folder.ledger, header) as ledger:  # nobody else works here from now on
+        if not resume:
+            folder.begin(facts)
         ledger.guard(Filter(budget, accountant=accountant))
         tell(Moment(stage="front end"))
         fitted = job.front(folder.front, ledger)
@@ -241,7 +243,7 @@ def _loop(
     save_every: float,
 ) -> None:
     """Train to the end of the plan or of the budget, writing down how it goes."""
-    every = max(1, job.plan.steps // _POINTS)
+    every = math.ceil(job.plan.steps / _POINTS)
     passes = job.recipe.lot_size / job.records
     saved = time.monotonic()
     optimizer, watched = run.optimizer, job.recipe.loss_bound is not None

@@ -11,6 +11,7 @@ import numpy as np
 from tacit.accounting import ACCOUNTANTS, Unproved, compose
 from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import Header, Step
+from tacit.reports.findings import first
 
 _STYLES = {
     "strong": ("strong composition", "tab:red", "--"),
@@ -36,7 +37,7 @@ def epsilon_over_steps(
     for name, (label, colour, line) in _STYLES.items():
         try:
             values = [
-                ACCOUNTANTS[name].epsilon(compose(_first(entries, int(mark)), header.adjacency), delta).upper
+                ACCOUNTANTS[name].epsilon(compose(first(entries, int(mark)), header.adjacency), delta).upper
                 for mark in marks
             ]
         except Unproved:
@@ -51,16 +52,6 @@ def epsilon_over_steps(
     axes.legend(frameon=False)
     figure.savefig(path, dpi=160)
     plt.close(figure)
-
-
-def _first(entries: Sequence[tuple[Step, int]], steps: int) -> list[tuple[Step, int]]:
-    taken: list[tuple[Step, int]] = []
-    for step, count in entries:
-        if steps <= 0:
-            break
-        taken.append((step, min(count, steps)))
-        steps -= count
-    return taken
 
 
 def _pyplot() -> Any:

@@ -58,6 +58,16 @@ class Encoding:
         return column.low + (np.asarray(targets, dtype=np.float64) + 1) / 2 * (column.high - column.low)
 
 
+def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
+    """How many rows there are; one that does not fit the schema is an error. Private columns need only be readable."""
+    for name, column in schema.columns.items():
+        if not column.private:
+            _code(name, column, rows[name], first)
+        elif isinstance(column, Number):
+            numeric(name, rows[name], first=first)
+    return len(rows[schema.target])
+
+
 def _code(name: str, column: Column, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
     return _numbers(name, column, values, first) if isinstance(column, Number) else _places(name, column, values, first)
 
