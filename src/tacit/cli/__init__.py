@@ -11,6 +11,7 @@ from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
+from tacit.cli.predict import predict
 from tacit.cli.report import report
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(account)
 app.command()(plan)
 app.add_typer(data)
 app.command()(report)
+app.command()(predict)
 
 
 def _version(value: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from tacit.tables.descent import Progress
 from tacit.tables.discovery import Pieces
 from tacit.tables.encoding import check as check_rows
 from tacit.tables.encoding import words
+from tacit.tables.model import KINDS
 from tacit.tables.reading import Columns, from_columns, read
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
@@ -61,17 +63,17 @@ def run_table(
     test: Pieces | None = None,
     test_fraction: float = 0.2,
     changes: dict[str, Any] | None = None,
+    epochs: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> TableOutcome:
     """Train as `train_table` does and leave model, ledger and run.json in ``out``.
 
-    ``changes`` are settings to use instead of the rule's. All that can be wrong with the table is found before ``out``
+    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. All that can be wrong with the table is found before ``out``
     is made.
     """
-    chosen: Callable[[Settings], Settings] | None = None
-    if changes:
-        chosen = lambda rule: replace(rule, **changes)  # noqa: E731
+    if model not in KINDS:
+        raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
     records = check(table.pieces(), schema)
     if test is not None:
         check(test(), schema)
@@ -106,7 +108,7 @@ def run_table(
             budget=budget,
             ledger=ledger,
             model=model,
-            chosen=chosen,
+            chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
             test=None if test is None else test(),
             test_fraction=test_fraction,
             seed=seed,
@@ -121,6 +123,17 @@ def run_table(
     facts |= {"finished": True, "seconds": seconds, "result": result(outcome) | {"seconds": seconds}}
     folder.finish(facts)
     return outcome
+
+
+def _changed(rule: Settings, records: int, changes: dict[str, Any], epochs: float | None) -> Settings:
+    chosen = replace(rule, **changes)
+    if not 1 <= chosen.lot_size <= records:
+        raise ValueError(f"lot size is {chosen.lot_size}; it must be from 1 to the number of records, {records}.")
+    if epochs is None:
+        return chosen
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
+    return replace(chosen, steps=max(1, math.ceil(epochs * records / chosen.lot_size)))
 
 
 def result(outcome: TableOutcome) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def train_table(
     budget: Budget,
     ledger: Ledger,
     model: str = "linear",
-    chosen: Callable[[Settings], Settings] | None = None,
+    chosen: Callable[[Settings, int], Settings] | None = None,
     test: Iterable[Columns] | None = None,
     test_fraction: float = 0.2,
     seed: int | None = None,
@@ -72,7 +72,7 @@ def train_table(
 ) -> TableOutcome:
     """Train a model of ``schema``'s target on the table that ``pieces`` reads.
 
-    * ``chosen`` may change the settings of the rule (`tacit.tables.rule`); it sees no records.
+    * ``chosen`` may change the settings of the rule (`tacit.tables.rule`), given them and the number of records.
     * ``test`` is a table taken to be public: the score on it is exact and costs nothing. Without it each record is
       held out with probability ``test_fraction`` and the score is released with noise, from the same budget; 0 for no
       test at all.
@@ -97,7 +97,7 @@ def train_table(
     examination = _examination(len(everyone), int(aside.sum()), budget) if aside.any() else None
     size = sum(parameter.numel() for parameter in fresh.network.parameters())
     rule = settings(records=len(train), parameters=size, epsilon=budget.epsilon)
-    final = chosen(rule) if chosen is not None else rule
+    final = chosen(rule, len(train)) if chosen is not None else rule
     owed = [] if examination is None else [(Step(Everyone(unit=ledger.header.unit), (examination.event(),)), 1)]
     noise = plan(
         records=len(train),
