@@ -69,8 +69,8 @@ def run_table(
 ) -> TableOutcome:
     """Train as `train_table` does and leave model, ledger and run.json in ``out``.
 
-    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. All that can be wrong with the table is found before ``out``
-    is made.
+    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. All that can be
+    wrong with the table is found before ``out`` is made.
     """
     if model not in KINDS:
         raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
