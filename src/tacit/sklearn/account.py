@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from tacit.accounting import Filter, Guarantee, account, plan
-from tacit.ledger import Budget, Header, Ledger, Step
+from tacit.accounting import Filter, Guarantee, account, guarantee, plan
+from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.randomness import SecureSource, SeededSource, Source
 
 
@@ -87,8 +87,17 @@ class Purse:
         return self._plan(1, 1, 1, share * self._own.epsilon, ())
 
     def rest(self, records: int, lot_size: int, steps: int) -> float:
-        """The noise multiplier of steps that take all this fit may still spend."""
-        return self._plan(records, lot_size, steps, self._own.epsilon, _since(self._before, self.ledger.entries))
+        """The noise multiplier of steps that take all this fit may still spend; refused if the ledger has not so much.
+
+        Asked before the first step: a fit that would be broken off half way costs nothing.
+        """
+        spent = _since(self._before, self.ledger.entries)
+        noise = self._plan(records, lot_size, steps, self._own.epsilon, spent)
+        step = Step(Poisson(rate=lot_size / records), (GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise),))
+        planned = [*self.ledger.entries, (step, steps)]
+        if guarantee(planned, self.ledger.header, delta=self._total.delta).epsilon > self._total.epsilon:
+            raise BudgetExceeded.before(self._total, steps=len(self.ledger))
+        return noise
 
     def _plan(self, records: int, lot_size: int, steps: int, epsilon: float, also: Entries) -> float:
         return plan(
