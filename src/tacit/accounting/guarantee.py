@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, compose
+from tacit.accounting.composition import Best, Composition, compose
+from tacit.accounting.selection import in_words
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import Ledger
 from tacit.ledger import events as ev
@@ -40,7 +41,15 @@ class Guarantee:
             f"(ε = {rounded_up(self.epsilon)}, δ = {_three_figures(self.delta)}) {self.unit}-level, {self.adjacency}, "
             f"{self.sampling}, {self.accountant}"
         )
+        if self.tuning:
+            line += f"; tuning included: {self.tuning}"
         return line if self.secure_randomness else f"{line}; NOT PRIVATE: seeded randomness, for debugging only"
+
+    @property
+    def tuning(self) -> str:
+        """What was chosen among runs and is paid for in epsilon and delta, in words; empty if nothing was."""
+        chosen = [(term.base, count) for term, count in self.composition.parts if isinstance(term.base, Best)]
+        return " and ".join(f"{count} × " * (count > 1) + in_words(base.selection) for base, count in chosen)
 
     def curve(self, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
@@ -151,7 +160,7 @@ def guarantee(
         accountant=method.name,
         unit=header.unit,
         adjacency=header.adjacency.value,
-        sampling=describe_sampling(step.sampling for step, _ in entries),
+        sampling=describe_sampling(_samplings(entries)),
         secure_randomness=header.secure_randomness,
         composition=composition,
     )
@@ -163,6 +172,16 @@ _POLICIES: dict[type, str] = {
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
 }
+
+
+def _samplings(entries: Iterable[tuple[ev.Step, int]]) -> Iterator[ev.Sampling]:
+    """How records were sampled in each step; for a selection, in the steps of its runs."""
+    for step, _ in entries:
+        chosen = [query for query in step.queries if isinstance(query, ev.Selection)]
+        for query in chosen:
+            yield from _samplings(query.candidate)
+        if len(chosen) < max(len(step.queries), 1):
+            yield step.sampling
 
 
 def describe_sampling(samplings: Iterable[ev.Sampling]) -> str:

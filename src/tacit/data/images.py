@@ -16,7 +16,7 @@ from tacit.data.places import absent
 if TYPE_CHECKING:
     from torch import Tensor
 
-_DIGITS_TEST = 360  # a fifth; the last rows in the order of the package, which are other writers' than the first
+_DIGITS_TEST = 360  # a fifth, the last rows in the package's order: fixed, so that results can be compared
 
 
 @dataclass(frozen=True, kw_only=True)
