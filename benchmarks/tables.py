@@ -148,9 +148,8 @@ def main() -> None:
                     tuned(parts, schema, epsilon),
                     peer.best(parts, schema, epsilon, arguments.seeds, Path(directory)),
                 )
-                lines.append(
-                    f"| {name} | {epsilon:g} | {100 * mean:.2f} ± {100 * spread:.2f} | {100 * best:.2f} | {100 * other:.2f} |"
-                )
+                figures = f"{100 * mean:.2f} ± {100 * spread:.2f} | {100 * best:.2f} | {100 * other:.2f}"
+                lines.append(f"| {name} | {epsilon:g} | {figures} |")
                 print(lines[-1], flush=True)
     facts = (
         f"Mean of {arguments.seeds} seeds, test accuracy in %, δ = {DELTA:g}; "

@@ -86,6 +86,7 @@ def draw(path: Path, results: dict[str, dict[float, list[float]]], baseline: flo
     axes.set(
         xscale="log", xlabel="ε (δ = 1e-5)", ylabel="test accuracy, %", title="Employed? Census 2000, Fulton County"
     )
+    axes.minorticks_off()
     axes.set_xticks(list(EPSILONS), [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -13,6 +13,7 @@ from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
 from tacit.cli.report import report
+from tacit.cli.train import train
 
 app = typer.Typer(
     name="tacit",
@@ -28,6 +29,9 @@ app.command()(plan)
 app.add_typer(data)
 app.command()(report)
 app.command()(predict)
+app.command()(report)
+app.command()(train)
+app.add_typer(data)
 
 
 def _version(value: bool) -> None:

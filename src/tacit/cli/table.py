@@ -31,18 +31,20 @@ def train_table(
     epochs: float | None,
     lot_size: int | None,
     clip: float | None,
-    out: Path,
+    out: Path | None,
     seed: int | None,
     as_json: bool,
 ) -> None:
     """Train on the table and write model, ledger, run.json and the report to ``out``."""
     from tacit.ledger import Budget
+    from tacit.recipes.folder import next_free
     from tacit.reports import report
     from tacit.tables.reading import from_columns, read
     from tacit.tables.run import result, run_table
 
     budget = Budget(epsilon=epsilon, delta=delta)
     table, declared, own_test = _opened(dataset, schema, target)
+    place = out or next_free(Path("runs"), Path(dataset).stem)
     pieces = None
     if test is not None:
         pieces = lambda: read(test, declared.columns)  # noqa: E731
@@ -53,7 +55,7 @@ def train_table(
         table,
         declared,
         budget=budget,
-        out=out,
+        out=place,
         model=model,
         test=pieces,
         test_fraction=test_fraction,
@@ -62,8 +64,8 @@ def train_table(
         seed=seed,
         progress=_bar(sys.stderr.isatty() and not as_json),
     )
-    page = report(out)
-    facts = {**result(outcome), "out": str(out), "report": str(page)}
+    page = report(place)
+    facts = {**result(outcome), "out": str(place), "report": str(page)}
     score = outcome.score
     lines = [f"{outcome.guarantee}"]
     if score is not None:
