@@ -42,9 +42,7 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Network: linear, or mlp:300 (mlp:256,64 for two hidden layers). For a table: linear or mlp."
-        ),
+        typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: linear or mlp."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of a table: the column to predict; the schema's own.")] = None,
     schema: Annotated[
