@@ -75,3 +75,34 @@ def test_bounds_hold_the_value_or_the_end_of_the_scale(value: float) -> None:
 
 def test_noise_alone_gives_bounds_that_say_nothing() -> None:
     assert bounds(np.zeros(103), 1.0) == (-1.0, 1.0)
+
+
+def test_an_undeclared_column_gets_its_type_from_noisy_counts() -> None:
+    schema = Schema.from_json(
+        {
+            "target": "y",
+            "columns": {
+                "height": {"type": "private"},
+                "town": {"type": "private"},
+                "secret": {"type": "private"},
+                "y": {"type": "category", "values": "private"},
+            },
+        }
+    )
+    draw = np.random.default_rng(0)
+    count = 2000
+    rows = {
+        "height": np.array([f"{value:.3f}" for value in draw.uniform(150, 200, count)]),
+        "town": np.array(["A", "B"])[draw.integers(0, 2, count)],
+        "secret": np.array([f"id{number}" for number in range(count)]),
+        "y": np.array(["no", "yes"])[draw.integers(0, 2, count)],
+    }
+    ledger = Ledger(Header(secure_randomness=False))
+    known = discover(lambda: [rows], schema, noise_multiplier=3.0, slack=1e-6, ledger=ledger, source=SeededSource(3))
+    height, town = known.columns["height"], known.columns["town"]
+    assert isinstance(height, Number) and (height.low, height.high) == (128.0, 256.0) and height.text == "missing"
+    assert isinstance(town, Category) and town.values == ("A", "B")
+    assert "secret" not in known.columns  # a value of one's own shows nowhere
+    assert known.classes == ("no", "yes")
+    [(_, queries, _)] = list(ledger)
+    assert len(queries) == 7  # numbers and values of three columns, values of the target

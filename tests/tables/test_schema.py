@@ -61,10 +61,11 @@ def test_what_is_wrong_is_named(column: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ({"type": "category", "values": "private"}, "needs declared"),
+        ({"type": "private"}, "must be declared"),
+        ({"type": "number", "low": "private", "high": "private"}, "must be declared"),
         ({"type": "category", "values": ["only"]}, "one class only"),
         ({"type": "number", "low": 0, "high": 9, "bins": [3]}, "make it a category"),
-        ({"type": "number", "low": 0, "high": 9, "missing": 3}, "needs declared"),
+        ({"type": "number", "low": 0, "high": 9, "missing": 3}, "cannot be missing"),
     ],
 )
 def test_a_target_must_be_declared(target: object, words: str) -> None:
@@ -97,6 +98,18 @@ def test_known_schemas_are_schemas(name: str) -> None:
     import tacit.tables.known
 
     Schema.load(Path(tacit.tables.known.__file__).parent / "schemas" / f"{name}.json")
+
+
+def test_a_draft_is_refused_until_it_was_edited(tmp_path: Path) -> None:
+    from tacit.tables.proposal import propose
+
+    (tmp_path / "t.csv").write_text("x,y\n1,0\n2.5,1\n" + "".join(f"{i},0\n" for i in range(40)))
+    draft = propose(tmp_path / "t.csv", target="y")
+    assert draft["columns"]["x"] == {"type": "number", "low": 0.0, "high": 39.0}
+    with pytest.raises(ValueError, match="still a draft"):
+        Schema.from_json(draft)
+    draft["comment"] = "bounds from the form that was filled in"
+    assert Schema.from_json(draft).classes == ("0", "1")
 
 
 def test_a_file_that_is_no_json(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def schema(
     lines = [
         f"draft in {place}",
         "It was made by looking at the records and is NOT private. Replace every bound and value by what is known",
-        'without looking, or by "private", before training.',
+        'without looking, or by "private", and delete its comment; training refuses it before that.',
     ]
     show({"schema": str(place), "private": False, "columns": list(draft["columns"])}, lines, as_json=as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def train_table(
     from tacit.tables.reading import from_columns, read
     from tacit.tables.run import result, run_table
 
-    budget = Budget(epsilon=epsilon, delta=delta)
+    budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
     table, declared, own_test = _opened(dataset, schema, target)
     place = out or next_free(Path("runs"), Path(dataset).stem)
     pieces = None
@@ -65,7 +66,7 @@ def train_table(
         progress=_bar(sys.stderr.isatty() and not as_json),
     )
     page = report(place)
-    facts = {**result(outcome), "out": str(place), "report": str(page)}
+    facts = {**result(outcome), "seconds": time.monotonic() - started, "out": str(place), "report": str(page)}
     score = outcome.score
     lines = [f"{outcome.guarantee}"]
     if score is not None:
@@ -90,13 +91,27 @@ def _opened(dataset: str, schema: Path | None, target: str | None) -> tuple[Tabl
         raise ValueError(f"there is no file {dataset}.")
     beside = path.with_suffix(".schema.json")
     place = schema or (beside if beside.exists() else None)
-    if place is None:
-        raise ValueError(
-            f"{dataset} needs a schema: what its columns are must be declared, not read off the records. "
-            f"`tacit data schema {dataset}` writes a draft to edit."
-        )
-    declared = Schema.load(place, target=target)
+    declared = Schema.load(place, target=target) if place else _undeclared(path, target)
     return TableFile(path, declared), declared, None
+
+
+def _undeclared(path: Path, target: str | None) -> Schema:
+    """A schema that knows only the columns' names; all else is found out privately."""
+    from tacit.tables.reading import columns_of
+    from tacit.tables.schema import Category, Schema, Undeclared
+
+    names = columns_of(path)
+    if target is None:
+        raise ValueError(f"{path} has no schema; say at least which column to predict, with --target.")
+    if target not in names:
+        raise ValueError(f"{path} has no column {target!r}; its columns are {', '.join(names)}.")
+    print(
+        f"no schema: what the columns of {path} are is found out privately, which takes part of the budget; "
+        f"`tacit data schema {path}` writes a draft to edit.",
+        file=sys.stderr,
+    )
+    columns = {name: Category(values=None) if name == target else Undeclared() for name in names}
+    return Schema(columns=columns, target=target)
 
 
 def _retargeted(declared: Schema, target: str | None) -> Schema:

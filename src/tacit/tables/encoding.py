@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.tables.reading import Columns
-from tacit.tables.schema import Category, Column, Number, Schema
+from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 _MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
 
@@ -43,7 +43,10 @@ class Encoding:
     def targets(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
         """What is to be predicted: the place of the class, or the number scaled to [-1, 1]."""
         name = self.schema.target
-        return _code(name, self.schema.columns[name], rows[name], first).astype(np.float32)
+        codes = _code(name, self.schema.columns[name], rows[name], first).astype(np.float32)
+        if self.schema.classes:
+            codes[codes >= len(self.schema.classes)] = 0  # a class that was not found is trained on as the first one
+        return codes
 
     def expand(self, compact: Tensor) -> Tensor:
         """Features of compact rows."""
@@ -64,29 +67,34 @@ def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
         if not column.private:
             _code(name, column, rows[name], first)
         elif isinstance(column, Number):
-            numeric(name, rows[name], first=first)
+            numeric(name, rows[name], first=first, text=column.text)
     return len(rows[schema.target])
 
 
 def _code(name: str, column: Column, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
-    return _numbers(name, column, values, first) if isinstance(column, Number) else _places(name, column, values, first)
+    if isinstance(column, Number):
+        return _numbers(name, column, values, first)
+    assert isinstance(column, Category)
+    return _places(name, column, values, first)
 
 
-def numeric(name: str, values: NDArray[np.generic], *, first: int = 1) -> NDArray[np.float64]:
-    """The entries as float64, NaN where missing; anything else that is not a finite number is an error."""
+def numeric(name: str, values: NDArray[np.generic], *, first: int = 1, text: str = "refuse") -> NDArray[np.float64]:
+    """The entries as float64, NaN where missing; what is no finite number is an error, or missing too."""
     if values.dtype.kind in "fiub":
         numbers = values.astype(np.float64)
         bad = np.isinf(numbers)
     else:
-        text = values.astype(str)
-        gone = np.isin(text, _MISSING)
+        entries = values.astype(str)
+        gone = np.isin(entries, _MISSING)
         try:
-            numbers = np.where(gone, "nan", text).astype(np.float64)
+            numbers = np.where(gone, "nan", entries).astype(np.float64)
             bad = ~gone & ~np.isfinite(numbers)
         except ValueError:
-            bad = np.array([not _is_number(entry) for entry in text]) & ~gone
-            numbers = np.zeros(len(text))
-    if bad.any():
+            bad = np.array([not _is_number(entry) for entry in entries.tolist()]) & ~gone
+            numbers = np.where(bad | gone, "nan", entries).astype(np.float64)
+    if text == "missing":
+        numbers[bad] = np.nan
+    elif bad.any():
         at = int(np.flatnonzero(bad)[0])
         raise ValueError(
             f"column {name!r}, row {first + at}: {str(values[at])!r} is not a number; declare the column as a "
@@ -106,7 +114,7 @@ def words(values: NDArray[np.generic]) -> NDArray[np.str_]:
 
 
 def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
-    numbers = numeric(name, values, first=first)
+    numbers = numeric(name, values, first=first, text=column.text)
     gone = np.isnan(numbers)
     if gone.any():
         if column.missing == "refuse":
@@ -148,6 +156,7 @@ def _expand(column: Column, codes: Tensor) -> Tensor:
         gone = codes.isnan()
         numbers = torch.where(gone, 0.0, codes)[:, None]
         return torch.cat([numbers, gone[:, None].to(codes.dtype)], dim=1) if column.missing == "own" else numbers
+    assert not isinstance(column, Undeclared)
     count = len(column.bins) + 1 if isinstance(column, Number) else len(column.values or ()) + column.other
     places = torch.arange(-1 if column.missing == "own" else 0, count, dtype=codes.dtype, device=codes.device)
     return (codes[:, None] == places).to(codes.dtype)
@@ -158,6 +167,7 @@ def _labels(title: str, column: Column) -> list[str]:
     if isinstance(column, Category):
         others = [f"{title} other"] if column.other else []
         return [*own, *(f"{title} = {value}" for value in column.values or ()), *others]
+    assert isinstance(column, Number)
     if column.bins:
         edges = [*column.bins]
         inner = [f"{low:g} ≤ {title} < {high:g}" for low, high in pairwise(edges)]

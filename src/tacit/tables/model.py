@@ -93,7 +93,7 @@ class TableModel:
             model = cls.new(str(facts.get("model")), Schema.from_json(facts.get("schema")))
             model.network.load_state_dict(load_file(_weights(directory)))
         except (ValueError, SafetensorError, RuntimeError, RecursionError) as error:
-            raise ValueError(f"{directory} holds no model that can be read: {error}.") from None
+            raise ValueError(f"{directory} holds no model that can be read: {error}") from None
         model.network.eval()
         return model
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from tacit.tables.encoding import numeric, words
 from tacit.tables.reading import columns_of, read
+from tacit.tables.schema import DRAFT
 
 COMMENT = (
-    "NOT PRIVATE: bounds and values below were read off the records. Replace each by what is known without looking "
-    'at them, or by "private" (released with noise and charged), before training.'
+    f"{DRAFT}: bounds and values below were read off the records. Replace each by what is known without looking at "
+    'them, or by "private" (released with noise and charged), and delete this comment: with it, training is refused.'
 )
 _FEW = 20
 

@@ -22,7 +22,7 @@ from tacit.tables.encoding import words
 from tacit.tables.model import KINDS
 from tacit.tables.reading import Columns, from_columns, read
 from tacit.tables.rule import Settings
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Category, Schema
 from tacit.tables.training import Score, TableOutcome, train_table
 
 
@@ -89,7 +89,7 @@ def run_table(
         "dataset": {
             "name": table.name,
             "records": records,
-            "classes": len(schema.classes),
+            "classes": len(schema.classes) or None,
             "fingerprint": table.fingerprint,
             "source": table.source,
         },
@@ -102,18 +102,23 @@ def run_table(
     with Ledger.open(folder.ledger, header) as ledger:
         write_json(folder.facts, facts)
         ledger.guard(Filter(budget))
-        outcome = train_table(
-            table.pieces,
-            schema,
-            budget=budget,
-            ledger=ledger,
-            model=model,
-            chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
-            test=None if test is None else test(),
-            test_fraction=test_fraction,
-            seed=seed,
-            progress=progress,
-        )
+        try:
+            outcome = train_table(
+                table.pieces,
+                schema,
+                budget=budget,
+                ledger=ledger,
+                model=model,
+                chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
+                test=None if test is None else test(),
+                test_fraction=test_fraction,
+                seed=seed,
+                progress=progress,
+            )
+        except ValueError:
+            if not len(ledger):  # nothing was looked at: leave nothing behind
+                folder.discard()
+            raise
     outcome.model.save(out)
     seconds = time.monotonic() - started
     facts["recipe"] = {"name": f"table/{model}", **described(outcome.settings), "target": schema.target}
@@ -159,7 +164,7 @@ def check(pieces: Iterable[Columns], schema: Schema) -> int:
         targets |= set(words(piece[schema.target]).tolist())
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    if len(targets) == 1 and schema.classes:
+    if len(targets) == 1 and isinstance(schema.columns[schema.target], Category):
         raise ValueError(f"every record has the same {schema.target!r}; there is one class only, and nothing to learn.")
     return seen
 

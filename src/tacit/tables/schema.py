@@ -9,8 +9,8 @@ A schema is a JSON file to be written, or proposed by ``tacit data schema`` and 
                  "employed": {"type": "category", "values": ["0", "1"]},
                  "name":     {"type": "ignore"}}}
 
-A bound or a list of values that is ``"private"`` is released from the records with noise and charged (see
-`tacit.tables.discovery`). There is no way to have one taken from the records for nothing.
+A bound, a list of values or a whole type that is ``"private"`` is released from the records with noise and charged
+(see `tacit.tables.discovery`). There is no way to have one taken from the records for nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from typing import Any, Literal
 Missing = Literal["refuse", "own"] | float | str
 """A missing entry is an error (``"refuse"``), a category or indicator of its own (``"own"``), or the value given."""
 
+DRAFT = "NOT PRIVATE"
+"""How the comment of a draft begins; a schema that still has it is refused."""
+
 _MOST_VALUES = 10_000
 
 
@@ -32,13 +35,15 @@ _MOST_VALUES = 10_000
 class Number:
     """A number between ``low`` and ``high``; what lies outside counts as the bound. None: to be released privately.
 
-    ``bins`` are inner edges: the column then counts as the bin its value is in, which suits skewed columns.
+    ``bins`` are inner edges: the column then counts as the bin its value is in, which suits skewed columns. Text that
+    is no number is an error (``"refuse"``), or counts as missing.
     """
 
     low: float | None
     high: float | None
     bins: tuple[float, ...] = ()
     missing: Missing = "refuse"
+    text: Literal["refuse", "missing"] = "refuse"
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
@@ -55,6 +60,8 @@ class Number:
         object.__setattr__(self, "bins", edges)
         if self.missing not in ("refuse", "own"):
             object.__setattr__(self, "missing", _finite("missing", self.missing))
+        if self.text not in ("refuse", "missing"):
+            raise ValueError(f"text is {self.text!r}; it must be 'refuse' or 'missing'.")
 
     @property
     def private(self) -> bool:
@@ -92,7 +99,15 @@ class Category:
         return self.values is None
 
 
-Column = Number | Category
+@dataclass(frozen=True, kw_only=True)
+class Undeclared:
+    """Nothing is known of the column: whether it is a number or a category is found out privately too."""
+
+    missing: Missing = "own"
+    private: bool = True
+
+
+Column = Number | Category | Undeclared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +123,16 @@ class Schema:
             raise ValueError(
                 f"target is {self.target!r}; the schema's columns are {', '.join(self.columns) or 'none'}."
             )
-        if target.missing != "refuse" or target.private or (isinstance(target, Category) and target.other):
+        if isinstance(target, Undeclared) or (isinstance(target, Number) and target.private):
             raise ValueError(
-                f"the target {self.target!r} needs declared values or bounds, without 'other' and without a "
-                "treatment of missing entries."
+                f"the target {self.target!r} must be declared: a category (its values may be private), or a number "
+                "with bounds."
             )
+        if target.missing != "refuse":
+            raise ValueError(f"the target {self.target!r} cannot be missing; leave its treatment out.")
         if isinstance(target, Number) and target.bins:
             raise ValueError(f"the target {self.target!r} is a number with bins; make it a category instead.")
-        if isinstance(target, Category) and len(target.values or ()) < 2:
+        if isinstance(target, Category) and not target.other and len(target.values or ()) < 2:
             raise ValueError(f"the target {self.target!r} has one class only; there is nothing to learn.")
         if len(self.columns) < 2:
             raise ValueError("the schema has no column but the target; there is nothing to predict from.")
@@ -142,6 +159,11 @@ class Schema:
     def from_json(cls, data: Any, *, target: str | None = None) -> Schema:
         if not isinstance(data, dict) or not isinstance(data.get("columns"), dict):
             raise ValueError('a schema is a JSON object with "columns" and "target".')
+        if str(data.get("comment", "")).startswith(DRAFT):
+            raise ValueError(
+                "this is still a draft made by looking at the records: replace its bounds and values by what is known "
+                'without looking, or by "private", and delete its comment.'
+            )
         columns = {}
         for name, facts in data["columns"].items():
             try:
@@ -153,6 +175,9 @@ class Schema:
         chosen = target or data.get("target")
         if not isinstance(chosen, str):
             raise ValueError('the schema names no target; add "target", or give --target.')
+        goal = columns.get(chosen)
+        if isinstance(goal, Category) and goal.other and not goal.private:
+            raise ValueError(f'the target {chosen!r} has "other"; list all its values, or make them private.')
         return cls(columns=columns, target=chosen)
 
     @classmethod
@@ -162,12 +187,23 @@ class Schema:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}.") from None
         try:
-            return cls.from_json(data, target=target)
+            schema = cls.from_json(data, target=target)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+        goal = schema.columns[schema.target]
+        if isinstance(goal, Category) and goal.other and not goal.private:
+            raise ValueError(
+                f'{path}: the target {schema.target!r} has "other"; list its values, or make them private.'
+            )
+        return schema
 
 
-_FIELDS = {"number": {"low", "high", "bins", "missing"}, "category": {"values", "other", "missing"}, "ignore": set()}
+_FIELDS = {
+    "number": {"low", "high", "bins", "missing", "text"},
+    "category": {"values", "other", "missing"},
+    "private": set(),
+    "ignore": set(),
+}
 
 
 def _column(facts: Any) -> Column | None:
@@ -180,8 +216,8 @@ def _column(facts: Any) -> Column | None:
         raise ValueError(
             f"a {kind} has no {', '.join(unknown)}; it has {', '.join(sorted(_FIELDS[kind])) or 'nothing'}."
         )
-    if kind == "ignore":
-        return None
+    if kind in ("ignore", "private"):
+        return None if kind == "ignore" else Undeclared()
     if kind == "category":
         if "values" not in values:
             raise ValueError('values is missing; list them, or say "private" to have them discovered and charged.')
@@ -214,8 +250,11 @@ def _column_json(column: Column) -> dict[str, Any]:
     if isinstance(column, Category):
         listed = "private" if column.values is None else list(column.values)
         return {"type": "category", "values": listed, "other": column.other, "missing": column.missing}
+    if isinstance(column, Undeclared):
+        return {"type": "private"}
     low, high = ("private" if value is None else value for value in (column.low, column.high))
-    return {"type": "number", "low": low, "high": high, "bins": list(column.bins), "missing": column.missing}
+    facts = {"type": "number", "low": low, "high": high, "bins": list(column.bins)}
+    return facts | {"missing": column.missing, "text": column.text}
 
 
 def _finite(name: str, value: object) -> float:

@@ -19,7 +19,7 @@ from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode, held_out
 from tacit.tables.rule import Settings, check_enough, settings
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Category, Schema
 
 DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
@@ -88,6 +88,7 @@ def train_table(
         noise = _alone(count, DISCOVERY_SHARE, budget)
         slack = SLACK_SHARE * budget.delta
         schema = discover(pieces, schema, noise_multiplier=noise, slack=slack, ledger=ledger, source=source)
+        _check_found(schema, count, budget)
     fresh = TableModel.new(model, schema)
     everyone = encode(pieces(), fresh.encoding)
     aside = held_out(len(everyone), 0.0 if test is not None else test_fraction, source)
@@ -134,6 +135,15 @@ def train_table(
         score=score,
         records=len(train),
     )
+
+
+def _check_found(schema: Schema, records: int, budget: Budget) -> None:
+    target = schema.columns[schema.target]
+    if isinstance(target, Category) and len(target.values or ()) < 2:
+        raise ValueError(
+            f"fewer than two classes of {schema.target!r} stood out of the noise among {records} records at epsilon "
+            f"{budget.epsilon:g}; declare them, or give more records or a larger epsilon."
+        )
 
 
 def _count(pieces: Pieces) -> int:
