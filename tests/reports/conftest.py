@@ -118,6 +118,18 @@ def _entry(run: Any, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def whole() -> None:
+    """For tests that need charts with all their points."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts of two points; the claim is computed as ever."""
+    if "whole" not in request.fixturenames:
+        monkeypatch.setattr("tacit.reports.findings._points", lambda composition, most: 2)
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run; not to be changed."""

@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.command()(report)
 app.add_typer(data)
 app.command()(report)
 app.command()(predict)

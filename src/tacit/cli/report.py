@@ -42,7 +42,12 @@ def report(
 
     left = Run.load(run)
     facts = find(left, delta=delta)
-    found: dict[str, object] = {"report": None, "epsilon": facts.epsilon, "delta": facts.delta}
+    found: dict[str, object] = {
+        "report": None,
+        "epsilon": facts.epsilon,
+        "delta": facts.delta,
+        "secure_randomness": left.ledger.header.secure_randomness,
+    }
     if markdown:
         text = card(left, facts)
         if output is None:

@@ -19,7 +19,7 @@ def card(run: Run, facts: Findings) -> str:
     accuracy = run.said.number("result", "test_accuracy")
     if accuracy is not None and 0 <= accuracy <= 1:
         rows.append(("Test accuracy", f"{100 * accuracy:.2f} % on the public test set (not private, not covered)"))
-    if facts.guarantee is not None:
+    if facts.private:
         powers = zip(charts.RATES, facts.attack_power(charts.RATES), strict=True)
         found = ", ".join(f"{statement.percent(power)} at {100 * rate:g} %" for rate, power in powers)
         rows.append(("Best possible attack", f"true positives at false positives: at most {found}"))

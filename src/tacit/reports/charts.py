@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import GaussianSum, LaplaceSum, Step
 from tacit.reports import svg
 from tacit.reports.findings import Findings, Run
-from tacit.reports.said import Said, clean, number
+from tacit.reports.said import LARGEST, SMALLEST, Said, clean, number
 from tacit.reports.statement import groups, paid_for, percent, up
 from tacit.reports.svg import Axis, Series
 
@@ -63,11 +63,9 @@ def _spending(facts: Findings) -> str:
     figure = svg.lines(
         name="epsilon",
         title="Privacy spent over the steps",
-        description=f"ε at δ = {up(facts.delta)} after each step, by each accountant; all are upper bounds.",
+        description=f"ε at δ = {up(facts.delta)} by accountant: upper bounds at some steps, straight lines between.",
         series=series,
-        x=Axis(
-            label="steps in the ledger", low=0.0, high=max(step for step, _ in proved[0].points) if proved else None
-        ),
+        x=Axis(label="steps in the ledger", low=0.0, high=float(proved[0].points[-1][0]) if proved else None),
         y=Axis(label="ε (upper bound)", low=0.0, high=high),
     )
     return figure + _details(("accountant, after step", *steps), rows)
@@ -119,11 +117,10 @@ def _attack(facts: Findings) -> str:
 def _powers(facts: Findings) -> str:
     """The same in numbers, with what they mean."""
     powers = zip(RATES, facts.attack_power(RATES), strict=True)
-    rows = [(f"{100 * rate:g} %", percent(power), f"{power / rate:.3g}") for rate, power in powers]
+    rows = [(f"{100 * rate:g} %", percent(power), rounded_up(power / rate)) for rate, power in powers]
     words = (
-        "An attacker looks at everything released and says of each person whether they were in the data. If it may be "
-        "wrong about so many of those who were not, it is right about at most so many of those who were. Guessing finds "
-        "as many as it accuses."
+        "An attacker looks at everything released and says of each record whether it was in the data. If it may be "
+        "wrong about so many of those that were not, it is right about at most so many of those that were."
     )
     head = ("accuses of the absent", "finds at most of those present", "times guessing")
     return f"<h3>The best attack in numbers</h3><p>{words}</p>{_table(head, rows)}"
@@ -158,9 +155,7 @@ def _metrics(run: Run, history: Sequence[Said], *, accuracy: bool) -> str:
         title="Accuracy over the epochs" if accuracy else "Loss over the epochs",
         description="From run.json. What is marked as not private has no noise and is not covered by the guarantee.",
         series=series,
-        x=Axis(
-            label="epochs" if by_epoch else "steps", low=0.0, high=max(at for one in series for at, _ in one.points)
-        ),
+        x=Axis(label="epochs" if by_epoch else "steps", low=0.0, high=_end(lines.values())),
         y=Axis(label="accuracy" if accuracy else "loss", high=1.0 if shares else None, percent=shares),
     )
 
@@ -195,6 +190,8 @@ def _multiplier(step: Step) -> float | None:
 
 def _extend(lines: dict[str, list[Point]], name: str, steps: tuple[float, float], value: float) -> None:
     begin, end = steps
+    if not SMALLEST <= value <= LARGEST:
+        return
     lines.setdefault(name, []).extend([(begin, value)] if begin == end else [(begin, value), (end, value)])
 
 
@@ -238,7 +235,7 @@ def _learning_rate(history: Sequence[Said]) -> str:
         title="Learning rate over the steps",
         description="From run.json. It changes what is learned, not what is revealed.",
         series=[Series(label="learning rate", points=thin(points), style=0)],
-        x=Axis(label="steps of training", low=0.0, high=max(step for step, _ in points)),
+        x=Axis(label="steps of training", low=0.0, high=_end([points])),
         y=Axis(label="learning rate", low=0.0),
     )
 
@@ -263,6 +260,12 @@ def _norms(run: Run) -> str:
         heights=[height / total for height in heights],
         x=Axis(label="gradient norm before clipping", low=ends[0], high=ends[-1]),
     )
+
+
+def _end(lines: Iterable[Sequence[Point]]) -> float | None:
+    """The last place of any line; None, for the axis to choose, where that is not after the first."""
+    last = max(at for points in lines for at, _ in points)
+    return last if last > 0 else None
 
 
 def thin(points: Sequence[Point]) -> list[Point]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
+from tacit.accounting.selection import in_words
 from tacit.ledger import (
     Everyone,
     FixedSize,
@@ -112,6 +113,9 @@ def _rows(phase: _Phase) -> list[Row]:
                 together=together if query in gaussian else "–",
             )
         )
+        if isinstance(query, Selection):
+            each, _ = rows(query.candidate)
+            found += [replace(row, steps=f"in each run: {row.steps}") for row in each]
     return found
 
 
@@ -130,18 +134,17 @@ def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
     if isinstance(query, SparseVector):
         noise = f"sparse vector: ε {query.threshold_epsilon:.4g} threshold + {query.release_epsilon:.4g} answers"
         return f"{group}, at most {query.releases}", "–", noise, "–"
-    if isinstance(query, ThresholdedCounts):
-        noise = f"σ {query.noise_std:.4g}, released above {query.threshold:.4g}"
-        return f"{group}: values found", "1", noise, f"{query.noise_std:.4g}"
-    return group, "–", f"best of a random number of runs ({trials(query)})", "–"
+    return group, "–", in_words(query), "–"
 
 
-def trials(selection: Selection) -> str:
-    """The distribution of the number of runs in words."""
-    steps = sum(count for _, count in selection.candidate)
-    if selection.trials == "poisson":
-        return f"Poisson with mean {selection.mean:g}; {steps} steps a run"
-    return f"negative binomial, η = {selection.eta:g}, γ = {selection.gamma:g}; {steps} steps a run"
+def inside(entries: Iterable[tuple[Step, int]]) -> Iterator[tuple[Step, int]]:
+    """The steps that touched records: of a selection those of one of its runs."""
+    for step, count in entries:
+        chosen = [query for query in step.queries if isinstance(query, Selection)]
+        for query in chosen:
+            yield from inside(query.candidate)
+        if len(chosen) < max(len(step.queries), 1):
+            yield step, count
 
 
 def sampling(event: Sampling) -> str:

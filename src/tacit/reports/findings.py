@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.accounting import ACCOUNTANTS, Guarantee, Interval, compose, guarantee
+from tacit.accounting import ACCOUNTANTS, Composition, Guarantee, Interval, compose, guarantee
 from tacit.accounting.composition import Accountant
 from tacit.accounting.guarantee import attack_bounds, rounded_up
 from tacit.accounting.pld import Pld
 from tacit.ledger import Ledger, Step
+from tacit.reports.events import inside
 from tacit.reports.said import Said, clean
 
 RUN, LEDGER = "run.json", "ledger.jsonl"
@@ -117,8 +118,8 @@ def _claim(book: Ledger, delta: float) -> tuple[Guarantee | None, dict[str, str]
 
 
 def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spending, ...]:
-    marks = _marks(len(book), kinds=len(book.entries))
     try:
+        marks = _marks(len(book), _points(compose(book.entries, book.header.adjacency), 12))
         prefixes = [(mark, compose(first(book.entries, mark), book.header.adjacency)) for mark in marks]
     except ValueError as error:
         return tuple(Spending(accountant=name, label=label, refusal=str(error)) for name, label in _LABELS.items())
@@ -135,10 +136,15 @@ def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spe
     return tuple(found)
 
 
-def _marks(steps: int, *, kinds: int) -> list[int]:
-    """Numbers of steps to account for, closer together at the start, where ε rises fastest."""
-    points = 12 if kinds <= 50 else 6
-    return sorted({max(round(steps * (i / points) ** 1.5), 1) for i in range(1, points + 1)} if steps else set())
+def _points(composition: Composition, most: int) -> int:
+    """How many points a chart gets: fewer where each takes long, as the time grows with the kinds of release."""
+    kinds = len(composition.parts)
+    return most if kinds <= 8 else most // 2 if kinds <= 40 else 2
+
+
+def _marks(steps: int, points: int) -> list[int]:
+    """Numbers of steps to account for: the first, where a full-batch release may be, and more of the early ones."""
+    return sorted({1, *(max(round(steps * (i / points) ** 1.5), 1) for i in range(1, points + 1))} if steps else set())
 
 
 def first(entries: Sequence[tuple[Step, int]], steps: int) -> list[tuple[Step, int]]:
@@ -163,7 +169,7 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
     a smaller ε has the same δ already.
     """
     method, reach = _method(found.accountant), 2 * max(found.epsilon, 0.05)
-    points = 16 if len(found.composition.parts) <= 8 else 6
+    points = _points(found.composition, 16)
     places = sorted({found.epsilon, *(reach * (i / points) ** 1.5 for i in range(points + 1))})
     curve: list[tuple[float, Interval]] = []
     for epsilon in places:
@@ -175,7 +181,7 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
 
 def _records(book: Ledger, said: Said) -> int | None:
     """The number of records, as the ledger has it where it has it."""
-    counts = {getattr(step.sampling, "records", None) for step, _ in book.entries} - {None}
+    counts = {getattr(step.sampling, "records", None) for step, _ in inside(book.entries)} - {None}
     if counts:
         return max(int(count) for count in counts if count is not None)
     named = said.number("dataset", "records")

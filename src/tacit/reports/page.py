@@ -29,7 +29,7 @@ def page(run: Run, facts: Findings) -> str:
             f'<p class="claim{"" if facts.private else " refused"}">{escape(statement.claim(facts.guarantee))}</p>',
             _tiles(run, facts),
             _statement(run, facts),
-            _section("Privacy, from the ledger", _panels(charts.privacy(run, facts))),
+            _section("Privacy, from the ledger", _privacy(run, facts)),
             _section("Training", _training(run)),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
@@ -58,7 +58,9 @@ def _subtitle(run: Run) -> str:
 
 def _tiles(run: Run, facts: Findings) -> str:
     tiles = []
-    if facts.guarantee is not None:
+    if facts.guarantee is None or not facts.private:
+        tiles.append(("Private", "no", "seeded randomness" if facts.guarantee else "no proof"))
+    else:
         power = facts.attack_power([0.01])[0]
         tiles += [
             ("ε at most", rounded_up(facts.guarantee.epsilon), f"at δ = {statement.up(facts.delta)}"),
@@ -84,6 +86,11 @@ def _statement(run: Run, facts: Findings) -> str:
         "What is promised",
         f'<dl class="statement">{pairs}</dl><div class="uncovered"><h3>Not covered</h3><ul>{items}</ul></div>',
     )
+
+
+def _privacy(run: Run, facts: Findings) -> str:
+    seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
+    return seeded + _panels(charts.privacy(run, facts))
 
 
 def _training(run: Run) -> str:
@@ -125,7 +132,7 @@ def _events(run: Run) -> str:
 
 def _origin(run: Run, facts: Findings) -> str:
     header, said = run.ledger.header, run.said
-    ledger = str(run.files[-1])
+    ledger = run.files[-1].name  # not where it lies: that says more about the machine than about the run
     rows = [
         ("Ledger digest", run.ledger.digest),
         ("Ledger written by", clean(header.library) or "–"),

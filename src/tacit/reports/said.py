@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any, NoReturn
 
 FORMAT = 1
+SMALLEST, LARGEST = 1e-100, 1e100
 _LONGEST = 300
 _LARGEST_FILE = 64 * 2**20
 # Control characters, lone surrogates, and the marks that turn the reading direction around.
@@ -81,14 +81,10 @@ class Said:
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A number of a size that charts can show, or None; what is next to nothing is zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
+    return float(value) if abs(value) >= SMALLEST else 0.0
 
 
 def clean(text: str) -> str:

@@ -6,9 +6,11 @@ the model card; `tacit.training.statement` is the short form of a run that is st
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from tacit.accounting.guarantee import Guarantee, rounded_up
+from tacit.accounting.selection import in_words
 from tacit.ledger import Selection, Shuffled
 from tacit.reports import events
 from tacit.reports.findings import Findings, Run
@@ -29,6 +31,8 @@ def claim(found: Guarantee | None) -> str:
         f"{clean(found.unit)}-level (ε ≤ {rounded_up(found.epsilon)}, δ = {up(found.delta)}), "
         f"{found.adjacency}, {sampled}, all checkpoints"
     )
+    if found.tuning:
+        line = line.replace("all checkpoints", f"the chosen run only; tuning included: {clean(found.tuning)}")
     return line if found.secure_randomness else f"NOT PRIVATE (seeded): {line}"
 
 
@@ -36,8 +40,8 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
     """(heading, text) pairs."""
     book, found = run.ledger, facts.guarantee
     unit = clean(book.header.unit)
-    groups = sorted({clean(query.group) for step, _ in book.entries for query in step.queries})
-    shown = ", ".join(groups[:12]) + (f" and {len(groups) - 12} more" if len(groups) > 12 else "")
+    names = sorted({clean(name) for name in groups(run)})
+    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     records = "the number of records" + (f" ({facts.records})" if facts.records else "")
     pairs = [
         (
@@ -46,11 +50,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
             "released is not, and may know everything about all other records.",
         ),
         ("Protected unit", f"One {unit}. {_ADJACENCY[book.header.adjacency.value].format(unit=unit)}"),
-        (
-            "Released",
-            "Every noisy value that the ledger lists, and so everything computed from them: the final model and all "
-            "checkpoints on the way.",
-        ),
+        ("Released", _released(found)),
         (
             "Covered",
             f"The {len(book)} steps in the ledger with everything answered from their samples: {shown or 'nothing'}.",
@@ -87,7 +87,8 @@ def uncovered(run: Run) -> list[str]:
         "Preprocessing, selection or normalisation of the records that is not a row of the ledger table.",
         "The records that accuracy was measured on, if they are about people: test figures have no noise.",
         "Other runs on the same records: their costs add up, and each has its own ledger.",
-        f"Several {unit}s that belong together (one person's, one family's): k of them have about k times the ε and a larger δ.",
+        f"Several {unit}s that belong together (one person's, one family's): k of them have about k times the ε, and a "
+        "larger δ.",
         "What the model says about people in general: learning that is the purpose, and it affects those who are not "
         "in the data as well.",
         "Side channels: running time, memory, logs, and whoever can look into the training machine.",
@@ -103,7 +104,9 @@ def uncovered(run: Run) -> list[str]:
 
 def groups(run: Run) -> frozenset[str]:
     """The names of everything the ledger says was released."""
-    return frozenset(query.group for step, _ in run.ledger.entries for query in step.queries)
+    inner = (query for step, _ in events.inside(run.ledger.entries) for query in step.queries)
+    outer = (query for step, _ in run.ledger.entries for query in step.queries)
+    return frozenset(query.group for query in itertools.chain(outer, inner))
 
 
 def paid_for(name: str, metric: object, released: frozenset[str]) -> bool:
@@ -118,9 +121,21 @@ def _exposed(metrics: object, released: frozenset[str]) -> list[str]:
     return [name for name, metric in metrics.items() if not paid_for(name, metric, released)]
 
 
+def _released(found: Guarantee | None) -> str:
+    if found is not None and found.tuning:
+        return (
+            "The noisy values outside the search, and the chosen run: its final model and all its checkpoints. NOT the "
+            "other runs, nor how many they were, nor what they scored: that must stay unseen for the guarantee to hold."
+        )
+    return (
+        "Every noisy value that the ledger lists, and so everything computed from them: the final model and all "
+        "checkpoints on the way."
+    )
+
+
 def _sampling(run: Run, found: Guarantee | None) -> str:
     kinds: dict[str, int] = {}
-    for step, count in run.ledger.entries:
+    for step, count in events.inside(run.ledger.entries):
         words = events.sampling(step.sampling)
         kinds[words] = kinds.get(words, 0) + count
     listed = [f"{words} ({count} steps)" if count > 1 else f"{words} (1 step)" for words, count in kinds.items()]
@@ -128,7 +143,7 @@ def _sampling(run: Run, found: Guarantee | None) -> str:
     text = f"As carried out, written down by the sampler itself: {'; '.join(listed[:4]) or 'none'}{more}."
     if found is not None:
         text += " The accountant assumes exactly this."
-    if any(isinstance(step.sampling, Shuffled) for step, _ in run.ledger.entries):
+    if any(isinstance(step.sampling, Shuffled) for step, _ in events.inside(run.ledger.entries)):
         text += " Shuffled lots: each record is in one lot an epoch, and no amplification by sampling is claimed."
     return text
 
@@ -137,7 +152,7 @@ def _tuning(run: Run) -> str:
     for step, _ in run.ledger.entries:
         for query in step.queries:
             if isinstance(query, Selection):
-                return f"Charged: the ledger has the best of a random number of runs ({events.trials(query)})."
+                return f"Charged: the ledger has {in_words(query)}."
     return "Not charged: there is none in the ledger. Settings must have been fixed without looking at these records."
 
 
@@ -156,6 +171,8 @@ def _accounting(facts: Findings) -> str:
 def _strength(facts: Findings) -> str:
     found = facts.guarantee
     assert found is not None
+    if not found.secure_randomness:
+        return "Nothing: the run was seeded. With secure randomness it would be what the charts below show."
     odds = math.exp(found.epsilon) if found.epsilon < 700 else math.inf
     shown = rounded_up(odds) if odds < 1e4 else f"{odds * 1.05:.1e}"
     tier = "strong" if found.epsilon <= 1 else "reasonable" if found.epsilon <= 10 else "weak"

@@ -163,11 +163,18 @@ def _path(places: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
+def _key(series: Series) -> str:
+    style = f"s{series.style % STYLES}"
+    if len(series.points) == 1:
+        return f'<circle class="mark {style}" cx="14" cy="5" r="3.5"/>'
+    return f'<line class="line {style}" x1="1" y1="5" x2="27" y2="5"/>'
+
+
 def _figure(name: str, title: str, description: str, parts: Sequence[str], legend: Sequence[Series]) -> str:
-    box = f'x="{_LEFT}" y="{_TOP - 2}" width="{WIDTH - _LEFT - _RIGHT}" height="{HEIGHT - _TOP - _BOTTOM + 4}"'
+    # A little larger than the axes, for marks that lie on them.
+    box = f'x="{_LEFT - 4}" y="{_TOP - 4}" width="{WIDTH - _LEFT - _RIGHT + 8}" height="{HEIGHT - _TOP - _BOTTOM + 8}"'
     keys = "".join(
-        f'<li><svg class="key" viewBox="0 0 28 10" aria-hidden="true"><line class="line s{one.style % STYLES}" x1="1" '
-        f'y1="5" x2="27" y2="5"/></svg>{escape(one.label)}</li>'
+        f'<li><svg class="key" viewBox="0 0 28 10" aria-hidden="true">{_key(one)}</svg>{escape(one.label)}</li>'
         for one in legend
     )
     return (
