@@ -26,12 +26,9 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
-app.command()(report)
-app.add_typer(data)
-app.command()(report)
+app.command()(train)
 app.command()(predict)
 app.command()(report)
-app.command()(train)
 app.add_typer(data)
 
 

@@ -134,6 +134,9 @@ def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
     if isinstance(query, SparseVector):
         noise = f"sparse vector: ε {query.threshold_epsilon:.4g} threshold + {query.release_epsilon:.4g} answers"
         return f"{group}, at most {query.releases}", "–", noise, "–"
+    if isinstance(query, ThresholdedCounts):
+        noise = f"σ {query.noise_std:.4g}, released above {query.threshold:.4g}"
+        return f"{group}: values found", "1", noise, f"{query.noise_std:.4g}"
     return group, "–", in_words(query), "–"
 
 
