@@ -100,3 +100,37 @@ def test_a_budget_refuses_slack_beyond_its_delta() -> None:
 def test_what_does_not_occur_is_refused() -> None:
     with pytest.raises(ValueError, match="count below 1"):
         release({"nobody": 0}, seed=1)
+
+
+def test_no_accountant_sees_a_composition_with_slack_unprepared() -> None:
+    from tacit.accounting.moments import Moments
+    from tacit.accounting.pld import Pld
+    from tacit.accounting.rdp import Rdp
+    from tacit.accounting.strong import Strong
+
+    event = ThresholdedCounts(group="values", noise_std=8.0, threshold=40.0)
+    composition = compose([(Step(Everyone(), (event,)), 1)], Adjacency.ADD_REMOVE)
+    for method in (Pld(), Rdp(), Moments(), Strong()):
+        with pytest.raises(Unproved, match="threshold"):
+            method.epsilon(composition, 1e-3)
+
+
+def test_an_adaptive_budget_has_no_proof_for_slack() -> None:
+    """Slack spent where the loss is low, and divergence where it is high, would overrun δ."""
+    from tacit.accounting import Filter
+    from tacit.ledger import AdaptiveBudget
+
+    ledger = Ledger(Header())
+    ledger.guard(Filter(AdaptiveBudget(epsilon=5.0, delta=1e-3)))
+    with pytest.raises(Unproved, match="threshold"):
+        ledger.record(Step(Everyone(), (ThresholdedCounts(group="v", noise_std=8.0, threshold=60.0),)))
+
+
+def test_a_trial_of_a_selection_cannot_discover_values() -> None:
+    from tacit.tuning.cover import Cover
+
+    base = ((Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=4.0),)), 1),)
+    ledger = Ledger(Header())
+    ledger.guard(Cover(base, Adjacency.ADD_REMOVE))
+    with pytest.raises(Unproved, match="threshold"):
+        ledger.record(Step(Everyone(), (ThresholdedCounts(group="v", noise_std=50.0, threshold=60.0),)))

@@ -87,6 +87,7 @@ def test_a_class_of_one_is_not_found() -> None:
     y[17] = "only me"
     model = PrivateClassifier(epsilon=3.0, bounds=(-200, 200)).fit(X, y)
     assert "only me" not in model.classes_
+    assert model.classes_.dtype == np.array(["poor", "rich"]).dtype  # nor is the length of its label
 
 
 def test_declared_classes_are_all_there_is() -> None:

@@ -75,12 +75,20 @@ class Term:
 class Composition:
     """All that was done: the terms with their counts. Order does not matter, equal terms are merged.
 
-    ``slack`` is to be added to δ: the probability that something shows which the terms do not cover.
+    ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
+    that are found by name see to it; one that is not prepared for slack cannot get at the parts.
     """
 
     adjacency: Adjacency
-    parts: tuple[tuple[Term, int], ...]
+    terms: tuple[tuple[Term, int], ...]
     slack: float = 0.0
+
+    @property
+    def parts(self) -> tuple[tuple[Term, int], ...]:
+        """The terms, where they are all there is."""
+        if self.slack:
+            raise Unproved("values were found by a threshold, which adds to δ; there is no proof for that here.")
+        return self.terms
 
     @property
     def shift_factor(self) -> int:
@@ -137,7 +145,8 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
 def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1)."""
     policy, rate = _policy(step.sampling, adjacency)
-    gaussian = tuple(_gaussian(query) for query in step.queries if isinstance(query, ev.GaussianSum | _Counts))
+    queries = [query.shared if isinstance(query, ev.ThresholdedCounts) else query for query in step.queries]
+    gaussian = tuple(query for query in queries if isinstance(query, ev.GaussianSum))
     for item in gaussian:
         if item.noise != "gaussian":
             raise Unproved(f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' has a proof here.")
@@ -164,16 +173,6 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
         if bases and isinstance(bases[0], Pure | Best):
             raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
     return [Term(base, policy, rate) for base in bases]
-
-
-_Counts = ev.ThresholdedCounts
-
-
-def _gaussian(query: ev.GaussianSum | ev.ThresholdedCounts) -> ev.GaussianSum:
-    """What a query is on the values that neighbours share: a Gaussian sum."""
-    if isinstance(query, ev.ThresholdedCounts):
-        return ev.GaussianSum(group=query.group, clip_norm=1.0, noise_std=query.noise_std)
-    return query
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:

@@ -95,8 +95,5 @@ def filter_order(budget: AdaptiveBudget) -> float:
 
 def fits_adaptively(composition: Composition, budget: AdaptiveBudget) -> bool:
     order = filter_order(budget)
-    left = budget.delta - composition.slack
-    if left <= 0:
-        return False
-    share = budget.epsilon + (math.log(left) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
+    share = budget.epsilon + (math.log(budget.delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
     return float(divergences(composition, (order,))[0]) <= share

@@ -262,9 +262,15 @@ class ThresholdedCounts:
             raise ValueError(f"threshold is {self.threshold!r}; it must be a finite number above 1.")
 
     @property
+    def shared(self) -> GaussianSum:
+        """What it is on the values that neighbours share."""
+        return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
+
+    @property
     def slack(self) -> float:
-        """The probability that a count of one, with noise, passes the threshold; a hair more, for rounding."""
-        return math.erfc((self.threshold - 1) / (self.noise_std * math.sqrt(2))) / 2 * (1 + 1e-9) + 1e-300
+        """The probability that a count of one, with noise rounded to a grid of 2^-14 of it, passes the threshold."""
+        distance = (self.threshold - 1) / self.noise_std - 2.0**-14
+        return math.erfc(distance / math.sqrt(2)) / 2 * (1 + 1e-9) + 1e-300
 
 
 Query = GaussianSum | LaplaceSum | SparseVector | Selection | ThresholdedCounts

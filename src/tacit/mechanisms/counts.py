@@ -13,6 +13,8 @@ from tacit.mechanisms.groups import Spendable
 from tacit.mechanisms.noise import add_gaussian_
 from tacit.randomness import Source
 
+_GRID = 2.0**-14  # of the noise: noisy counts are rounded to a grid finer than that
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountsQuery:
@@ -35,7 +37,7 @@ class CountsQuery:
 
     def event(self) -> ThresholdedCounts:
         """What to record for a step."""
-        height = 1 + self.noise_std * -NormalDist().inv_cdf(self.slack * (1 - 1e-6))
+        height = 1 + self.noise_std * -NormalDist().inv_cdf(self.slack * (1 - 1e-6)) + self.noise_std * _GRID
         return ThresholdedCounts(group=self.group, noise_std=self.noise_std, threshold=height)
 
     def release(self, receipt: Spendable, counts: Mapping[str, int], source: Source) -> dict[str, float]:

@@ -96,7 +96,8 @@ def _rows(phase: _Phase) -> list[Row]:
     steps = f"{phase.begin}" if phase.begin == phase.end else f"{phase.begin}–{phase.end}"
     if phase.count < phase.end - phase.begin + 1:
         steps += ", not all"
-    gaussian = tuple(query for query in step.queries if isinstance(query, GaussianSum))
+    sums = [query.shared if isinstance(query, ThresholdedCounts) else query for query in step.queries]
+    gaussian = tuple(query for query in sums if isinstance(query, GaussianSum))
     together = f"{Step(step.sampling, gaussian).noise_multiplier:.4g}" if gaussian else "–"
     found = []
     for index, query in enumerate(step.queries):

@@ -15,6 +15,10 @@ class Account:
 
     Copies made by scikit-learn (`clone`, pipelines, searches) are the same account: fitting twice costs twice, and
     the fit that would overrun raises `tacit.BudgetExceeded`. A pickled account comes back closed.
+
+    What the caller owes: the shares and settings of all fits are decided before the first, not by what an earlier one
+    released; and scores that scikit-learn computes on held-out records (cross-validation, searches) are exact, not
+    private, and not in the ledger.
     """
 
     def __init__(self, *, epsilon: float, delta: float = 1e-5, ledger: str | Path | None = None) -> None:
@@ -64,7 +68,7 @@ class Purse:
                 raise ValueError("random_state is for debugging and unsafe; leave it out with an account.")
             self._total, self.ledger = shared.budget, shared.ledger
             self._own = self._total if epsilon is None else Budget(epsilon=epsilon, delta=self._total.delta)
-        self.source: Source = SecureSource() if seed is None else SeededSource(seed)
+        self.source = _source(seed)
         self.seed = seed
         self._before: Entries = () if epsilon is None else self.ledger.entries
 
@@ -107,6 +111,15 @@ class Purse:
     def guarantee(self) -> Guarantee:
         """What everything in the ledger promises together."""
         return account(self.ledger, delta=self._total.delta)
+
+
+def _source(seed: int | None) -> Source:
+    """For all but descents, which have a source of their own: two streams of one seed must differ."""
+    if seed is None:
+        return SecureSource()
+    source = SeededSource(seed)
+    source.branch("scikit-learn")
+    return source
 
 
 def _since(before: Entries, now: Entries) -> Entries:

@@ -83,6 +83,8 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
       taken as they are: put a `PrivateScaler` before.
     * ``random_state``: for debugging only. The fit can then be repeated, and is not private.
 
+    Whether classes are text, whole numbers or others is taken to be public.
+
     Formal guarantee: the record is a row with its class. Its gradient is clipped to the rule's norm, lots are Poisson
     samples, every noisy sum is in the ledger before it is used; ``guarantee_`` is computed from the ledger. The number
     of rows is taken to be public.
@@ -182,7 +184,9 @@ def _discovered(labels: NDArray[Any], purse: Purse) -> NDArray[Any]:
     query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
     receipt = purse.ledger.record(Step(Everyone(unit=purse.ledger.header.unit), (query.event(),)))
     receipt.draw()
-    counts = Counter(map(str, labels.tolist()))
-    found = query.release(receipt, counts, purse.source)
-    spelled = {str(value): value for value in np.unique(labels).tolist()}
-    return np.array(sorted(spelled[text] for text in found), dtype=labels.dtype)
+    kind = labels.dtype.kind
+    found = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
+    if kind in "US":
+        return np.array(sorted(found))  # the length of the longest label is that of the longest one released
+    number = {"b": lambda text: text == "True", "f": float}.get(kind, int)
+    return np.array(sorted(number(text) for text in found), dtype=labels.dtype)

@@ -15,6 +15,8 @@ Columns: TypeAlias = Mapping[str, NDArray[Any]]
 
 ROWS = 65_536
 _LONGEST_FIELD = 1 << 20
+_LONGEST = 256
+"""Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -84,7 +86,7 @@ def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]
                     continue
                 if len(line) != len(names):
                     raise ValueError(f"{path}, line {reader.line_num}: {len(line)} fields, not {len(names)}.")
-                piece.append([line[place] for place in places])
+                piece.append([line[place][:_LONGEST] for place in places])
                 if len(piece) == rows:
                     yield _stripped(wanted, piece)
                     piece = []
@@ -126,7 +128,9 @@ def _arrow(column: Any, name: str) -> NDArray[Any]:
         values: NDArray[Any] = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         return values
     if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
-        return np.char.strip(np.array(["" if v is None else _word(v) for v in column.to_pylist()], dtype=str))
+        return np.char.strip(
+            np.array(["" if v is None else _word(v)[:_LONGEST] for v in column.to_pylist()], dtype=str)
+        )
     raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
 
 

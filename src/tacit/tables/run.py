@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Iterable
@@ -30,16 +29,12 @@ class TableFile:
     """A CSV or Parquet file with a schema."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
-        self.name, self.source, self._path, self._schema = path.name, str(path), path, schema
+        self.name, self._path, self._schema = path.name, path, schema
+        self.source, self.fingerprint = "a file of the user's", ""  # a hash of the records would tell of each of them
         next(iter(self.pieces()), None)  # a file that cannot be read is found here
 
     def pieces(self) -> Iterable[Columns]:
         return read(self._path, self._schema.columns)
-
-    @property
-    def fingerprint(self) -> str:
-        with self._path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class TableInMemory:
@@ -188,7 +183,7 @@ def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:
 
 
 def _notes(public: bool, fraction: float, seed: int | None) -> list[str]:
-    notes = ["The fingerprint is a hash of the records, without noise: do not publish it if they are secret."]
+    notes = ["The table was not refused, so it fitted its schema: that much is known beside what the ledger lists."]
     if public:
         notes.append("The test table is taken to be public: the score on it is exact and is not paid for.")
     elif fraction:

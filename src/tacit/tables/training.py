@@ -80,7 +80,7 @@ def train_table(
 
     The number of rows is taken to be public.
     """
-    source: Source = SecureSource() if seed is None else SeededSource(seed)
+    source = _source(seed)
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
     count = _count(pieces)
@@ -95,7 +95,7 @@ def train_table(
     train = everyone.part(~aside) if aside.any() else everyone
     if not len(train):
         raise ValueError(f"none of {len(everyone)} records is left to train on; a table needs hundreds.")
-    examination = _examination(len(everyone), int(aside.sum()), budget) if aside.any() else None
+    examination = _examination(fresh, len(everyone), int(aside.sum()), budget) if aside.any() else None
     size = sum(parameter.numel() for parameter in fresh.network.parameters())
     rule = settings(records=len(train), parameters=size, epsilon=budget.epsilon)
     final = chosen(rule, len(train)) if chosen is not None else rule
@@ -137,6 +137,15 @@ def train_table(
     )
 
 
+def _source(seed: int | None) -> Source:
+    """For all but the descent, which has a source of its own: two streams of one seed must differ."""
+    if seed is None:
+        return SecureSource()
+    source = SeededSource(seed)
+    source.branch("table")
+    return source
+
+
 def _check_found(schema: Schema, records: int, budget: Budget) -> None:
     target = schema.columns[schema.target]
     if isinstance(target, Category) and len(target.values or ()) < 2:
@@ -162,9 +171,13 @@ def _errors(model: TableModel, records: Records, rows: slice) -> Tensor:
     return (outputs.clamp(-1, 1) - targets).abs() / 2
 
 
-def _examination(records: int, held: int, budget: Budget) -> SumQuery:
+def _examination(model: TableModel, records: int, held: int, budget: Budget) -> SumQuery:
     """A count with as much noise as its share of ε asks for, and no less than makes a tenth of a percent."""
-    return SumQuery(group="test", clip_norm=1.0, noise_std=max(_alone(records, TEST_SHARE, budget), 1e-3 * held))
+    return SumQuery(
+        group=f"metrics/{_score_name(model)}",
+        clip_norm=1.0,
+        noise_std=max(_alone(records, TEST_SHARE, budget), 1e-3 * held),
+    )
 
 
 def _alone(records: int, share: float, budget: Budget) -> float:
