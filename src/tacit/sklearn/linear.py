@@ -188,5 +188,5 @@ def _discovered(labels: NDArray[Any], purse: Purse) -> NDArray[Any]:
     found = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
     if kind in "US":
         return np.array(sorted(found))  # the length of the longest label is that of the longest one released
-    number = {"b": lambda text: text == "True", "f": float}.get(kind, int)
-    return np.array(sorted(number(text) for text in found), dtype=labels.dtype)
+    values = [text == "True" if kind == "b" else float(text) if kind == "f" else int(text) for text in found]
+    return np.array(sorted(values), dtype=labels.dtype)
