@@ -3,6 +3,7 @@
 from tacit.mechanisms.adaptive import Adaptive, AdaptiveClipping
 from tacit.mechanisms.allocation import Allocation, DimensionAdjusted, Explicit, Proportional, remaining
 from tacit.mechanisms.clipping import Automatic, DimensionWeighted, Flat, Groups, Joint, PerLayer, Strategy
+from tacit.mechanisms.counts import CountsQuery
 from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
@@ -14,6 +15,7 @@ __all__ = [
     "Allocation",
     "Automatic",
     "Clipping",
+    "CountsQuery",
     "DimensionAdjusted",
     "DimensionWeighted",
     "Explicit",
