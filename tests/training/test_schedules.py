@@ -54,9 +54,30 @@ def test_fixed_size_lots_follow_the_schedule(make: Any, train: Any, lots: Any) -
 
 
 def test_shuffled_lots_do_not_change_size(make: Any, train: Any) -> None:
-    _, _, run = make(sampling="shuffled", lot_size=lambda step: 10 + step)
-    with pytest.raises(ValueError, match="Poisson or fixed-size"):
-        train(run)
+    with pytest.raises(ValueError, match=r"lot_size changes from 10 to others; .* Poisson or fixed-size"):
+        make(sampling="shuffled", lot_size=lambda step: 10 + step)
+    _, _, run = make(sampling="shuffled", lot_size=lambda step: 10)
+    train(run)
+
+
+def test_users_come_in_lots_of_changing_size(make: Any, train: Any, lots: Any) -> None:
+    """The user is the record: the rate is that of users, whatever the schedule."""
+    users = [i % 20 for i in range(60)]
+    _, _, run = make(
+        steps=40, users=users, examples_per_user=2, lot_size=lambda step: 4 if step < 20 else 18, batch_size=60
+    )
+    drawn = lots(run)
+    train(run)
+    assert [step.sampling.rate for step in listed(run)] == pytest.approx([0.2] * 20 + [0.9] * 20)
+    assert sum(len(lot.users) for lot in drawn[:20]) < sum(len(lot.users) for lot in drawn[20:]) / 2
+
+
+@pytest.mark.parametrize("wrong", [0, 61, 7.0, True])
+def test_a_lot_size_that_a_later_step_cannot_have_is_refused_at_the_start(make: Any, wrong: Any) -> None:
+    ledger = tacit.Ledger()
+    with pytest.raises(ValueError, match=f"lot_size is {wrong} at step 3; it must be"):
+        make(steps=5, lot_size=lambda step: wrong if step == 3 else 12, ledger=ledger)
+    assert len(ledger) == 0
 
 
 def test_epochs_count_records_whatever_the_schedule(make: Any) -> None:
