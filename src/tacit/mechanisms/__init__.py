@@ -6,6 +6,7 @@ from tacit.mechanisms.clipping import Automatic, DimensionWeighted, Flat, Groups
 from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
+from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
 from tacit.mechanisms.sums import LaplaceQuery, SumQuery, Total, WeightedMean
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "AdaptiveClipping",
     "Allocation",
     "Automatic",
+    "Chosen",
     "Clipping",
     "DimensionAdjusted",
     "DimensionWeighted",
@@ -26,6 +28,7 @@ __all__ = [
     "Proportional",
     "QuantileTracker",
     "Repeated",
+    "SparseVectorQuery",
     "Strategy",
     "SumQuery",
     "Total",
