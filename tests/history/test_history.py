@@ -215,7 +215,7 @@ def test_07_the_fraction_has_a_public_divisor(silence: list[tuple[Tensor, float]
         F.cross_entropy(run.model(x), y).backward()
         run.optimizer.step()
         norm *= math.exp(-(0.5 + 0.5 * len(x) / 10 - 0.5))  # all are below: + 1/2 for each of the lot
-        assert run.clipping_state()["clip_norm"] == pytest.approx(norm)
+        assert run.clipping_state()["clip_norms"]["gradients"] == pytest.approx(norm)
 
 
 # -- 8. Calibration overshot the target, crashed for small or large ones, and reading ε changed the accountant.

@@ -76,7 +76,7 @@ def test_all_state_comes_back(make: Any, train: Any, tmp_path: Path, name: str) 
     assert other.second.weight is other.first.weight
     assert flat(fresh.state_dict()) == flat(optimizer.state_dict())
     assert isinstance(fresh.param_groups[0].get("betas", ()), tuple)
-    assert resumed.clipping_state() == run.clipping_state() != {"clip_norm": 0.2}
+    assert resumed.clipping_state() == run.clipping_state() != {"clip_norms": {"gradients": 0.2}}
     assert (resumed.step, resumed.metrics) == (3, run.metrics)
     train(resumed)
     assert resumed.step == 5 and len(ledger) == 5
@@ -217,7 +217,9 @@ def corrupt(text: str, how: str) -> str:
         'sampler={"sampler": "shuffled", "records": 60, "draws": 1}',
         'sampler={"sampler": "poisson", "records": 61, "draws": 1}',
         "clipping=gone",
-        'clipping={"clip_norm": -1}',
+        'clipping={"clip_norms": {"gradients": -1}}',
+        'clipping={"clip_norms": {"others": 1.0}}',
+        'clipping={"clip_norms": 3}',
         "clipping={}",
         "metrics=3",
         "noise_multiplier=-2",

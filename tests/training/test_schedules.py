@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -110,6 +111,40 @@ def test_the_budget_watches_a_schedule(make: Any, train: Any) -> None:
 def test_a_changing_lot_size_is_not_solved_for(make: Any) -> None:
     with pytest.raises(ValueError, match="give noise_multiplier too"):
         make(budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 10 + step)
+
+
+def test_every_layer_finds_its_clip_norm_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    clipping = tacit.Adaptive(initial=tacit.PerLayer(each=0.01), learning_rate=0.5, count_noise_std=3.0)
+    _, _, run = make(model, steps=25, lot_size=30, batch_size=7, clipping=clipping, noise_multiplier=1.5)
+    train(run)
+    steps = listed(run)
+    assert [query.group for query in steps[0].queries] == [
+        "gradients/0",
+        "gradients/2",
+        "unclipped count/0",
+        "unclipped count/2",
+    ]
+    assert {round(step.noise_multiplier, 9) for step in steps} == {1.5}
+    first, second = run.clipping_state()["clip_norms"].values()
+    assert first > 0.05 and second > 0.05 and first != second
+
+
+def test_the_count_is_divided_by_the_lot_size_of_the_step(make: Any, silence: Any) -> None:
+    model, optimizer, run = make(
+        steps=4,
+        lot_size=lambda step: 20 if step < 2 else 60,
+        clipping=tacit.Adaptive(initial=1e6, learning_rate=1.0),
+        noise_multiplier=0.1,
+        batch_size=60,
+    )
+    norm = 1e6
+    for step, (x, y) in enumerate(run.batches()):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        norm *= math.exp(-0.5 * len(x) / (20 if step < 2 else 60))  # all are below: + 1/2 for each of the lot
+        assert run.clipping_state()["clip_norms"]["gradients"] == pytest.approx(norm)
+    assert [step.queries[1].noise_std for step in listed(run)] == [1.0, 1.0, 3.0, 3.0]
 
 
 def test_adaptive_clipping_moves_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tacit.ledger import Sampling, Step
-from tacit.mechanisms import Allocation, Clipping, Strategy
+from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
 from tacit.mechanisms.groups import Shapes
 from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, UserSampler
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -62,7 +62,10 @@ class Questionnaire:
         if self._bound is None or self._bound[0] != strategy:
             bound = strategy.bind(self._shapes, lot_size=recipe.lot_size(number))
             self._bound = (strategy, bound.repeated(self.contributions) if self.contributions > 1 else bound)
-        return self._bound[1]
+        clipping = self._bound[1]
+        if isinstance(clipping, AdaptiveClipping):
+            clipping.expect(recipe.lot_size(number))
+        return clipping
 
     def _tallies(self, noise: Allocation) -> dict[str, Tally]:
         share = getattr(noise, "noise_multiplier", None)
