@@ -33,6 +33,9 @@ def fit(
     ``settings`` are those of `tacit.make_private`. The declared metrics, which are private, go to ``loggers`` and the
     progress bar, with ε spent. A loss is shown only if it is declared: ``metrics={"loss": Metric(bound=5.0)}``.
     """
+    others = sorted(set(settings.get("metrics") or {}) - {"loss"})
+    if others:
+        raise ValueError(f"metrics has {others[0]!r}; fit can observe 'loss' only: write the loop for others.")
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run = make_private(model, optimizer, dataset, **settings)
     watched, told = "loss" in (settings.get("metrics") or {}), 0

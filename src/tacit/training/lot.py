@@ -29,6 +29,16 @@ class Lot:
         self.size, self.last, self.taken = size, last, False
         self.observed.clear()
 
+    def check_observed(self) -> None:
+        """Refuse to release as a metric what would be noise alone, or noise and a part of the lot."""
+        declared = {name.removeprefix("metrics/") for name in self.questions.tallies if name.startswith("metrics/")}
+        missing = sorted(declared - self.observed)
+        if missing:
+            raise RuntimeError(
+                f"metric {', '.join(map(repr, missing))} was declared but not observed for this batch; call "
+                f"run.observe({missing[0]}=...) for every batch before optimizer.step(), or leave it out of metrics."
+            )
+
     def observe(self, name: str, rows: Tensor) -> None:
         """Add one value for each example of the batch to a metric."""
         tallies, group = self.questions.tallies, f"metrics/{name}"

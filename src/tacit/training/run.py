@@ -31,6 +31,7 @@ from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.lot import Lot
+from tacit.training.plain import Stateful
 from tacit.training.questions import Questionnaire
 from tacit.training.recipe import Recipe
 from tacit.training.statement import statement
@@ -157,6 +158,7 @@ class PrivateRun:
                 "times, or not at all. Say where the examples are with batch_dim, and let collate give one row for "
                 "each record."
             )
+        lot.check_observed()
         self._buffers.check()
         # Taken from here on: after a failure half-way the batch must not be added a second time.
         lot.taken = True
@@ -215,17 +217,21 @@ class PrivateRun:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self, directory: str | Path) -> None:
-        """Write a checkpoint between two lots (see `tacit.training.checkpoint`)."""
+    def save(self, directory: str | Path, **others: Stateful) -> None:
+        """Write a checkpoint between two lots (see `tacit.training.checkpoint`).
+
+        ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must be
+        made of plain values and tensors, and of nothing the records could be read from.
+        """
         from tacit.training.checkpoint import save
 
-        save(self, directory)
+        save(self, directory, others)
 
-    def load(self, directory: str | Path) -> None:
-        """Continue from a checkpoint; steps recorded after it stay charged."""
+    def load(self, directory: str | Path, **others: Stateful) -> None:
+        """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
         from tacit.training.checkpoint import load
 
-        load(self, directory)
+        load(self, directory, others)
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
