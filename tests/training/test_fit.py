@@ -16,7 +16,10 @@ from torch.utils.data import TensorDataset
 
 import tacit
 from tacit._version import __version__
+from tacit.ledger import Everyone, Step
+from tacit.mechanisms import LaplaceQuery, SparseVectorQuery
 from tacit.training import JsonLines, PrivateRun, TensorBoard
+from tacit.training.statement import statement
 
 SETTINGS: dict[str, Any] = {"lot_size": 30, "clipping": tacit.Flat(1.0), "accountant": "rdp"}
 
@@ -244,3 +247,15 @@ def test_the_statement_with_the_default_accountant(make: Any, train: Any) -> Non
     _, _, run = make(steps=6, noise_multiplier=2.0)
     train(run)
     assert "The bound is tight" in run.statement(1e-5)
+
+
+def test_the_statement_names_noise_that_is_not_gaussian() -> None:
+    ledger = tacit.Ledger()
+    sparse = SparseVectorQuery(group="upload", epsilon=1.8, releases=5, bound=1.0, threshold=0.1)
+    laplace = LaplaceQuery(group="count", clip_norm=1.0, scale=4.0)
+    ledger.record(Step(Everyone(), (sparse.event(),)))
+    ledger.record(Step(Everyone(), (laplace.event(),)))
+    text = statement(tacit.account(ledger, delta=1e-5, accountant="rdp"), ledger, records=100)
+    assert "Group upload: sparse vector, 5 values or fewer and ε 1.01 a step." in text  # 1.0, rounded up
+    assert "Group count: clip norm 1 (L1), Laplace noise of scale 4 on the sum." in text
+    assert "Noise multiplier" not in text and "inf" not in text

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import tacit
+from tacit.accounting import guarantee
+from tacit.ledger import GaussianSum, Header, Poisson, Step
 from tacit.mechanisms import DimensionAdjusted, Proportional
 
 
@@ -108,9 +110,85 @@ def test_the_budget_watches_a_schedule(make: Any, train: Any) -> None:
     assert run.guarantee().epsilon <= 2.0
 
 
-def test_a_changing_lot_size_is_not_solved_for(make: Any) -> None:
-    with pytest.raises(ValueError, match="give noise_multiplier too"):
-        make(budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 10 + step)
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
+@pytest.mark.parametrize("also", [False, True])
+def test_noise_is_solved_for_with_a_changing_lot_size(make: Any, train: Any, sampling: str, also: bool) -> None:
+    """All steps fit, together with what the ledger already holds, and hardly anything is left over."""
+    ledger = None
+    if also:
+        _, _, first = make(steps=5, noise_multiplier=4.0, sampling=sampling)
+        train(first)
+        ledger = first.ledger
+    _, _, run = make(
+        steps=12,
+        lot_size=lambda step: 4 if step < 6 else 20,
+        budget=tacit.Budget(3.0, 1e-5),
+        sampling=sampling,
+        ledger=ledger,
+        accountant="rdp",
+    )
+    train(run)
+    assert run.step == 12
+    assert 0.99 * 3.0 < run.guarantee().epsilon <= 3.0
+    again = make(  # with less noise it would not have fitted
+        steps=12,
+        lot_size=lambda step: 4 if step < 6 else 20,
+        noise_multiplier=run.recipe.solved * 0.995,
+        sampling=sampling,
+        ledger=None if ledger is None else copied(ledger, 5),
+        accountant="rdp",
+    )[2]
+    train(again)
+    assert again.guarantee(1e-5).epsilon > 3.0
+
+
+def copied(ledger: tacit.Ledger, steps: int) -> tacit.Ledger:
+    """The first steps of a ledger."""
+    copy = tacit.Ledger(ledger.header)
+    for step in [step for step, count in ledger.entries for _ in range(count)][:steps]:
+        copy.record(step)
+    return copy
+
+
+def test_noise_is_solved_for_with_many_lot_sizes(make: Any) -> None:
+    """Sizes are rounded up to some forty: a little more noise than needed, and never less."""
+    dataset = torch.utils.data.TensorDataset(torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.long))
+    _, _, run = make(
+        dataset=dataset,
+        steps=100,
+        lot_size=lambda step: 20 + 3 * step,
+        budget=tacit.Budget(2.0, 1e-5),
+        accountant="rdp",
+    )
+    z = run.recipe.solved
+    exact = [
+        (Step(Poisson(rate=(20 + 3 * step) / 1000), (GaussianSum(group="g", clip_norm=1.0, noise_std=z),)), 1)
+        for step in range(100)
+    ]
+    assert 0.95 * 2.0 < guarantee(exact, Header(), delta=1e-5, accountant="rdp").epsilon <= 2.0
+
+
+def test_noise_is_solved_for_by_the_accountant_of_the_run(make: Any) -> None:
+    solved = {
+        name: make(
+            budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 3 if step < 5 else 9, accountant=name
+        )[2].recipe.solved
+        for name in ("pld", "rdp")
+    }
+    assert 0.5 * solved["rdp"] < solved["pld"] < solved["rdp"]
+
+
+def test_a_ledger_that_has_spent_the_budget_leaves_nothing_to_solve_for(make: Any, train: Any) -> None:
+    _, _, first = make(steps=5, noise_multiplier=0.5, accountant="rdp")
+    train(first)
+    with pytest.raises(ValueError, match="what the ledger already holds leaves too little"):
+        make(
+            budget=tacit.Budget(0.5, 1e-5),
+            steps=10,
+            lot_size=lambda step: 10 + step % 2,
+            ledger=first.ledger,
+            accountant="rdp",
+        )
 
 
 def test_every_layer_finds_its_clip_norm_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:

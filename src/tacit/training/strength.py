@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from tacit.accounting import plan
-from tacit.ledger import AdaptiveBudget, Budget, Step
+from tacit.accounting import Unproved, compose, plan
+from tacit.accounting.accountants import find
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, GaussianSum, Poisson, Step
 from tacit.mechanisms import Allocation, DimensionAdjusted, Proportional
 from tacit.training.population import Population
 from tacit.training.recipe import Schedule, by_step
@@ -15,6 +20,8 @@ _ALLOCATIONS: dict[str, Callable[[float], Allocation]] = {
     "proportional": Proportional,
     "dimension-adjusted": DimensionAdjusted,
 }
+
+_LEVELS = 40  # different lot sizes that the noise is solved for; each takes an accountant some milliseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +63,66 @@ def least_noise(
         raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
     if isinstance(budget, AdaptiveBudget):
         raise ValueError("an AdaptiveBudget only says when to stop; give noise_multiplier too.")
-    sizes = by_step(lot_size)
-    if len({sizes(step) for step in range(steps)} if callable(lot_size) else {lot_size}) > 1:
-        raise ValueError("with a changing lot size the noise is not solved for; give noise_multiplier too.")
-    return plan(
-        records=population.records,
-        lot_size=sizes(0),
-        steps=steps,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        sampling=population.sampling,
-        adjacency=population.adjacency.value,
-        accountant=accountant,
-        also=also,
-    ).noise_multiplier
+    sizes = Counter(lot_size(step) for step in range(steps)) if callable(lot_size) else Counter({lot_size: steps})
+    if len(sizes) == 1:
+        return plan(
+            records=population.records,
+            lot_size=next(iter(sizes)),
+            steps=steps,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            sampling=population.sampling,
+            adjacency=population.adjacency.value,
+            accountant=accountant,
+            also=also,
+        ).noise_multiplier
+    counts = _coarse(sizes)
+
+    def fits(method: str) -> Callable[[float], bool]:
+        def within(noise_multiplier: float) -> bool:
+            query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
+            lots = [(Step(_sampling(population, size), (query,)), count) for size, count in counts.items()]
+            composition = compose([*also, *lots], population.adjacency)
+            return find(method).epsilon(composition, budget.delta).upper <= budget.epsilon
+
+        return within
+
+    guess = 1.0
+    if accountant != "rdp":
+        with suppress(Unproved):
+            guess = _least(fits("rdp"), 1.0)  # quick, and near
+    return _least(fits(accountant), guess)
+
+
+def _coarse(sizes: Counter[int]) -> Counter[int]:
+    """At most `_LEVELS` lot sizes, each rounded up to the next of them: more records cost more, never less."""
+    if len(sizes) <= _LEVELS:
+        return sizes
+    ordered = sorted(sizes)
+    levels = [ordered[len(ordered) * number // _LEVELS - 1] for number in range(1, _LEVELS + 1)]
+    coarse: Counter[int] = Counter()
+    for size, count in sizes.items():
+        coarse[levels[bisect_left(levels, size)]] += count
+    return coarse
+
+
+def _sampling(population: Population, size: int) -> Poisson | FixedSize:
+    if population.sampling == "fixed-size":
+        return FixedSize(size=size, records=population.records, unit=population.unit)
+    return Poisson(rate=size / population.records, records=population.records, unit=population.unit)
+
+
+def _least(fits: Callable[[float], bool], guess: float) -> float:
+    """The least noise that fits, to within 0.1 % and from above; ``fits`` is false up to it and true beyond."""
+    high, factor = guess, 1.25
+    while not fits(high):
+        high, factor = high * factor, factor**2
+        if high > 1e9:
+            raise ValueError("no noise fits the budget; what the ledger already holds leaves too little of it.")
+    low, factor = high / 1.25, 1.25
+    while low > 1e-4 and fits(low):
+        high, low, factor = low, low / factor**2, factor**2
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
