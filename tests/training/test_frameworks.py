@@ -132,3 +132,51 @@ def test_mixed_precision_does_not_loosen_the_bound(silence: Any, order: str) -> 
         optimizer.step()
     norm = torch.cat([total.flatten() for total, _, _ in silence.added]).double().norm()
     assert 0.49 < float(norm) <= 0.5
+
+
+@pytest.mark.slow
+def test_the_hugging_face_trainer_with_lots_of_the_run(
+    make: Any, train: Any, noise: Any, data: TensorDataset, tmp_path: Any
+) -> None:
+    """The loop of docs/frameworks.md: it ends where a plain loop ends, noise included."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            scores = self.inner(pixels)
+            return {"loss": F.cross_entropy(scores, labels), "logits": scores}
+
+    dataset = hugging_face(data).rename_column("label", "labels").remove_columns("text").with_format("torch")
+    ends = []
+    for kind in ("loop", "trainer"):
+        torch.manual_seed(0)
+        noise.generator.manual_seed(3)
+        model = Model()
+        _, optimizer, run = make(model, None, dataset, lot_size=60, batch_size=600, steps=3)
+        if kind == "loop":
+            for batch in run.batches():
+                model(**batch)["loss"].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        else:
+
+            class Lots(torch.utils.data.IterableDataset[Any]):
+                def __iter__(self, run: Any = run) -> Any:
+                    return run.batches()
+
+            class Private(transformers.Trainer):
+                def get_train_dataloader(self, lots: Any = Lots) -> Any:
+                    return torch.utils.data.DataLoader(lots(), batch_size=None)
+
+            constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+            arguments = transformers.TrainingArguments(
+                output_dir=str(tmp_path), max_steps=3, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
+            )
+            Private(model=model, args=arguments, train_dataset=dataset, optimizers=(optimizer, constant)).train()
+        assert run.step == len(run.ledger) == 3 and run.abandoned == 0
+        ends.append(model.inner.weight.detach().clone())
+    torch.testing.assert_close(ends[0], ends[1])

@@ -47,6 +47,7 @@ def length(epochs: float | None, steps: int | None, records: int, lot_size: Sche
         raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
     wanted = Fraction(str(epochs)) * records
     if not callable(lot_size):
+        _check_size(lot_size, records, None)
         return max(1, math.ceil(wanted / lot_size))
     seen, count = 0, 0
     while seen < wanted:
