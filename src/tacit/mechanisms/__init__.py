@@ -7,6 +7,7 @@ from tacit.mechanisms.counts import CountsQuery
 from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
+from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
 from tacit.mechanisms.sums import LaplaceQuery, SumQuery, Total, WeightedMean
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "AdaptiveClipping",
     "Allocation",
     "Automatic",
+    "Chosen",
     "Clipping",
     "CountsQuery",
     "DimensionAdjusted",
@@ -28,6 +30,7 @@ __all__ = [
     "Proportional",
     "QuantileTracker",
     "Repeated",
+    "SparseVectorQuery",
     "Strategy",
     "SumQuery",
     "Total",
