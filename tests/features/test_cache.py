@@ -38,7 +38,7 @@ def test_other_images_or_settings_are_other_files(tmp_path: Path) -> None:
     cached(pictures(), fitted(), tmp_path, configuration="a")
     cached(pictures(1), fitted(), tmp_path, configuration="a")
     cached(pictures(), fitted(), tmp_path, configuration="b")
-    learned = Scattered(FRONT, (2, 8, 8), mean=torch.zeros(8), variance=torch.ones(8))
+    learned = Scattered(FRONT, (2, 8, 8), mean=torch.zeros(8))
     cached(pictures(), learned, tmp_path, configuration="a")
     assert len(list(tmp_path.iterdir())) == 4
 

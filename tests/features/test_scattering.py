@@ -177,7 +177,7 @@ def test_a_front_comes_back_from_its_state(front: Scattering) -> None:
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="the saved mean has shape"):
-        FRONTS[2].restore({"mean": torch.zeros(3), "variance": torch.ones(3)}, (1, 16, 16))
+        FRONTS[2].restore({"mean": torch.zeros(3)}, (1, 16, 16))
 
 
 @pytest.mark.parametrize("front", FRONTS)

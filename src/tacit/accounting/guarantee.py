@@ -48,7 +48,7 @@ class Guarantee:
     @property
     def tuning(self) -> str:
         """What was chosen among runs and is paid for in epsilon and delta, in words; empty if nothing was."""
-        chosen = [(term.base, count) for term, count in self.composition.parts if isinstance(term.base, Best)]
+        chosen = [(term.base, count) for term, count in self.composition.terms if isinstance(term.base, Best)]
         return " and ".join(f"{count} × " * (count > 1) + in_words(base.selection) for base, count in chosen)
 
     def curve(self, epsilons: Sequence[float]) -> list[float]:

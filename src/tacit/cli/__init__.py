@@ -11,6 +11,7 @@ from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
+from tacit.cli.predict import predict
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
 from tacit.cli.train import train
@@ -26,9 +27,10 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.command()(train)
+app.command()(predict)
 app.command()(report)
 app.command()(reproduce)
-app.command()(train)
 app.add_typer(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,6 +79,36 @@ def get(
     words = {"test_records": "test records"}
     lines = [f"{words.get(key, key):12}  {_plain(value)}" for key, value in facts.items()]
     show(facts, lines, as_json=as_json or bool(context.parent and context.parent.params["as_json"]))
+
+
+@app.command()
+def schema(
+    table: Annotated[Path, typer.Argument(help="CSV or Parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict; default: the last.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; default: TABLE with .schema.json.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the draft of a schema for a table, to be edited. It looks at the records and is NOT private.
+
+    \b
+    Examples:
+      tacit data schema people.csv --target employed
+    """
+    import json
+
+    from tacit.tables.proposal import propose
+
+    place = output or table.with_suffix(".schema.json")
+    if place.exists():
+        raise ValueError(f"{place} exists; edit it, or choose another file with --output.")
+    draft = propose(table, target=target)
+    place.write_text(json.dumps(draft, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = [
+        f"draft in {place}",
+        "It was made by looking at the records and is NOT private. Replace every bound and value by what is known",
+        'without looking, or by "private", and delete its comment; training refuses it before that.',
+    ]
+    show({"schema": str(place), "private": False, "columns": list(draft["columns"])}, lines, as_json=as_json)
 
 
 def _listed(known: Entry) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import number, show, whole
+from tacit.cli.table import is_table, train_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     dataset: Annotated[
         str | None,
-        typer.Argument(help="mnist, fashion, cifar10, svhn or digits (tacit data lists them); MNIST if left out."),
+        typer.Argument(help="mnist, fashion, cifar10, svhn, digits, adult, pums or a CSV or Parquet file; else MNIST."),
     ] = None,
     recipe: Annotated[str, typer.Option(help="How to train; an unknown name gives the list.")] = "best",
     epsilon: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = 2.0,
@@ -41,8 +42,17 @@ def train(
         float | None, typer.Option(parser=number, metavar="NUMBER", help="Clip norm of a whole gradient.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two hidden layers).")
+        str | None,
+        typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: linear or mlp."),
     ] = None,
+    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict; the schema's own.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="Of a table: what its columns are; FILE.schema.json if left out.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="Of a table: a file to test on that is taken to be public.")] = None,
+    test_fraction: Annotated[
+        float, typer.Option(parser=number, metavar="NUMBER", help="Of a table without --test: share tested privately.")
+    ] = 0.2,
     accountant: Annotated[str, typer.Option(help="pld, rdp or moments.")] = "pld",
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
@@ -64,8 +74,31 @@ def train(
       tacit train mnist --epsilon 0.5 --out runs/careful
       tacit train cifar10 --epsilon 3 --epochs 40 --json
       tacit train mnist --recipe abadi --accountant moments
+      tacit train people.csv --target employed --epsilon 1
       tacit train --out runs/careful --epsilon 0.5 --resume
     """
+    if dataset is not None and is_table(dataset):
+        if resume or accountant != "pld" or recipe != "best":
+            raise ValueError(f"--resume, --accountant and --recipe are for images; {dataset} is a table.")
+        train_table(
+            dataset,
+            schema=schema,
+            target=target,
+            test=test,
+            test_fraction=test_fraction,
+            model=model or "linear",
+            epsilon=epsilon,
+            delta=delta,
+            epochs=epochs,
+            lot_size=lot_size,
+            clip=clip,
+            out=out,
+            seed=seed,
+            as_json=as_json,
+        )
+        return
+    if schema is not None or target is not None or test is not None:
+        raise ValueError("--schema, --target and --test are for tables; give a CSV or Parquet file.")
     from tacit.ledger import Budget
     from tacit.recipes.catalogue import check_name
     from tacit.recipes.folder import next_free

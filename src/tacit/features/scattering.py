@@ -40,8 +40,8 @@ class Whitened:
 
     The covariance C of the channels is that of dead leaves, nobody's data: with C = U diag(λ) Uᵀ after scaling every
     channel to variance 1, component i is divided by (λ_i + ``floor``)^(``exponent`` / 2). ``offset`` is added before
-    the logarithm is taken, ``length`` is the norm of each row. ``statistics``: the mean of each component, and its
-    variance, are released privately and taken out (the variance with the same exponent); None: no look at the records.
+    the logarithm is taken, ``length`` is the norm of each row. ``statistics``: the mean of each component is released
+    privately and taken out; None: no look at the records, and the means of dead leaves are taken out.
     """
 
     exponent: float = 0.75
@@ -102,23 +102,19 @@ class Scattering:
         def rows(chosen: Integers) -> Tensor:
             return fitted.components(images[torch.from_numpy(chosen)])
 
-        mean, variance = self._statistics.release(
+        mean = self._statistics.release(
             rows, channels=fitted.shape[0], records=len(images), ledger=ledger, source=source
         )
-        return Scattered(self, shape, mean=mean, variance=variance)
+        return Scattered(self, shape, mean=mean)
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Scattered:
         if self._statistics is None:
             return Scattered(self, shape)
-        channels = self.features(shape)[0]
-        for name in ("mean", "variance"):
-            found = state.get(name)
-            if found is None or tuple(found.shape) != (channels,):
-                raise ValueError(
-                    f"the saved {name} has shape {None if found is None else tuple(found.shape)}; "
-                    f"this front needs ({channels},)."
-                )
-        return Scattered(self, shape, mean=state["mean"], variance=state["variance"])
+        mean, wanted = state.get("mean"), self.features(shape)[:1]
+        if mean is None or tuple(mean.shape) != wanted:
+            found = None if mean is None else tuple(mean.shape)
+            raise ValueError(f"the saved mean has shape {found}; this front needs {wanted}.")
+        return Scattered(self, shape, mean=mean)
 
     @property
     def _statistics(self) -> Statistics | None:
@@ -128,20 +124,15 @@ class Scattering:
 class Scattered:
     """The transform, with whatever was released to normalise it; made by `Scattering`."""
 
-    def __init__(
-        self, front: Scattering, shape: Shape, *, mean: Tensor | None = None, variance: Tensor | None = None
-    ) -> None:
-        self._front, self._image, self._shape = front, shape, front.features(shape)
-        self._mean, self._variance = mean, variance
+    def __init__(self, front: Scattering, shape: Shape, *, mean: Tensor | None = None) -> None:
+        self._front, self._image, self._shape, self._mean = front, shape, front.features(shape), mean
 
     @property
     def shape(self) -> Shape:
         return self._shape
 
     def state(self) -> dict[str, Tensor]:
-        if self._mean is None or self._variance is None:
-            return {}
-        return {"mean": self._mean, "variance": self._variance}
+        return {} if self._mean is None else {"mean": self._mean}
 
     def transform(self, images: Tensor) -> Tensor:
         rows = torch.empty(len(images), *self.shape)
@@ -199,8 +190,7 @@ class Scattered:
         """What white components are multiplied with, to be whitened by the exponent only."""
         kind = self._front.normalisation
         assert isinstance(kind, Whitened) and self._whitening is not None
-        scales = self._whitening.spread ** (1 - kind.exponent)
-        return scales if self._variance is None else scales * self._variance ** (-kind.exponent / 2)
+        return self._whitening.spread ** (1 - kind.exponent)
 
 
 @dataclass(frozen=True)

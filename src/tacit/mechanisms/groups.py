@@ -95,23 +95,33 @@ class Clipping:
             raise ValueError(f"the parameters differ from those the clipping was made for: {odd}; bind it again.")
         return vectors
 
+    def joint(self, norms: torch.Tensor) -> torch.Tensor:
+        """The norm of each group of each record, its vectors scaled: (batch, groups) from (batch, vectors)."""
+        owners = self._owners(norms)
+        scales = _column([vector.scale for group in self.groups for vector in group.vectors], norms)
+        squares = (norms.to(torch.float64) / scales).square()
+        return squares.new_zeros(len(norms), len(self.groups)).index_add_(1, owners, squares).sqrt_()
+
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
-        owners = [index for index, group in enumerate(self.groups) for _ in group.vectors]
-        if norms.ndim != 2 or norms.shape[1] != len(owners):
-            raise ValueError(f"norms have shape {tuple(norms.shape)}; they must have {len(owners)} columns.")
-        scales = _column([vector.scale for group in self.groups for vector in group.vectors], norms)
-        owner = torch.tensor(owners, device=norms.device)
-        squares = (norms.to(torch.float64) / scales).square()
-        joint = squares.new_zeros(len(norms), len(self.groups)).index_add_(1, owner, squares).sqrt_()
+        joint = self.joint(norms)
         bounds = (1 - MARGIN) * _column([group.clip_norm for group in self.groups], norms)
         factors = (bounds / joint).clamp_(max=1.0)
         for index, group in enumerate(self.groups):
             if group.stability is not None:
                 factors[:, index] = bounds[index] / (joint[:, index] + group.stability)
-        exact = factors[:, owner]
+        exact = factors[:, self._owners(norms)]
         exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
         return _rounded_down(exact, norms.dtype if norms.dtype == torch.float64 else torch.float32)
+
+    def _owners(self, norms: torch.Tensor) -> torch.Tensor:
+        """The number of the group that each vector is in."""
+        owners = [index for index, group in enumerate(self.groups) for _ in group.vectors]
+        if norms.ndim != 2 or norms.shape[1] != len(owners):
+            raise ValueError(
+                f"norms have shape (records, {list(norms.shape[1:])}); they must have {len(owners)} columns."
+            )
+        return torch.tensor(owners, device=norms.device)
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
         """What to record for a step."""

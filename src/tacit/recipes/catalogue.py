@@ -10,6 +10,7 @@ from tacit.features import Pixels
 from tacit.mechanisms import Flat
 from tacit.recipes import abadi
 from tacit.recipes.recipe import Head, Linear, Mlp, Recipe, Sgd, Tail
+from tacit.recipes.scattering import scattering
 
 
 def linear(epsilon: float) -> Recipe:
@@ -27,12 +28,15 @@ def linear(epsilon: float) -> Recipe:
 
 
 def best(dataset: str, epsilon: float) -> Recipe:
-    """What `tacit train` does unless told otherwise."""
-    return linear(epsilon) if dataset == "digits" else abadi.tuned(epsilon)
+    """What `tacit train` does unless told otherwise: scattering where there is a recipe for the size of the images."""
+    if dataset == "digits":
+        return linear(epsilon)
+    return abadi.tuned(epsilon) if dataset == "fashion" else scattering(dataset, epsilon)
 
 
 RECIPES: dict[str, Callable[[str, float], Recipe]] = {
     "best": best,
+    "scattering": scattering,
     "linear": lambda dataset, epsilon: linear(epsilon),
     "pca": lambda dataset, epsilon: abadi.tuned(epsilon),
     "abadi": lambda dataset, epsilon: abadi.printed(epsilon),

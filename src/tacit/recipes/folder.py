@@ -77,6 +77,10 @@ class Folder:
     def _average(self, step: int) -> Path:
         return self._work / f"average-{step}.safetensors"
 
+    def discard(self) -> None:
+        """Take everything away again; only for a run that has not looked at anybody."""
+        shutil.rmtree(self.out)
+
     def finish(self, facts: Mapping[str, Any]) -> None:
         """The run is complete: say so, then drop what was only needed to resume."""
         write_json(self.facts, facts)

@@ -18,6 +18,7 @@ from tacit.ledger import (
     Shuffled,
     SparseVector,
     Step,
+    ThresholdedCounts,
 )
 from tacit.reports.said import clean
 
@@ -95,7 +96,8 @@ def _rows(phase: _Phase) -> list[Row]:
     steps = f"{phase.begin}" if phase.begin == phase.end else f"{phase.begin}–{phase.end}"
     if phase.count < phase.end - phase.begin + 1:
         steps += ", not all"
-    gaussian = tuple(query for query in step.queries if isinstance(query, GaussianSum))
+    sums = [query.shared if isinstance(query, ThresholdedCounts) else query for query in step.queries]
+    gaussian = tuple(query for query in sums if isinstance(query, GaussianSum))
     together = f"{Step(step.sampling, gaussian).noise_multiplier:.4g}" if gaussian else "–"
     found = []
     for index, query in enumerate(step.queries):
@@ -133,6 +135,9 @@ def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
     if isinstance(query, SparseVector):
         noise = f"sparse vector: ε {query.threshold_epsilon:.4g} threshold + {query.release_epsilon:.4g} answers"
         return f"{group}, at most {query.releases}", "–", noise, "–"
+    if isinstance(query, ThresholdedCounts):
+        noise = f"σ {query.noise_std:.4g}, released above {query.threshold:.4g}"
+        return f"{group}: values found", "1", noise, f"{query.noise_std:.4g}"
     return group, "–", in_words(query), "–"
 
 

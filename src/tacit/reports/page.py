@@ -130,6 +130,10 @@ def _events(run: Run) -> str:
     )
 
 
+_UNSHOWN = ("fingerprint", "source")
+"""A hash of the records lets whoever knows the others test for one; a path says more about the machine than the run."""
+
+
 def _origin(run: Run, facts: Findings) -> str:
     header, said = run.ledger.header, run.said
     ledger = run.files[-1].name  # not where it lies: that says more about the machine than about the run
@@ -138,7 +142,7 @@ def _origin(run: Run, facts: Findings) -> str:
         ("Ledger written by", clean(header.library) or "–"),
         ("Report written by", f"tacit {__version__}"),
         *((f"Version of {name}", value) for name, value in said.flat("versions", most=30)),
-        *((f"Data set: {name}", value) for name, value in said.flat("dataset", most=30)),
+        *((f"Data set: {name}", value) for name, value in said.flat("dataset", most=30) if name not in _UNSHOWN),
     ]
     if header.fingerprint:
         rows.append(("Fingerprint in the ledger", clean(header.fingerprint)))

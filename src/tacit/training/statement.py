@@ -8,7 +8,18 @@ from collections.abc import Iterable, Sequence
 from tacit._version import __version__
 from tacit.accounting import Guarantee
 from tacit.accounting.guarantee import rounded_up
-from tacit.ledger import FixedSize, GaussianSum, Ledger, Poisson, Query, Selection, Shuffled, Step
+from tacit.ledger import (
+    FixedSize,
+    GaussianSum,
+    LaplaceSum,
+    Ledger,
+    Poisson,
+    Query,
+    Selection,
+    Shuffled,
+    SparseVector,
+    Step,
+)
 
 _ADJACENCY = {
     "add/remove": "two data sets are neighbours if one has one {unit} more",
@@ -86,10 +97,12 @@ def _tuning(found: Guarantee) -> str:
 
 def _charges(entries: Sequence[tuple[Step, int]], delta: float) -> list[str]:
     """Noise, sampling, length and groups of steps."""
-    multipliers = sorted({_multiplier(step.queries) for step, _ in entries})
-    span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
-    noise = f"Noise multiplier of a step (all its queries together): {span}; δ = {delta:.3g}."
-    return [noise, *_samplings(entries), *_queries(entries)]
+    multipliers = sorted({_multiplier(step.queries) for step, _ in entries} - {math.inf})
+    noise = []
+    if multipliers:
+        span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
+        noise = [f"Noise multiplier of a step (all its queries together): {span}; δ = {delta:.3g}."]
+    return [*noise, *_samplings(entries), *_queries(entries), *_others(entries)]
 
 
 def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
@@ -117,6 +130,19 @@ def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
         f"noise σ on the sum {_range([query.noise_std for query in queries])}."
         for group, queries in sorted(found.items())
     ]
+
+
+def _others(entries: Sequence[tuple[Step, int]]) -> list[str]:
+    """What has other noise than Gaussian, each kind once."""
+    lines: dict[str, None] = {}
+    for query in (query for step, _ in entries for query in step.queries):
+        if isinstance(query, LaplaceSum):
+            bound, scale = f"{query.clip_norm:.4g}", f"{query.scale:.4g}"
+            lines[f"Group {query.group}: clip norm {bound} (L1), Laplace noise of scale {scale} on the sum."] = None
+        elif isinstance(query, SparseVector):
+            cost = rounded_up(query.threshold_epsilon + query.release_epsilon)
+            lines[f"Group {query.group}: sparse vector, {query.releases} values or fewer and ε {cost} a step."] = None
+    return list(lines)
 
 
 def _range(values: Sequence[float]) -> str:

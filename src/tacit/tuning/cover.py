@@ -38,7 +38,7 @@ def covers(base: Composition, done: Composition) -> bool:
 
     Found greedily, so a no may be too strict where noise and sampling rate vary crosswise; a yes is always right.
     """
-    left = dict(base.parts)
+    left = dict(base.parts)  # neither has slack: parts would refuse
     for term, count in sorted(done.parts, key=_cost, reverse=True):
         for room, _ in sorted(base.parts, key=_cost):
             if dominates(room, term):
