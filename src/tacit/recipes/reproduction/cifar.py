@@ -72,11 +72,9 @@ def measured(setting: Setting) -> Measured:
     @cache
     def features() -> Features:
         setting.tell("features of CIFAR-10", 0.25)
-        front = recipes[2.0].front
-        fitted = front.fit(images.train, ledger=Ledger(), source=SeededSource(_SEED))
+        fitted = recipes[2.0].front.fit(images.train, ledger=Ledger(), source=SeededSource(_SEED))
         train, test = (
-            cached(part, fitted, setting.runs.directory, configuration=repr(front))
-            for part in (images.train, images.test)
+            cached(part, fitted, setting.runs.directory, configuration=digest) for part in (images.train, images.test)
         )
         return train, test
 
