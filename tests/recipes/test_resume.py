@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +19,7 @@ from tacit.accounting import account
 from tacit.data import Images
 from tacit.features import Pca
 from tacit.ledger import Budget, Ledger
-from tacit.recipes import Moment, Recipe, train
-from tacit.recipes import train as package_train
+from tacit.recipes import Moment, Recipe, job, train
 from tacit.recipes.folder import next_free
 
 Make = Callable[..., Recipe]
@@ -81,8 +83,7 @@ def test_a_front_whose_result_was_lost_is_paid_for_again(
     def gone(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    module = __import__("sys").modules[package_train.__module__]
-    monkeypatch.setattr(module, "write_tensors", gone)
+    monkeypatch.setattr(job, "write_tensors", gone)
     with pytest.raises(OSError, match="disk full"):
         train(recipe(), images, budget=BUDGET, out=tmp_path)
     monkeypatch.undo()
@@ -142,3 +143,59 @@ def test_the_next_free_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert next_free(tmp_path, "mnist") == tmp_path / "mnist-3"
     assert next_free(tmp_path, "a/b c") == tmp_path / "a-b-c"
+
+
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from conftest import made_up
+from tacit.features import Pca
+from tacit.ledger import Budget
+from tacit.mechanisms import Flat
+from tacit.recipes import Mlp, Recipe, Sgd, Tail, train
+
+torch.set_num_threads(1)
+recipe = Recipe(
+    name="long", front=Pca(dimensions=6, noise_multiplier=20.0), model=Mlp(hidden=(16,)), lot_size=60, epochs=40,
+    clipping=Flat(1.0), optimizer=Sgd(learning_rate=0.5), averaging=Tail(fraction=0.25), loss_bound=None,
+)
+train(
+    recipe, made_up(), budget=Budget(epsilon=3.0, delta=1e-5), out=sys.argv[2], resume="resume" in sys.argv,
+    save_every=0.1,
+)
+"""
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """SIGKILL, early and late: nothing charged is forgotten, and the budget holds."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(out)]
+    charged, points = 0, []
+    for wanted in (5, 200):
+        with subprocess.Popen(command + (["resume"] if charged else [])) as process:
+            deadline = time.monotonic() + 120
+            while length(out) < max(wanted, charged + 1) and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert process.poll() is None, "the run ended before it was killed"
+            process.kill()
+        assert length(out) >= charged
+        charged = length(out)
+        points.append((out / "work/checkpoint/run.json").exists())
+    assert any(points)
+    subprocess.run([*command, "resume"], check=True)
+    facts = json.loads((out / "run.json").read_text())
+    assert facts["finished"] is True
+    assert length(out) >= charged
+    ledger = Ledger.load(out / "ledger.jsonl")
+    assert ledger.entries[0][1] == 1  # the components were learned once
+    assert length(out) >= 1 + facts["result"]["steps"]
+    assert account(ledger, delta=1e-5).epsilon == facts["result"]["epsilon"] <= 3.0
+    assert facts["result"]["steps"] > 200 and facts["result"]["test_accuracy"] > 0.7
+    history = [point["step"] for point in facts["history"]]
+    assert history == sorted(set(history))
+
+
+def length(out: Path) -> int:
+    ledger = out / "ledger.jsonl"
+    return len(Ledger.load(ledger)) if ledger.exists() and ledger.stat().st_size else 0

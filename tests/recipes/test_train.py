@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from tacit.accounting import Filter, account
 from tacit.data import Images
-from tacit.features import Pca, Pixels
+from tacit.features import Pca, Pixels, Scattering, Statistics, Whitened
 from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Ledger
 from tacit.mechanisms import PerLayer
-from tacit.recipes import Linear, Moment, Recipe, train
+from tacit.recipes import Linear, Moment, Recipe, Trained, train
 
 Make = Callable[..., Recipe]
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
@@ -82,15 +82,31 @@ def test_the_saved_model_is_the_one_that_was_measured(images: Images, recipe: Ma
     tensors, plan = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "model.json").read_text())
     assert plan["front"]["kind"] == "Pca" and plan["model"] == {"kind": "Mlp", "hidden": [16], "activation": "tanh"}
     assert (plan["image_shape"], plan["feature_shape"], plan["classes"]) == ([1, 8, 8], [6], 3)
-    front = recipe().front.restore(
-        {name.removeprefix("front."): value for name, value in tensors.items() if name.startswith("front.")}, (1, 8, 8)
-    )
-    model = recipe().model.build((6,), 3)
-    model.load_state_dict(
-        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    )
-    right = (model(front.transform(images.test)).argmax(1) == images.test_labels).float().mean()
-    assert right.item() == pytest.approx(outcome.test_accuracy)
+    trained = Trained.load(tmp_path)
+    right = (trained.scores(images.test).argmax(1) == images.test_labels).float().mean()
+    assert right.item() == pytest.approx(outcome.test_accuracy, abs=0.02)  # features were kept in half precision
+    weights = torch.cat([value.flatten() for value in outcome.model.state_dict().values()])
+    assert torch.equal(torch.cat([tensors[f"model.{name}"].flatten() for name in outcome.model.state_dict()]), weights)
+
+
+def test_a_model_that_is_not_whole_is_refused(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.json is missing"):
+        Trained.load(tmp_path)
+    train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "run")
+    file = tmp_path / "run/model.json"
+    facts = json.loads(file.read_text())
+    for change, message in (
+        ({"model": {"kind": "Oracle"}}, "the model needs a Oracle; this version of tacit knows Pixels, "),
+        ({"classes": 4}, "do not fit together"),
+        ({"format": 9}, "is not a run of format 1"),
+    ):
+        file.write_text(json.dumps(facts | change))
+        with pytest.raises(ValueError, match=message):
+            Trained.load(tmp_path / "run")
+    file.write_text(json.dumps(facts))
+    (tmp_path / "run/model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="damaged or missing"):
+        Trained.load(tmp_path / "run")
 
 
 def test_printed_noise_is_a_query_of_two_groups_and_runs_to_the_end_of_the_budget(
@@ -188,3 +204,21 @@ def test_a_directory_in_use_is_left_alone(images: Images, recipe: Make, tmp_path
         with pytest.raises(ValueError, match="in use by something else"):
             train(recipe(), images, budget=BUDGET, out=taken)
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
+
+
+def test_features_can_be_kept_for_later_runs(images: Images, recipe: Make, tmp_path: Path) -> None:
+    for name in "ab":
+        chosen = recipe(front=Pixels(), epochs=1)
+        train(chosen, images, budget=BUDGET, out=tmp_path / name, cache=tmp_path / "kept")
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # of the training and of the test images, made once
+
+
+def test_scattering_is_trained_on_and_read_back(images: Images, recipe: Make, tmp_path: Path) -> None:
+    front = Scattering(angles=4, normalisation=Whitened(statistics=Statistics(noise_multiplier=30.0)))
+    outcome = train(recipe(front=front, model=Linear()), images, budget=BUDGET, out=tmp_path)
+    ledger = Ledger.load(tmp_path / "ledger.jsonl")
+    charges = [step for step, count in ledger.entries[:-1] for _ in range(count)]
+    assert charges == list(front.charges(600)) != []
+    scores = Trained.load(tmp_path).scores(images.test)
+    right = (scores.argmax(1) == images.test_labels).float().mean().item()
+    assert right == pytest.approx(outcome.test_accuracy, abs=0.03)  # features were kept in half precision

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tacit.data import Images
-    from tacit.recipes import Outcome, Recipe
+    from tacit.ledger import Budget
+    from tacit.recipes import Moment, Outcome, Recipe
     from tacit.recipes.train import Progress
 
 
@@ -170,7 +171,8 @@ def _chosen(
 
 def _again(dataset: str | None, place: Path) -> str:
     """The command that goes on with the run: the one that was given, with what it lacks."""
-    given = [*sys.argv[1:]] if sys.argv[1:2] == ["train"] else ["train", *([dataset] if dataset else [])]
+    words = sys.argv[1:]
+    given = words[words.index("train") :] if "train" in words else ["train", *([dataset] if dataset else [])]
     if not any(word == "--out" or word.startswith("--out=") for word in given):
         given += ["--out", str(place)]
     if "--resume" not in given:
@@ -191,28 +193,41 @@ def _lines(outcome: Outcome, images: Images, page: Path) -> list[str]:
 
 
 @contextmanager
-def _bar(budget: Any) -> Iterator[Progress]:
-    """A progress bar on standard error: epoch, ε spent and left, what is known of the model, time left."""
-    from rich.console import Console
+def _bar(budget: Budget) -> Iterator[Progress]:
+    """On standard error: a bar with epoch and time left, and below it ε spent and left and how good the model is."""
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
 
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), TimeRemainingColumn())
+    bar, words = Progress(*columns), Text()
+    task = bar.add_task("starting", total=None)
+
+    def tell(moment: Moment) -> None:
+        if moment.stage == "training":
+            description = f"epoch {moment.epoch:.1f} of {moment.epochs:.1f}"
+            bar.update(task, description=description, total=moment.steps, completed=moment.step)
+            words.plain = _news(moment, budget)
+        else:
+            bar.update(task, description=moment.stage)
+
+    console = Console(stderr=True)
+    try:
+        with Live(Group(bar, words), console=console, refresh_per_second=4):
+            yield tell
+    finally:
+        if not console.is_terminal:
+            console.print()  # in a file the last state has no end of line
+
+
+def _news(moment: Moment, budget: Budget) -> str:
+    """ε spent and left, and every number marked with whether it is private."""
     from tacit.accounting.guarantee import rounded_up
-    from tacit.recipes import Moment
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(moment: Moment) -> None:
-            if moment.stage != "training":
-                bar.update(task, description=moment.stage)
-                return
-            left = max(budget.epsilon - moment.epsilon, 0.0)
-            words = [f"epoch {moment.epoch:.1f}/{moment.epochs:.1f}"]
-            words.append(f"ε {rounded_up(moment.epsilon)} spent, {math.floor(100 * left) / 100:.2f} left")
-            for name, entry in moment.metrics.items():
-                kind = "private" if entry["private"] else "public test set" if "test" in name else "NOT private"
-                words.append(f"{name.removeprefix('test_')} {entry['value']:.3f} ({kind})")
-            bar.update(task, description="  ".join(words), total=moment.steps, completed=moment.step)
-
-        yield tell
+    left = max(math.floor(100 * (budget.epsilon - moment.epsilon)) / 100, 0.0)
+    words = [f"ε {rounded_up(moment.epsilon)} spent, {left:.2f} left"]
+    for name, entry in moment.metrics.items():
+        kind = "private" if entry["private"] else "public" if "note" in entry else "NOT private"
+        words.append(f"{name.replace('_', ' ')} {entry['value']:.3f} ({kind})")
+    return "  ".join(words)

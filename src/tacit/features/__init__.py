@@ -2,5 +2,19 @@
 
 from tacit.features.front import Fitted, Front, Pixels, Projection, RandomProjection
 from tacit.features.pca import Pca, private_pca
+from tacit.features.scattering import Grouped, Scattering, Whitened
+from tacit.features.statistics import Statistics
 
-__all__ = ["Fitted", "Front", "Pca", "Pixels", "Projection", "RandomProjection", "private_pca"]
+__all__ = [
+    "Fitted",
+    "Front",
+    "Grouped",
+    "Pca",
+    "Pixels",
+    "Projection",
+    "RandomProjection",
+    "Scattering",
+    "Statistics",
+    "Whitened",
+    "private_pca",
+]

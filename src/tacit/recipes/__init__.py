@@ -1,7 +1,9 @@
 """Experiments as short, typed configurations, and the runner that carries them out."""
 
+from tacit.recipes.catalogue import best
 from tacit.recipes.outcome import Outcome
 from tacit.recipes.recipe import Ema, Head, Linear, Mlp, Recipe, Sgd, Tail
 from tacit.recipes.train import Moment, train
+from tacit.recipes.trained import Trained
 
-__all__ = ["Ema", "Head", "Linear", "Mlp", "Moment", "Outcome", "Recipe", "Sgd", "Tail", "train"]
+__all__ = ["Ema", "Head", "Linear", "Mlp", "Moment", "Outcome", "Recipe", "Sgd", "Tail", "Trained", "best", "train"]

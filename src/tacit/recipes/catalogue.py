@@ -6,11 +6,38 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tacit.data import Images
+from tacit.features import Pixels
+from tacit.mechanisms import Flat
 from tacit.recipes import abadi
-from tacit.recipes.recipe import Head, Linear, Mlp, Recipe
+from tacit.recipes.recipe import Head, Linear, Mlp, Recipe, Sgd, Tail
+from tacit.recipes.scattering import scattering
+
+
+def linear(epsilon: float) -> Recipe:
+    """One linear layer on the pixels: for small images and few records, where everything else costs too much."""
+    return Recipe(
+        name="linear",
+        front=Pixels(),
+        model=Linear(),
+        lot_size=4096,
+        epochs=20,
+        clipping=Flat(1.0),
+        optimizer=Sgd(learning_rate=1.0, momentum=0.9),
+        averaging=Tail(fraction=0.5),
+    )
+
+
+def best(dataset: str, epsilon: float) -> Recipe:
+    """What `tacit train` does unless told otherwise: scattering where there is a recipe for the size of the images."""
+    if dataset == "digits":
+        return linear(epsilon)
+    return abadi.tuned(epsilon) if dataset == "fashion" else scattering(dataset, epsilon)
+
 
 RECIPES: dict[str, Callable[[str, float], Recipe]] = {
-    "best": lambda dataset, epsilon: abadi.tuned(epsilon),
+    "best": best,
+    "scattering": scattering,
+    "linear": lambda dataset, epsilon: linear(epsilon),
     "pca": lambda dataset, epsilon: abadi.tuned(epsilon),
     "abadi": lambda dataset, epsilon: abadi.printed(epsilon),
     "abadi-averaged": lambda dataset, epsilon: abadi.averaged(epsilon),

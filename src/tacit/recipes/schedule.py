@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from tacit.accounting import Filter, guarantee, plan
+from tacit.accounting.accountants import find
 from tacit.ledger import Budget, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.recipes.recipe import Recipe
 
@@ -22,6 +23,7 @@ class Schedule:
 
 def schedule(recipe: Recipe, model: nn.Module, *, records: int, budget: Budget, accountant: str = "pld") -> Schedule:
     """The schedule of ``recipe`` for a number of records; a budget that cannot pay for one epoch is refused."""
+    find(accountant)
     if recipe.lot_size > records:
         raise ValueError(f"lot_size is {recipe.lot_size}; it must be at most the number of records, {records}.")
     charges = recipe.front.charges(records)

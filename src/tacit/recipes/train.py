@@ -9,30 +9,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from tacit.accounting import Filter, account
 from tacit.data import Images
-from tacit.features import Fitted
-from tacit.features.front import image_shape
+from tacit.features.cache import cached
 from tacit.ledger import Budget, GaussianSum, Header, Ledger
-from tacit.randomness import SecureSource, SeededSource, Source
 from tacit.recipes.averaging import Average
 from tacit.recipes.folder import Folder
-from tacit.recipes.outcome import FORMAT, Outcome, described, read_tensors, versions, write_json, write_tensors
+from tacit.recipes.job import BATCH, Job
+from tacit.recipes.outcome import Outcome, write_json, write_tensors
 from tacit.recipes.recipe import Recipe
-from tacit.recipes.schedule import Schedule, schedule
-from tacit.training import Metric, PrivateRun, make_private
+from tacit.recipes.schedule import Schedule
+from tacit.training import PrivateRun
 
 _POINTS = 40  # of the history, at most
-_BATCH = 2048
 _PUBLIC = "computed on the test set, which is taken to be public"
 
 
@@ -63,6 +59,7 @@ def train(
     progress: Progress | None = None,
     accountant: str = "pld",
     save_every: float = 20.0,
+    cache: str | Path | None = None,
 ) -> Outcome:
     """Train on ``images`` as ``recipe`` says, within ``budget``, and leave everything in the directory ``out``.
 
@@ -72,9 +69,10 @@ def train(
 
     Ctrl-C, a crash or a kill leaves a run that ``resume=True`` goes on with, from a point at most ``save_every``
     seconds back; the steps since then stay charged, and the budget's filter counts them. ``seed`` is for debugging: the
-    run is then marked as not private.
+    run is then marked as not private. Features are kept on disk in half precision, in ``out`` while the run lasts or in
+    the directory ``cache`` for later runs: they are as secret as the records.
     """
-    job = _Job(recipe, images, budget=budget, seed=seed, accountant=accountant)
+    job = Job(recipe, images, budget=budget, seed=seed, accountant=accountant)
     folder = Folder(Path(out))
     facts = job.facts()
     if resume:
@@ -92,7 +90,10 @@ def train(
         tell(Moment(stage="front end"))
         fitted = job.front(folder.front, ledger)
         tell(Moment(stage="features"))
-        rows, test = fitted.transform(images.train), fitted.transform(images.test)
+        rows, test = (
+            cached(part, fitted, cache or folder.features, configuration=repr(recipe.front))
+            for part in (images.train, images.test)
+        )
         run = job.private(rows, ledger)
         average = Average(recipe.averaging, run.model, job.plan.steps)
         try:
@@ -122,117 +123,8 @@ def train(
     return outcome
 
 
-class _Job:
-    """The parts of a run that are fixed before anything is written: whatever is wrong with them is found here."""
-
-    def __init__(self, recipe: Recipe, images: Images, *, budget: Budget, seed: int | None, accountant: str) -> None:
-        if not isinstance(budget, Budget):
-            raise ValueError(f"budget is {budget!r}; give a tacit.Budget: the plan is made before the first release.")
-        self.recipe, self.images, self.budget, self.seed, self.accountant = recipe, images, budget, seed, accountant
-        self.records, self._shape = len(images.train), image_shape(images.train)
-        for name, labels in (("train", images.train_labels), ("test", images.test_labels)):
-            if len(labels) != len(getattr(images, name)):
-                raise ValueError(f"there are {len(getattr(images, name))} {name} images and {len(labels)} labels.")
-        self.model = self._built()
-        self.plan: Schedule = schedule(recipe, self.model, records=self.records, budget=budget, accountant=accountant)
-        self._description = described(recipe)
-
-    def _built(self) -> nn.Module:
-        """A new network; its first weights depend on nobody's record."""
-        with torch.random.fork_rng(devices=(), enabled=self.seed is not None):
-            if self.seed is not None:
-                torch.manual_seed(self.seed)
-            return self.recipe.model.build(self.recipe.front.features(self._shape), self.images.classes)
-
-    def facts(self) -> dict[str, Any]:
-        """run.json as it is when the run begins."""
-        images, secret = self.images, self.seed is None
-        notes = [
-            "Test accuracy is computed on the test set, which is taken to be public.",
-            "The data set's fingerprint is a hash of its records, without noise: do not publish it if they are secret.",
-        ]
-        if not secret:
-            notes.append("Not private: the noise comes from a seed, for debugging.")
-        return {
-            "format": FORMAT,
-            "versions": versions(),
-            "finished": False,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": 0.0,
-            "dataset": {
-                "name": images.name,
-                "records": self.records,
-                "test_records": len(images.test),
-                "classes": images.classes,
-                "fingerprint": images.fingerprint,
-                "source": images.source,
-            },
-            "recipe": self._description,
-            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
-            "accountant": self.accountant,
-            "seed": self.seed,
-            "plan": {"steps": self.plan.steps, "noise_multiplier": self.plan.noise_multiplier},
-            "history": [],
-            "notes": notes,
-        }
-
-    def architecture(self) -> dict[str, Any]:
-        """model.json: how to build what model.safetensors fills."""
-        return {
-            "format": FORMAT,
-            "front": described(self.recipe.front),
-            "model": described(self.recipe.model),
-            "image_shape": list(self._shape),
-            "feature_shape": list(self.recipe.front.features(self._shape)),
-            "classes": self.images.classes,
-        }
-
-    def front(self, saved: Path, ledger: Ledger) -> Fitted:
-        """The front end, fitted once: what it learned is kept at once, so that a resumed run need not pay again."""
-        if saved.exists():
-            return self.recipe.front.restore(read_tensors(saved), self._shape)
-        fitted = self.recipe.front.fit(self.images.train, ledger=ledger, source=self._source(f"front {len(ledger)}"))
-        write_tensors(saved, fitted.state())
-        return fitted
-
-    def _source(self, name: str) -> Source:
-        if self.seed is None:
-            return SecureSource()
-        source = SeededSource(self.seed)
-        source.branch(name)  # else the run would draw the same numbers again
-        return source
-
-    def private(self, rows: Tensor, ledger: Ledger) -> PrivateRun:
-        recipe = self.recipe
-        sgd = torch.optim.SGD(
-            self.model.parameters(), lr=recipe.optimizer.learning_rate, momentum=recipe.optimizer.momentum
-        )
-        return make_private(
-            self.model,
-            sgd,
-            TensorDataset(rows, self.images.train_labels),
-            lot_size=recipe.lot_size,
-            steps=self.plan.steps,
-            clipping=recipe.clipping,
-            budget=self.budget,
-            noise_multiplier=self.plan.noise_multiplier,
-            ledger=ledger,
-            batch_size=_BATCH,
-            metrics={"loss": Metric(bound=recipe.loss_bound)} if recipe.loss_bound else {},
-            reduction="mean",
-            accountant=self.accountant,
-            seed=self.seed,
-        )
-
-    def trained(self, average: Average) -> nn.Module:
-        """A network of its own with the averaged weights."""
-        model = self._built()
-        model.load_state_dict(average.weights())
-        return model.eval()
-
-
 def _loop(
-    job: _Job,
+    job: Job,
     run: PrivateRun,
     average: Average,
     test: Tensor,
@@ -272,7 +164,7 @@ def _loop(
                 raise KeyboardInterrupt
 
 
-def _point(job: _Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
+def _point(job: Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
     """One line of the history."""
     step = run.ledger.entries[-1][0]
     norms = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
@@ -291,7 +183,7 @@ def _point(job: _Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
     }
 
 
-def _moment(job: _Job, point: Mapping[str, Any]) -> Moment:
+def _moment(job: Job, point: Mapping[str, Any]) -> Moment:
     return Moment(
         stage="training",
         step=point["step"],
@@ -306,7 +198,7 @@ def _moment(job: _Job, point: Mapping[str, Any]) -> Moment:
 @torch.no_grad()
 def _accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
     """The share of rows whose label the model finds."""
-    pieces = zip(torch.split(rows, _BATCH), torch.split(labels, _BATCH), strict=True)
+    pieces = zip(torch.split(rows, BATCH), torch.split(labels, BATCH), strict=True)
     right = sum(int((model(x.float()).argmax(1) == y).sum()) for x, y in pieces)
     return right / len(labels)
 

@@ -1,6 +1,6 @@
-"""The demonstration: plan a private run, carry it out, and look at what it cost. Takes a few seconds.
+"""A loop of one's own: plan a private run, carry it out, and look at what it cost. Takes a few seconds.
 
-Everything is written to runs/demo.
+Everything is written to runs/own-loop.
 """
 
 import math
@@ -15,7 +15,7 @@ import tacit
 from tacit.accounting import guarantee
 from tacit.reports.figures import epsilon_over_steps
 
-out = Path("runs/demo")
+out = Path("runs/own-loop")
 shutil.rmtree(out, ignore_errors=True)
 out.mkdir(parents=True)
 
@@ -40,7 +40,7 @@ run = tacit.make_private(
     budget=tacit.Budget(epsilon=2.0, delta=1e-5),
     metrics={"accuracy": tacit.Metric(bound=1.0)},
     ledger=out / "ledger.jsonl",
-    purpose="demonstration",
+    purpose="example of a loop",
 )
 for x, y in run.batches():
     scores = model(x)

@@ -1,0 +1,67 @@
+"""Features kept on disk, computed once: a .npy file in half precision, written and read piece by piece.
+
+What is in such a file is as secret as the images it was made from: only its owner may read it, and it is no part of
+what a run releases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.features.front import Fitted
+
+log = logging.getLogger("tacit")
+
+_FORMAT = 1  # to be raised when a front end's numbers change
+_ROWS = 1024
+
+
+def cached(images: Tensor, fitted: Fitted, directory: str | Path, *, configuration: str) -> Tensor:
+    """The features of all ``images`` in float16, mapped from a file in ``directory``, which is made if it is missing.
+
+    The file's name is a hash of the images, of ``configuration`` (the ``repr`` of the front end says everything) and of
+    what the front end learned, so that nothing stale is ever found. A file appears when it is complete.
+    """
+    folder = Path(directory)
+    path = folder / f"features-{_key(images, fitted, configuration)}.npy"
+    shape = (len(images), *fitted.shape)
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(path, images, fitted, shape)
+    found = np.load(path, mmap_mode="c", allow_pickle=False)  # copied on write: the file stays as it is
+    if found.shape != shape or found.dtype != np.float16:
+        raise ValueError(f"{path} has {found.dtype} of shape {found.shape}, not float16 of {shape}; remove it.")
+    return torch.from_numpy(found)
+
+
+def _write(path: Path, images: Tensor, fitted: Fitted, shape: tuple[int, ...]) -> None:
+    handle, name = tempfile.mkstemp(prefix=".features-", suffix=".npy", dir=path.parent)
+    os.close(handle)
+    try:
+        rows = np.lib.format.open_memmap(name, mode="w+", dtype=np.float16, shape=shape)
+        for start in range(0, len(images), _ROWS):
+            rows[start : start + _ROWS] = fitted.transform(images[start : start + _ROWS]).to(torch.float16).numpy()
+        rows.flush()
+        del rows
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    log.info("features of %d images written to %s", shape[0], path)
+
+
+def _key(images: Tensor, fitted: Fitted, configuration: str) -> str:
+    digest = hashlib.sha256(f"{_FORMAT}\n{configuration}\n{tuple(images.shape)}\n{images.dtype}\n".encode())
+    digest.update(images.contiguous().numpy().data)
+    for name, value in sorted(fitted.state().items()):
+        digest.update(f"{name}\n{tuple(value.shape)}\n{value.dtype}\n".encode())
+        digest.update(value.contiguous().numpy().data)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,46 @@
+"""Dead leaves: random pictures of discs that hide one another, which have the statistics of natural images.
+
+Occlusion and sizes without a preferred scale (radii with density r^-3) give edges and a power spectrum near 1/f²
+(Lee, Mumford and Huang 2001). No record and no photograph is looked at, so whatever is learned from them is free.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DISCS = 120
+_SMALLEST, _LARGEST = 1 / 32, 1 / 2  # radii, in sides of the image
+_COLOUR = 0.16  # spread of the colours around grey, beside that of the brightness, which is uniform
+_FINER = 2  # drawn so many times finer than asked for, and averaged
+
+
+def dead_leaves(count: int, shape: tuple[int, int, int], *, seed: int = 0) -> Tensor:
+    """``count`` pictures in [0, 1] of the given shape (channels, height, width), float32.
+
+    The seed makes them the same everywhere; it protects nobody, for the pictures show nobody.
+    """
+    channels, height, width = shape
+    random = np.random.Generator(np.random.PCG64(seed))
+    side = max(height, width)
+    down = torch.arange(height * _FINER).view(1, -1, 1) / _FINER
+    across = torch.arange(width * _FINER).view(1, 1, -1) / _FINER
+    pictures = torch.empty(count, channels, height * _FINER, width * _FINER)
+    pictures[:] = _uniform(random, count, channels)[:, :, None, None]
+    covered = torch.zeros(count, height * _FINER, width * _FINER, dtype=torch.bool)
+    for _ in range(_DISCS):  # from the front to the back
+        share = _uniform(random, count, 1)
+        radius = side * (_SMALLEST**-2 + share * (_LARGEST**-2 - _SMALLEST**-2)) ** -0.5
+        centre = _uniform(random, count, 2) * (torch.tensor([height, width]) + 2 * radius) - radius
+        grey = _uniform(random, count, 1)
+        colour = grey + _COLOUR * torch.from_numpy(random.standard_normal((count, channels))).float() * (channels > 1)
+        distance = (down - centre[:, 0].view(-1, 1, 1)) ** 2 + (across - centre[:, 1].view(-1, 1, 1)) ** 2
+        seen = (distance < radius.view(-1, 1, 1) ** 2) & ~covered
+        pictures = torch.where(seen[:, None], colour.clamp(0, 1)[:, :, None, None], pictures)
+        covered |= seen
+    return torch.nn.functional.avg_pool2d(pictures, _FINER)
+
+
+def _uniform(random: np.random.Generator, *size: int) -> Tensor:
+    return torch.from_numpy(random.random(size, dtype=np.float32))
