@@ -121,7 +121,7 @@ def test_oracle_for_one_step(rate, noise, epsilon, direction):
 def test_the_required_numbers(count, low, high, exact):
     found = Pld().epsilon(steps(0.01, 4.0, count), 1e-5)
     assert low <= found.upper <= high
-    assert found.lower <= exact <= found.upper
+    assert found.lower - 1e-6 <= exact <= found.upper + 1e-6
     assert oracle.epsilon(0.01, 4.0, count, 1e-5, exact) == pytest.approx(exact, abs=1e-6)
     assert found.upper - found.lower < 1e-3 * exact
 
@@ -142,11 +142,6 @@ def test_the_analytic_gaussian(noise, delta):
             low, exact = (low, middle) if fits(middle) else (middle, exact)
     assert float(exact) * (1 - 1e-14) <= found.upper <= float(exact) + 1e-6
     assert found.lower <= float(exact) <= found.lower * 1.002 + 1e-12
-
-
-# Rare sampling with little noise: the tilted loss has two modes, and the bound on the transform's rounding, which is
-# added to δ, is felt. Sound, but further from the peer than elsewhere (by this factor).
-LOOSER = {(1e-5, 0.7, 100_000, 1e-10): 1.07}
 
 
 def agree(rate, noise, count, deltas):
@@ -170,8 +165,7 @@ def agree(rate, noise, count, deltas):
         peer_too_high = exact is not None and low > exact
         peer_too_low = exact is not None and high < exact
         assert ours.upper >= low or peer_too_high, where
-        factor = LOOSER.get((rate, noise, count, delta), 1.005)
-        assert ours.upper <= max(factor * high, high + 0.003) or peer_too_low, where
+        assert ours.upper <= max(1.005 * high, high + 0.003) or peer_too_low, where
 
 
 FAST = [

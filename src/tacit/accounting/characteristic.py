@@ -42,7 +42,7 @@ from tacit.accounting.mixture import log_mixture
 _DIGITS = 40.0
 _WIDTH = 9.5
 _EPS = float(np.finfo(np.float64).eps)
-_MOST_NODES = 2_000_000
+_MOST_NODES = 200_000
 _CHUNK = 1 << 19
 # Bins of the loss for the bound on high frequencies, and where they end, in deviations beyond the peak.
 _BINS = 96
@@ -244,9 +244,8 @@ class Tilted:
         )
         off += (self.weight * (16 * _EPS * size + self.blur)).sum(axis=1)[:, None] * y + 4 * self.missed[:, None]
         modulus = np.maximum(np.abs(1 + less), 1e-300)
-        log_size = np.where(
-            modulus > 0.5, 0.5 * np.log1p(less.real * (2 + less.real) + less.imag**2), np.log(modulus)
-        )
+        square = np.maximum(less.real * (2 + less.real) + less.imag**2, -0.9)
+        log_size = np.where(modulus > 0.5, 0.5 * np.log1p(square), np.log(modulus))
         counts = self.source.counts
         gauss = self.source.shift**2 / 2 * y * y
         log_value = counts @ (log_size + 1j * np.arctan2(less.imag, 1 + less.real)) - gauss
@@ -277,12 +276,14 @@ class Tilted:
         rate, noise = self.source.rates[:, None], self.source.noises[:, None]
         power = -self.tilt if self.source.added else self.tilt + 1
         ends = log_mixture(rate, np.hstack([low, high]) / noise - 0.5 / noise / noise)
-        bins = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, _BINS + 1)
-        ratio = np.log(np.maximum(np.expm1(bins) / rate + 1, 1e-300))
+        bins = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0.0, 1.0, _BINS + 1)
+        inner = np.expm1(np.minimum(bins, 30.0)) / rate + 1
+        ratio = np.where(bins > 30, bins - np.log(rate), np.log(np.maximum(inner, 1e-300)))
         x = noise * ratio + 0.5 / noise
         normal, mixed = -x * x / 2, power * bins
         # L grows with x and so does its slope: the least density in a bin is at least this.
         least = np.minimum(normal[:, :-1], normal[:, 1:]) + np.minimum(mixed[:, :-1], mixed[:, 1:])
+        least[inner[:, :-1] < 1e-6] = -math.inf  # too much rounding to tell
         if self.source.cut is not None:
             least += self.source.cut.log(x[:, 1:])[0]
         log_slope = np.minimum(np.log(rate) + ratio[:, 1:] - bins[:, 1:], 0.0) - np.log(noise)
@@ -293,6 +294,7 @@ class Tilted:
         shifted = np.lib.stride_tricks.sliding_window_view(padded, _BINS, axis=1)
         overlap = (shifted @ mass[:, :, None])[:, :, 0]  # P(the bins differ by i) for i = 0 .. _BINS, the last one 0
         falling = np.minimum.accumulate(overlap, axis=1)
-        # Layer i is uniform on (-i, i) bins and as high as the density falls there.
-        steps = np.arange(1, _BINS + 1)
-        return (falling[:, :-1] - falling[:, 1:])[:, : _BINS - 1] * 2 * steps[:-1], 2 * width * steps[:-1]
+        # Between i and i + 1 bins from 0 the density is at least that at i + 1, or further out if it dips: as layers,
+        # one on (-i, i) bins for every i.
+        i = np.arange(1, _BINS)
+        return (falling[:, 1:-1] - falling[:, 2:]) * 2 * i, 2 * width * i

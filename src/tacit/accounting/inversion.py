@@ -31,7 +31,7 @@ _EXCESS = 1e-7
 _CUT = 1e-6
 # Bounds on ε this close, relatively, are close enough.
 _CLOSE = 1e-5
-_MOST_WORK = 4e7
+_MOST_WORK = 2e7
 _LEAST = sys.float_info.min
 
 
@@ -44,6 +44,8 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
 
     cut, saddle = _without_tail(losses, delta, excess, _first_tilt(losses, -target), 1)
     best, closeness = Interval(losses.largest, 0.0), _EXCESS
+    if cut.infinite > 0.1 * delta:
+        raise OutOfReach("the tail is too heavy to cut off")
     for _ in range(3):
         window = Window(cut, saddle, closeness)
         upper = min(best.upper, window.solve(math.log(delta - cut.infinite), +1))
@@ -53,7 +55,7 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
         if best.upper - (best.lower or 0.0) <= _CLOSE * best.upper:
             break
         # Where the tilted law is far from Gaussian δ may be a small part of what the saddle point promises.
-        closeness *= min(1e-1, math.exp(target - saddle.log_delta_at(upper)))
+        closeness *= math.exp(min(target - saddle.log_delta_at(upper), -2.0))
     return best
 
 
@@ -66,14 +68,13 @@ def delta(losses: SampledGaussians, epsilon: float) -> Interval:
         return epsilon - saddle.at
 
     guess, tilt = 1e-5, _first_tilt(losses, 12.0)
-    while True:
+    for _ in range(8):
         cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
         window = Window(cut, saddle)
         upper = min(math.exp(min(window.log_bound(epsilon, +1), 0.0)) + cut.infinite, 1.0)
-        if upper > 1e-2 * guess or guess < 1e-290:
+        if cut.infinite <= 1e-3 * upper or guess < 1e-290:
             break
-        # What was cut off is felt, or could be: cut off less.
-        guess, tilt = upper, saddle.tilt
+        guess, tilt = max(min(upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
     return Interval(max(upper, _LEAST), math.exp(min(window.log_bound(epsilon, -1), 0.0)))
 
 
@@ -170,9 +171,12 @@ class Window:
         self._first = 1 / (self.tilt * (self.tilt + 1))
         self._size = float(sizes @ np.exp(np.minimum(log_bound, 1.0)))
         # |s (s+1)| >= t² + y², and a sum over y of 1 / (t² + y²) is at most the integral from the last y on.
-        rest = math.exp(law.log_decay(float(self._y[-1]))) * math.atan2(self.tilt, float(self._y[-1])) / self.tilt
+        rest = (
+            math.exp(saddle.law.log_decay(float(self._y[-1]))) * math.atan2(self.tilt, float(self._y[-1])) / self.tilt
+        )
         self._off = self._size - float(sizes @ np.exp(log_value.real)) + rest * self.period / math.pi
         self._off += 64 * _EPS * (count + 1) * (self._first + self._size)
+        self._off += 8 * _EPS * float(np.abs(self._terms) @ np.abs(log_value.imag))
         self._centre, self._value, self._doubt = law.centre, law.value, law.value_doubt
         self._far = float(losses.counts @ np.abs(law.mean)) + abs(law.centre)
 
@@ -202,7 +206,8 @@ class Window:
     def _last_frequency(self, law: Tilted) -> float:
         """From where on the frequencies add less than the excess, by bisection."""
         saddle = self._saddle
-        allowed = math.log(self._excess) - math.log(self.tilt * (self.tilt + 1) * math.sqrt(2 * math.pi * saddle.variance))
+        size = self.tilt * (self.tilt + 1) * math.sqrt(2 * math.pi * saddle.variance)
+        allowed = math.log(self._excess / size)
 
         def enough(y: float) -> bool:
             return law.log_decay(y) + math.log(math.atan2(self.tilt, y) / self.tilt / math.pi) <= allowed
@@ -248,7 +253,7 @@ class Window:
             if not math.isfinite(gap):
                 raise OutOfReach("no bound here")
             # On the right side and close.
-            if -1e-8 <= sign * gap <= 0:
+            if -1e-8 <= sign * gap <= -1e-12:
                 return x
             if before is not None and abs(x - before[0]) > 1e-13 * abs(x) and (gap - before[1]) * (x - before[0]) < 0:
                 slope = (gap - before[1]) / (x - before[0])
