@@ -67,15 +67,19 @@ def delta(losses: SampledGaussians, epsilon: float) -> Interval:
     def excess(saddle: Saddle) -> float:
         return epsilon - saddle.at
 
-    guess, tilt = 1e-5, _first_tilt(losses, 12.0)
+    guess, tilt, closeness = 1e-5, _first_tilt(losses, 12.0), _EXCESS
     for _ in range(8):
         cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
-        window = Window(cut, saddle)
-        upper = min(math.exp(min(window.log_bound(epsilon, +1), 0.0)) + cut.infinite, 1.0)
-        if cut.infinite <= 1e-3 * upper or guess < 1e-290:
+        window = Window(cut, saddle, closeness)
+        log_upper, log_lower = window.log_bound(epsilon, +1), window.log_bound(epsilon, -1)
+        upper = min(math.exp(min(log_upper, 0.0)) + cut.infinite, 1.0)
+        if cut.infinite > 1e-5 * upper and guess > 1e-290:
+            guess, tilt = max(min(upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
+        elif log_upper - log_lower > _CLOSE and closeness > 1e-14:
+            closeness *= math.exp(min(log_upper - saddle.log_delta_at(epsilon), -3.0))
+        else:
             break
-        guess, tilt = max(min(upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
-    return Interval(max(upper, _LEAST), math.exp(min(window.log_bound(epsilon, -1), 0.0)))
+    return Interval(max(upper, _LEAST), math.exp(min(log_lower, 0.0)))
 
 
 def _without_tail(

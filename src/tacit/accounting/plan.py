@@ -55,7 +55,7 @@ def plan(
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
 
-    ``also`` lists other steps on the same records that the budget has to pay for.
+    ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
     True
@@ -109,15 +109,20 @@ class _Draft:
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
 
+    @property
+    def unit(self) -> str:
+        """That of the other steps; `guarantee` refuses steps of different units."""
+        return self.also[0][0].sampling.unit if self.also else "example"
+
     def entries(self, lot_size: int, steps: int, noise_multiplier: float) -> list[tuple[ev.Step, int]]:
         query = ev.GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
         return [*self.also, *((ev.Step(event, (query,)), count) for event, count in self._events(lot_size, steps))]
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
         if self.sampling == "poisson":
-            return [(ev.Poisson(rate=lot_size / self.records, records=self.records), steps)]
+            return [(ev.Poisson(rate=lot_size / self.records, records=self.records, unit=self.unit), steps)]
         if self.sampling == "fixed-size":
-            return [(ev.FixedSize(size=lot_size, records=self.records), steps)]
+            return [(ev.FixedSize(size=lot_size, records=self.records, unit=self.unit), steps)]
         if self.sampling == "shuffled":
             lots = math.ceil(self.records / lot_size)
             whole, rest = divmod(steps, lots)
@@ -125,14 +130,15 @@ class _Draft:
             if len(counts) > 100_000:
                 raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
             return [
-                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records), count) for epoch, count in enumerate(counts)
+                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records, unit=self.unit), count)
+                for epoch, count in enumerate(counts)
             ]
         raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
 
     def guarantee(
         self, lot_size: int, steps: int, z: float, *, delta: float | None = None, epsilon: float | None = None
     ) -> Guarantee:
-        header = ev.Header(adjacency=self.adjacency)
+        header = ev.Header(adjacency=self.adjacency, unit=self.unit)
         entries = self.entries(lot_size, steps, z)
         return guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=self.accountant)
 
