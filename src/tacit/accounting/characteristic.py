@@ -228,11 +228,11 @@ class Tilted:
         outer = -(-count // inner)
         less = np.zeros((terms, outer, inner), dtype=np.complex128)
         chunk = min(max(_CHUNK // (terms * (inner + outer)), 16), 256)
-        near, far = 1j * spacing * np.arange(1, inner + 1), 1j * spacing * inner * np.arange(outer)
+        near, far = spacing * np.arange(1, inner + 1), spacing * inner * np.arange(outer)
         for start in range(0, nodes, chunk):
             loss, weight = self.loss[:, start : start + chunk], self.weight[:, start : start + chunk]
-            baby = np.expm1(loss[:, :, None] * near)
-            giant = np.expm1(far[:, None] * loss[:, None, :]) * weight[:, None, :]
+            baby = _turn(loss[:, :, None] * near)
+            giant = _turn(far[:, None] * loss[:, None, :]) * weight[:, None, :]
             less += (weight[:, None, :] @ baby) + giant @ (baby + 1)
         less = less.reshape(terms, -1)[:, :count]
         y = spacing * np.arange(1, count + 1)
@@ -298,3 +298,12 @@ class Tilted:
         # one on (-i, i) bins for every i.
         i = np.arange(1, _BINS)
         return (falling[:, 1:-1] - falling[:, 2:]) * 2 * i, 2 * width * i
+
+
+def _turn(angle: Array) -> NDArray[np.complex128]:
+    """e^(i·angle) - 1, accurate relative to itself."""
+    sine = np.sin(angle / 2)
+    out = np.empty(angle.shape, dtype=np.complex128)
+    out.real = -2 * sine * sine
+    out.imag = 2 * sine * np.cos(angle / 2)
+    return out

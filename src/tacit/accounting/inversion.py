@@ -27,11 +27,11 @@ from tacit.accounting.composition import Interval
 
 _EPS = sys.float_info.epsilon
 # What aliasing and what the frequencies left out may each add to δ, relative to it, where that can be had.
-_EXCESS = 1e-7
+_EXCESS = 1e-6
 _CUT = 1e-6
 # Bounds on ε this close, relatively, are close enough.
 _CLOSE = 1e-5
-_MOST_WORK = 2e7
+_MOST_WORK = 4e8
 _LEAST = sys.float_info.min
 
 
@@ -46,12 +46,17 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
     best, closeness = Interval(losses.largest, 0.0), _EXCESS
     if cut.infinite > 0.1 * delta:
         raise OutOfReach("the tail is too heavy to cut off")
-    for _ in range(3):
-        window = Window(cut, saddle, closeness)
-        upper = min(best.upper, window.solve(math.log(delta - cut.infinite), +1))
-        if upper <= 0:
-            return Interval(0.0, 0.0)
-        best = Interval(upper, min(max(best.lower or 0.0, window.solve(target, -1)), upper))
+    for attempt in range(3):
+        try:
+            window = Window(cut, saddle, closeness)
+            upper = min(best.upper, window.solve(math.log(delta - cut.infinite), +1))
+            if upper <= 0:
+                return Interval(0.0, 0.0)
+            best = Interval(upper, min(max(best.lower or 0.0, window.solve(target, -1)), upper))
+        except OutOfReach:
+            if not attempt:
+                raise
+            break
         if best.upper - (best.lower or 0.0) <= _CLOSE * best.upper:
             break
         # Where the tilted law is far from Gaussian δ may be a small part of what the saddle point promises.

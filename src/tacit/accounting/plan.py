@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from tacit.accounting.guarantee import Guarantee, guarantee
@@ -108,6 +108,7 @@ class _Draft:
     adjacency: ev.Adjacency
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
+    made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
     def unit(self) -> str:
@@ -138,9 +139,12 @@ class _Draft:
     def guarantee(
         self, lot_size: int, steps: int, z: float, *, delta: float | None = None, epsilon: float | None = None
     ) -> Guarantee:
-        header = ev.Header(adjacency=self.adjacency, unit=self.unit)
-        entries = self.entries(lot_size, steps, z)
-        return guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=self.accountant)
+        key = self.accountant, lot_size, steps, z, delta, epsilon
+        if key not in self.made:
+            header = ev.Header(adjacency=self.adjacency, unit=self.unit)
+            entries = self.entries(lot_size, steps, z)
+            self.made[key] = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=self.accountant)
+        return self.made[key]
 
     def epsilon(self, lot_size: int, steps: int, z: float, delta: float) -> float:
         return self.guarantee(lot_size, steps, z, delta=delta).epsilon
@@ -193,15 +197,17 @@ def _least_noise(epsilon_at: Callable[[float], float], target: float, guess: flo
 
     low = high = guess
     over = under = gap(guess)
-    factor = 1.25
+    move = 0.2
     while over <= 0 and low > 1e-4:
-        high, under, low = low, over, low / factor
-        over, factor = gap(low), factor**2
+        high, under, low = low, over, low * math.exp(-move)
+        over = gap(low)
+        move = _onward(move, -under, -over)
     while under > 0:
-        low, over, high = high, under, high * factor
+        low, over, high = high, under, high * math.exp(move)
         if high > 1e9:
             raise ValueError(f"epsilon is {target:g}; no noise multiplier up to 1e9 reaches it.")
-        under, factor = gap(high), factor**2
+        under = gap(high)
+        move = _onward(move, over, under)
     if over <= 0:
         return high
     # Illinois: regula falsi in log z, halving the weight of an end that stays.
@@ -217,6 +223,13 @@ def _least_noise(epsilon_at: Callable[[float], float], target: float, guess: flo
             high, under, short = middle, value, value
             over, stayed = (over / 2 if stayed == -1 else over), -1
     return high
+
+
+def _onward(move: float, before: float, after: float) -> float:
+    """How far to go on if ``move`` changed what is missing from ``before`` to ``after``: a little beyond zero."""
+    if not 0 < after < before < math.inf:
+        return 2 * move
+    return min(1.2 * after / (before - after) + 0.05, 4.0) * move
 
 
 def _check(
