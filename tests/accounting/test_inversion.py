@@ -168,8 +168,8 @@ def test_hardly_any_sampling_is_the_gaussian_mechanism(shift, delta):
     found = inversion.epsilon(losses, delta)
     exact = gaussian.epsilon(shift, delta)
     assert found.upper >= exact * (1 - 1e-9)
-    assert found.upper == pytest.approx(exact, rel=1e-6)
-    assert found.lower == pytest.approx(exact, rel=1e-6)
+    assert found.upper == pytest.approx(exact, rel=2e-5)
+    assert found.lower == pytest.approx(exact, rel=2e-5)
 
 
 @pytest.mark.parametrize(
