@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,13 @@ def test_the_curve_is_made_of_single_answers(steps):
     for epsilon, value in zip(epsilons, found.curve(epsilons)):
         alone = Pld().delta(found.composition, epsilon)
         assert alone.lower <= value <= 1.05 * alone.upper + 1e-15
+
+
+def test_the_attack_bound_does_not_account_again_and_again():
+    found = guarantee([(gaussian(4.0, 0.01), 10_000), (gaussian(7.0), 1)], ev.Header(), delta=1e-5)
+    start = time.process_time()
+    found.attack_power([0.01, 0.001])
+    assert time.process_time() - start < 1.0
 
 
 def test_seeded_runs_are_marked():

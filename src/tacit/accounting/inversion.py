@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,29 @@ def delta(losses: SampledGaussians, epsilon: float) -> Interval:
     """Bounds on δ(epsilon); the upper one never 0 by underflow."""
     if epsilon >= losses.largest:
         return Interval(0.0, 0.0)
+    return _window(losses, epsilon).delta(epsilon)
+
+
+def deltas(losses: SampledGaussians, epsilons: Sequence[float]) -> list[float | None]:
+    """An upper bound on δ at each ε, None where it is out of reach; one window serves as many as it is good for."""
+    found: dict[float, float | None] = {}
+    window = None
+    for epsilon in sorted(epsilons):
+        if epsilon >= losses.largest:
+            found[epsilon] = 0.0
+            continue
+        if window is None or not window.tells(epsilon):
+            try:
+                window = _window(losses, epsilon)
+            except OutOfReach:
+                found[epsilon] = None
+                continue
+        found[epsilon] = window.delta(epsilon).upper
+    return [found[epsilon] for epsilon in epsilons]
+
+
+def _window(losses: SampledGaussians, epsilon: float) -> Window:
+    """A window that is good at this ε."""
 
     def excess(saddle: Saddle) -> float:
         return epsilon - saddle.at
@@ -76,15 +99,14 @@ def delta(losses: SampledGaussians, epsilon: float) -> Interval:
     for _ in range(8):
         cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
         window = Window(cut, saddle, closeness)
-        log_upper, log_lower = window.log_bound(epsilon, +1), window.log_bound(epsilon, -1)
-        upper = min(math.exp(min(log_upper, 0.0)) + cut.infinite, 1.0)
-        if cut.infinite > 1e-5 * upper and guess > 1e-290:
-            guess, tilt = max(min(upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
-        elif log_upper - log_lower > _CLOSE and closeness > 1e-14:
-            closeness *= math.exp(min(log_upper - saddle.log_delta_at(epsilon), -3.0))
+        found = window.delta(epsilon)
+        if cut.infinite > 1e-5 * found.upper and guess > 1e-290:
+            guess, tilt = max(min(found.upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
+        elif found.upper - (found.lower or 0.0) > _CLOSE * found.upper and closeness > 1e-14:
+            closeness *= math.exp(min(math.log(found.upper) - saddle.log_delta_at(epsilon), -3.0))
         else:
             break
-    return Interval(max(upper, _LEAST), math.exp(min(log_lower, 0.0)))
+    return window
 
 
 def _without_tail(
@@ -164,6 +186,7 @@ class Window:
 
     def __init__(self, losses: SampledGaussians, saddle: Saddle, excess: float = _EXCESS) -> None:
         self.tilt, self._saddle, self._excess = saddle.tilt, saddle, excess
+        self._infinite = losses.infinite
         reach, self._aliases = self._periods(losses)
         self.period = reach
         frequency = self._last_frequency(saddle.law)
@@ -230,6 +253,16 @@ class Window:
             middle = (low + high) / 2
             low, high = (low, middle) if enough(middle) else (middle, high)
         return high
+
+    def delta(self, epsilon: float) -> Interval:
+        """Bounds on δ(epsilon), what was cut off included."""
+        upper = math.exp(min(self.log_bound(epsilon, +1), 0.0)) + self._infinite
+        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1), 0.0)))
+
+    def tells(self, epsilon: float) -> bool:
+        """Whether its bounds at this ε are close."""
+        found = self.delta(epsilon)
+        return found.upper - (found.lower or 0.0) <= 1e-3 * found.upper
 
     def log_bound(self, x: float, sign: int) -> float:
         """log of a bound on δ(x), from above for ``sign`` +1, from below for -1."""

@@ -72,13 +72,19 @@ class Pld:
         rest = [epsilon for epsilon, known in zip(epsilons, found, strict=True) if known is None]
         uppers = [0.0] * len(rest)
         for side in sides(composition) if rest else ():
-            quick = [_directly(side, None, epsilon) for epsilon in rest]
-            slow = [epsilon for epsilon, known in zip(rest, quick, strict=True) if known is None]
-            rounded = iter(discretised.uppers(side, self.tolerance, slow) if slow else ())
-            for i, known in enumerate(quick):
-                upper = known.upper if known else min(next(rounded), _renyi_delta(composition, rest[i]))
-                uppers[i] = max(uppers[i], upper)
+            uppers = [max(pair) for pair in zip(uppers, self._uppers(side, composition, rest), strict=True)]
         left = iter(uppers)
+        return [next(left) if known is None else known for known in found]
+
+    def _uppers(self, side: Side, composition: Composition, epsilons: Sequence[float]) -> list[float]:
+        """An upper bound on δ in one direction at each ε."""
+        if not side.pairs:
+            return [_closed_form(side, None, epsilon).upper for epsilon in epsilons]
+        losses = _sampled_gaussians(side)
+        found = [None] * len(epsilons) if losses is None else inversion.deltas(losses, epsilons)
+        rest = [epsilon for epsilon, known in zip(epsilons, found, strict=True) if known is None]
+        rounded = zip(discretised.uppers(side, self.tolerance, rest) if rest else (), rest, strict=True)
+        left = iter([min(upper, _renyi_delta(composition, epsilon)) for upper, epsilon in rounded])
         return [next(left) if known is None else known for known in found]
 
     def _worst(
@@ -142,7 +148,21 @@ def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Inte
 
 
 def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interval | None:
-    """Only Gaussian sums, sampled and not: by Fourier inversion, or None where that is not to be had quickly."""
+    """By Fourier inversion, or None where that is not to be had, or not quickly."""
+    losses = _sampled_gaussians(side)
+    if losses is None:
+        return None
+    try:
+        if delta is not None:
+            return inversion.epsilon(losses, delta)
+        assert epsilon is not None
+        return inversion.delta(losses, epsilon)
+    except OutOfReach:
+        return None
+
+
+def _sampled_gaussians(side: Side) -> SampledGaussians | None:
+    """The side as Gaussian sums, sampled and not, if it is nothing else."""
     kinds = {type(pair) for pair, _ in side.pairs}
     if side.certain or len(kinds) > 1 or not kinds <= {Removed, Added}:
         return None
@@ -152,14 +172,7 @@ def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interva
             return None
         terms.append((pair.rate, 1 / pair.base.shift, float(count)))
     rates, noises, counts = np.array(terms).T
-    losses = SampledGaussians(rates, noises, counts, side.shift, kinds == {Added})
-    try:
-        if delta is not None:
-            return inversion.epsilon(losses, delta)
-        assert epsilon is not None
-        return inversion.delta(losses, epsilon)
-    except OutOfReach:
-        return None
+    return SampledGaussians(rates, noises, counts, side.shift, kinds == {Added})
 
 
 def _check_counts(composition: Composition) -> None:
