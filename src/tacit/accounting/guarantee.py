@@ -11,7 +11,6 @@ from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Best, Composition, compose
 from tacit.accounting.filter import fits_adaptively
-from tacit.accounting.pld import Pld
 from tacit.accounting.selection import in_words
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import AdaptiveBudget, Budget, Ledger
@@ -80,10 +79,7 @@ class Guarantee:
 
     def curve(self, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
-        accountant = find(self.accountant)
-        if isinstance(accountant, Pld):
-            return accountant.deltas(self.composition, epsilons)
-        return [accountant.delta(self.composition, epsilon).upper for epsilon in epsilons]
+        return find(self.accountant).deltas(self.composition, epsilons)
 
     def attack_power(self, false_positive_rates: Sequence[float]) -> list[float]:
         """The largest true-positive rate any membership attack can have at each false-positive rate.
@@ -160,9 +156,10 @@ def account(
     ``budget`` that guarded it, the guarantee says what holds if parameters were chosen on the way.
     """
     found = guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant)
-    if isinstance(budget, AdaptiveBudget) and fits_adaptively(ledger.entries, ledger.header.adjacency, budget):
-        return replace(found, adaptive_budget=budget)
-    return found
+    if not isinstance(budget, AdaptiveBudget) or found.composition.slack:  # slack has no proof under an adaptive one
+        return found
+    fits = fits_adaptively(ledger.entries, ledger.header.adjacency, budget)
+    return replace(found, adaptive_budget=budget) if fits else found
 
 
 def guarantee(
