@@ -209,7 +209,7 @@ class PrivateRun:
             if self.budget is None:
                 raise ValueError("give delta (for example 1e-5); the run has no budget to take it from.")
             delta = self.budget.delta
-        return account(self.ledger, delta=delta, accountant=self.accountant)
+        return account(self.ledger, delta=delta, accountant=self.accountant, budget=self.budget)
 
     def statement(self, delta: float | None = None) -> str:
         """The guarantee in full sentences, for a report or a model card."""
