@@ -25,7 +25,7 @@ def embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if layout is None or type(weight) is Traced:
         return fallback(recorder, "embedding", func, args, kwargs)
     if by_frequency:
-        recorder.problem("an embedding with scale_grad_by_freq counts words over the whole batch; set it to False")
+        recorder.problems.add("an embedding with scale_grad_by_freq counts words over the whole batch; set it to False")
     rows = plain(index)
     out = torch.embedding(bare(weight), rows)
 
@@ -48,7 +48,7 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
 
 @operation("embedding_renorm", always=True)
 def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    recorder.problem(
+    recorder.problems.add(
         "an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out"
     )
     return args[0]
@@ -79,7 +79,7 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         place = None
     if place is None or mode == 2 or (isinstance(scales, Tensor) and trainable(scales)):
-        recorder.problem(
+        recorder.problems.add(
             "embedding_bag in this form has no per-example rule: pass offsets with one bag per example (declared "
             "as data), use mode 'sum' or 'mean', or an embedding followed by a reduction"
         )

@@ -118,7 +118,7 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
                 "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "
                 "take the mean over examples of each one's own mean"
             )
-            recorder.problem(reason)
+            recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.nested import detached, replaced
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
-from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder, detached
-from tacit.gradients.traced import Traced, plain
+from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
+from tacit.gradients.traced import Traced, mark, plain
 
 
 def operation(names: str, always: bool = False) -> Callable[[Operation], Operation]:
@@ -30,9 +31,7 @@ def operation(names: str, always: bool = False) -> Callable[[Operation], Operati
 
 
 def layout_of(recorder: Recorder, x: Any) -> Layout | None:
-    if type(x) is Traced and x._recorder is recorder and x._epoch == recorder.epoch and isinstance(x._tag, Layout):
-        return x._tag
-    return None
+    return x._tag if recorder.follows(x) and isinstance(x._tag, Layout) else None
 
 
 def trainable(q: Any) -> bool:
@@ -92,7 +91,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return pairs
 
     out = recorder.tap(out, [features] if trainable(weight) else [], make)
-    return finish(recorder, "linear", func, args, kwargs, out)
+    return mark(out, recorder, layout)
 
 
 @operation("matmul rmatmul mm bmm mv dot")
@@ -148,7 +147,7 @@ def contraction(
         return fallback(recorder, name, func, args, kwargs)
     places = [c for c in xs if c in output and c != example and c not in qs]
     data = plain(x)
-    result = func(*detached(_swap(args, x, data), [q]), **kwargs)
+    result = func(*detached(replaced(args, {id(x): data}), [q]), **kwargs)
 
     def shaped(t: Tensor, letters_of: str, features: list[str]) -> Tensor:
         own = [c for c in letters_of if c != example]
@@ -175,14 +174,6 @@ def contraction(
 
     result = recorder.tap(result, [data], make)
     return finish(recorder, name, func, args, kwargs, result)
-
-
-def _swap(value: Any, old: Tensor, new: Tensor) -> Any:
-    if value is old:
-        return new
-    if isinstance(value, (tuple, list)):
-        return type(value)(_swap(v, old, new) for v in value)
-    return value
 
 
 @operation("addmm baddbmm addmv")

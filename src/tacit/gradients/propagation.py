@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tacit.gradients import arrangement, layers, products, reductions
 from tacit.gradients.layout import Layout, Mixed, Tag, Total
+from tacit.gradients.names import words
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import RULES, Call, broadcast, words
+from tacit.gradients.rules import RULES, Call, broadcast
 from tacit.gradients.traced import Traced
 
 __all__ = ["POINTWISE", "arrangement", "layers", "products", "propagate", "reductions"]
