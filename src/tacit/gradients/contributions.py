@@ -212,10 +212,11 @@ class Outer(Contribution):
     def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
-            of_g = guarded_squares(g, (2, 3)) if self.output is None else self.output.squares().view(-1, 1)
             if self.output is not None:
-                of_g = of_g + self.width_out * torch.finfo(of_g.dtype).tiny
-            found = (guarded_squares(a, (2, 3)) * of_g).sum(1)
+                of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
+                found = guarded_squares(a.reshape(self.batch, -1), 1).mul_(of_g)
+            else:
+                found = (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
             return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]

@@ -64,6 +64,8 @@ def finish(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any, out
 
 def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
     """[batch, 1, positions, width] from a tensor whose last dimension is the feature."""
+    if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0]:
+        return x.reshape(batch, 1, -1, width) if batch else x.reshape(0, 1, 0, width)
     return by_example(x, layout, batch).reshape(batch, 1, -1, width)
 
 
@@ -74,10 +76,10 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if layout is None or type(weight) is Traced or type(bias) is Traced:
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
-    if layout.dim == x.ndim - 1:
-        return fallback(recorder, "linear", func, args, kwargs)
     assert batch is not None
     features = plain(x)
+    if layout.dim == features.ndim - 1:
+        return fallback(recorder, "linear", func, args, kwargs)
     out = F.linear(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:

@@ -248,7 +248,8 @@ class Recorder:
         if not tagged:
             return out
         assert self.batch is not None
-        tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
+        with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
+            tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         self._tag_outputs(out_tensors, tag, tagged)
         return out
 

@@ -128,16 +128,16 @@ class Engine:
         S / norm brings the true norm to at most S. A NaN or infinite gradient has norm infinity.
         """
         if groups is None:
-            return self._norms([tuple(self.shapes)])[:, 0]
+            return _infinite(self._norms([tuple(self.shapes)]))[:, 0]
         listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
-        return self._norms(checked_partition(listed, self.shapes))
+        return _infinite(self._norms(checked_partition(listed, self.shapes)))
 
     def _norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
+        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite."""
         squares = self._all_squares()
-        columns = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
-        norms = torch.stack(columns, 1).clamp_min_(0).sqrt_()
-        norms.mul_(self._scale() * (1 + 16 * torch.finfo(norms.dtype).eps))
-        return norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        sums = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
+        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt_().unsqueeze(1)
+        return norms.mul_(self._scale() * (1 + 16 * torch.finfo(norms.dtype).eps))
 
     @torch.no_grad()
     def clipped_sum(
@@ -165,7 +165,7 @@ class Engine:
         partition = checked_partition(clipping.partition(shapes), shapes)
         norms = self._norms(partition)
         finite: Tensor | None = None
-        if norms.numel() and not float(norms.max()) < math.inf:
+        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
             finite = torch.isfinite(norms).all(1)
             norms = torch.where(finite.unsqueeze(1), norms, 0.0)
         weights = checked_weights(clipping.weights(norms), norms)
@@ -237,6 +237,10 @@ class Engine:
             squares = {name: s.double() for name, s in squares.items()}
         self._squares, self._measured = squares, recorder.captures
         return squares
+
+
+def _infinite(norms: Tensor) -> Tensor:
+    return norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def _refuse(name: str) -> Any:

@@ -63,6 +63,7 @@ class _Lot:
     expected: float
     size: int = 0  # of the current batch
     observed: set[str] = field(default_factory=set)
+    first: bool = True
     last: bool = False
     taken: bool = False
 
@@ -139,14 +140,13 @@ class PrivateRun:
         receipt = self.ledger.record(Step(event, (*gradients, *others)))
         drawn = self.sampler.draw(receipt)
         indices = drawn.indices if isinstance(drawn, UserLot) else self._rows_of(drawn)
-        for total in self._sums.values():
-            total.zero_()
         self._lot = _Lot(receipt, clipping, tallies, expected)
         rows = self.recipe.microbatch_size
         sizes = [len(piece) // rows for piece in batches(indices, self.recipe.batch_size)]
         try:
             for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
-                self._lot.size, self._lot.last, self._lot.taken = size, number == len(sizes), False
+                self._lot.size, self._lot.taken = size, False
+                self._lot.first, self._lot.last = number == 1, number == len(sizes)
                 self._lot.observed.clear()
                 for layer in self._layers.values():
                     layer.forget()
@@ -216,7 +216,7 @@ class PrivateRun:
         self._check_buffers()
         # Taken from here on: after a failure half-way the batch must not be added a second time.
         self._lot.taken = True
-        self.engine.clipped_sum(self._lot.clipping, out=self._sums)
+        self.engine.clipped_sum(self._lot.clipping, out=self._sums, overwrite=self._lot.first)
         for name, layer in self._layers.items():
             self._lot.tallies[name].add(layer.collect(self._lot.size))
         if self._lot.last:
