@@ -23,6 +23,10 @@ def module_problems(model: nn.Module) -> list[str]:
     problems = []
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
+        if getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None:
+            problems.append(
+                f"{where} is compiled, and compiled code hides its operations: give the module before torch.compile"
+            )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm):
             if module.track_running_stats and module.training:
                 problems.append(

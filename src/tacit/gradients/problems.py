@@ -66,7 +66,8 @@ class Problems:
             f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
             "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
             "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
-            "and read it after backward (for torch.distributions, pass validate_args=False)"
+            "and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face models, an "
+            "attention mask of four dimensions)"
         )
 
     def report_slow(self, name: str) -> None:

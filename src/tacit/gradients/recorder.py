@@ -44,8 +44,15 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        ctx.arrived(grads[0])
+        arrived = ctx.arrived
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.arrived = _gone  # what it holds is freed now, as autograd frees its own saved tensors
+        arrived(grads[0])
         return None, grads[0], None
+
+
+def _gone(grad: Tensor) -> None:
+    raise RuntimeError("backward ran a second time through the same graph; pass retain_graph=True the first time")
 
 
 class Recorder:
