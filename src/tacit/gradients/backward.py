@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, opened, plain
@@ -34,6 +34,8 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
+    if any(type(root) is Traced and isinstance(root._tag, Only) for root in roots):
+        recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
     if mixed:
         recorder.problems.confirm(mixed[0].reason)
     given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors

@@ -37,6 +37,19 @@ class Inputs:
         self._tag(fresh)
         return new_args, new_kwargs
 
+    def traced(self, batch: Any, size: int) -> Any:
+        """A batch of `size` examples before it enters the model, with the tensors that have a row for each tagged.
+
+        Only where the examples are first in every input; elsewhere a tensor's own shape does not tell.
+        """
+        if self._dims != 0:
+            return batch
+        fresh: list[tuple[Tensor, int]] = []
+        rows = size * self._rows
+        found = self._walk(batch, 0, fresh)
+        self._tag([(t, d) for t, d in fresh if t.shape[0] == rows])
+        return found
+
     def _dim_of(self, key: str | int) -> int | None:
         return self._dims if isinstance(self._dims, int) else self._dims.get(key, self._dims.get("*", 0))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.contributions import Contribution
-from tacit.gradients.layout import Layout, Mixed, Tag, Total
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import METADATA, READS, SHOWN, canonical
 from tacit.gradients.nested import detached, mapped
 from tacit.gradients.problems import Problems
@@ -27,6 +27,13 @@ OPERATIONS: dict[str, Operation] = {}
 
 ALWAYS: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
+
+
+_REASONS: dict[type, str] = {
+    Total: "a mean or sum over examples is fed to trainable parameters",
+    Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
+}
+"""Why a tensor of the batch cannot be fed to parameters."""
 
 
 class _Tap(torch.autograd.Function):
@@ -220,9 +227,7 @@ class Recorder:
                 return func(*plain(args), **kwargs)
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
-            reason = (
-                bad.reason if isinstance(bad, Mixed) else "a mean or sum over examples is fed to trainable parameters"
-            )
+            reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
             self.problems.add(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*detached(args, shared), **detached(kwargs, shared))

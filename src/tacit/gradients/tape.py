@@ -93,6 +93,14 @@ class Engine:
             if output is not None:
                 self._recorder.problems.check()
 
+    def trace(self, batch: Any, size: int) -> Any:
+        """A batch of `size` examples, so that what is done to it before the model is followed too.
+
+        Tensors with one row for each example (inputs, labels) come back as tensors that know whose their entries are;
+        all else as it was. Mixing examples (subtracting the batch's mean, mixup) is then refused like in the model.
+        """
+        return self._inputs.traced(batch, size)
+
     # -- results -----------------------------------------------------------------------------------------------------
 
     @property

@@ -150,7 +150,7 @@ class PrivateRun:
                 self._lot.observed.clear()
                 for layer in self._layers.values():
                     layer.forget()
-                yield batch
+                yield self.engine.trace(batch, size)
                 if not self._lot.taken:
                     raise RuntimeError(
                         "optimizer.step() was not called for the last batch; call it after every batch, it acts once "
