@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -10,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.contributions import Contribution
+from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import METADATA, READS, SHOWN, canonical
-from tacit.gradients.nested import detached, mapped
+from tacit.gradients.nested import detached
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
+from tacit.gradients.tap import Tap
 from tacit.gradients.traced import Traced, mark, opened, plain
 
 Reduction = Literal["mean", "sum", "none"]
@@ -34,32 +35,6 @@ _REASONS: dict[type, str] = {
     Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
 }
 """Why a tensor of the batch cannot be fed to parameters."""
-
-
-class _Tap(torch.autograd.Function):
-    """A node of its own behind a trainable operation, through which every gradient of its output must pass.
-
-    A hook on the output would be passed by: many operations return views, and an in-place change of a view reroutes
-    the graph around the view's own node. The anchor gives the first trainable operation a graph to begin with, and
-    marks whatever is computed from here as data.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        ctx.arrived = arrived
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        arrived = ctx.arrived
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.arrived = _gone  # what it holds is freed now, as autograd frees its own saved tensors
-        arrived(grads[0])
-        return None, grads[0], None
-
-
-def _gone(grad: Tensor) -> None:
-    raise RuntimeError("backward ran a second time through the same graph; pass retain_graph=True the first time")
 
 
 class Recorder:
@@ -145,7 +120,7 @@ class Recorder:
             return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
-            return self._empty(func, args, kwargs, bool(shared))
+            return run_empty(self, func, args, kwargs, bool(shared))
         if shared and torch.is_grad_enabled():
             return self._trainable(name, func, args, kwargs, tagged, shared)
         with torch._C.DisableTorchFunctionSubclass():
@@ -187,20 +162,6 @@ class Recorder:
                 self._scan(value, tagged, shared)
             elif isinstance(value, dict):
                 self._scan(value.values(), tagged, shared)
-
-    def _empty(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool) -> Any:
-        """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
-        if canonical(func) in ("view", "reshape"):
-            args = _measured(args)
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*mapped(args, _without_graph), **mapped(kwargs, _without_graph))
-
-        def joined(t: Tensor) -> Tensor:
-            if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
-                t = _Tap.apply(self.anchor, t, lambda grad: None)  # type: ignore[no-untyped-call]
-            return mark(t, self, Layout(0))
-
-        return mapped(out, joined)
 
     def _trainable(
         self,
@@ -306,7 +267,7 @@ class Recorder:
             if self.capturing:
                 self.capture(make(plain(grad.detach())), epoch)
 
-        return _Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
+        return Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
 
     def capture(self, pairs: Pairs, epoch: int) -> None:
         if epoch != self.epoch:
@@ -322,17 +283,3 @@ class Recorder:
                 settled = contribution.settle()
                 for name, part in resolve(source, settled, self.names):
                     self.parts.setdefault(name, []).append(part)
-
-
-def _measured(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a reshape with -1 replaced by what it is when examples are there: PyTorch does not say for none."""
-    old, new = args[0].shape, list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
-    if -1 not in new or 0 not in new:
-        return args
-    rest = math.prod(size for size in new if size > 0)
-    new[new.index(-1)] = math.prod(size for size in old if size > 0) // rest
-    return (args[0], tuple(new))
-
-
-def _without_graph(t: Tensor) -> Tensor:
-    return t.detach() if type(t) is not Traced and t.requires_grad else t

@@ -13,13 +13,16 @@ from tacit.gradients.rules import Call, pairs, tidy
 
 
 def picked(x: Tensor, layout: Layout, key: Any, batch: int) -> Only | None:
-    """The example of `x[key]` where the key is a number for the examples' dimension, and cuts elsewhere at most."""
+    """The example of `x[key]` where the key begins with one example, as i or i : i + 1, and goes on with cuts."""
     parts = key if isinstance(key, tuple) else (key,)
     whole = layout.dim == 0 and layout.inner == 1 and layout.owner is None and x.shape[0] == batch
-    if not whole or not parts or type(parts[0]) is not int:
+    cuts = all(isinstance(p, slice) or p is None or p is Ellipsis or type(p) is int for p in parts)
+    if not whole or not parts or not cuts:
         return None
-    plain = all(isinstance(p, slice) or p is None or p is Ellipsis or type(p) is int for p in parts)
-    return Only(parts[0] % batch) if plain else None
+    if type(parts[0]) is int:
+        return Only(parts[0] % batch)
+    row = range(batch)[parts[0]] if isinstance(parts[0], slice) else ()
+    return Only(row[0]) if len(row) == 1 and batch > 1 else None
 
 
 def of_singles(call: Call, singles: Sequence[Only]) -> Tag:
