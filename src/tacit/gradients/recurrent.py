@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from tacit.gradients import cells
 from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
@@ -125,7 +126,9 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     _, shared = recorder.scan(args, kwargs)
     if recorder.batch == 0:
         return (
-            recorder._empty(func, args, kwargs, bool(shared)) if not packed else _nothing(recorder, args, bool(shared))
+            run_empty(recorder, func, args, kwargs, bool(shared))
+            if not packed
+            else _nothing(recorder, args, bool(shared))
         )
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
         recorder.problems.add(
@@ -163,8 +166,8 @@ def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
     x, _, hx = args[:3]
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     width = states[0].shape[-1] * (2 if args[8] else 1)
-    return recorder._empty(
-        lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
+    return run_empty(
+        recorder, lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
     )
 
 
