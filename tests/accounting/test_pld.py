@@ -786,3 +786,15 @@ def test_rare_sampling_and_tiny_delta_cost_at_least_one_step(adjacency, noise, r
     """A window around a poor tilt once answered 0 here; ``one_step`` is what a single step costs, by mpmath."""
     term = Term(Gaussian(noise), Policy.POISSON, rate)
     assert Pld().epsilon(Composition(Adjacency(adjacency), ((term, count),)), delta).upper >= one_step
+
+
+def test_delta_beyond_the_end_of_a_bounded_direction():
+    """Adding a record has bounded loss; ε near its end once gave δ = 1, though removing one gives 4e-12."""
+    poisson = (Term(Gaussian(1.5), Policy.POISSON, 0.1), 30)
+    composition = Composition(ADD, (poisson, (Term(Gaussian(8.0)), 1)))
+    before = 1e-11
+    for epsilon in (4.1, 4.133, 4.16, 4.2, 4.24):
+        found = Pld().delta(composition, epsilon)
+        assert found.lower <= found.upper <= 1.1 * found.lower
+        assert found.upper < before
+        before = found.upper

@@ -11,9 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
-from tacit.ledger.events import Everyone, GaussianSum
+from tacit.ledger.events import Everyone, GaussianSum, Step
 from tacit.mechanisms import (
     Adaptive,
+    Automatic,
     DimensionAdjusted,
     Explicit,
     Flat,
@@ -25,6 +26,7 @@ from tacit.mechanisms import (
     QuantileTracker,
     SumQuery,
     assign,
+    quantile,
 )
 from tacit.mechanisms.noise import add_gaussian_, add_laplace_
 from tacit.randomness import SecureSource, SeededSource
@@ -195,16 +197,16 @@ def run_adaptive(record: Record, norms: np.ndarray[Any, Any], steps: int, config
         for batch in lot.split(64):
             clipping.weights(batch[:, None])
         clipping.release_(receipt, {"w": torch.zeros(3)}, SOURCE)
-        path.append(clipping.clip_norm)
+        path.append(clipping.clip_norms["gradients"])
     return path
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-def test_adaptive_clipping_finds_the_quantile(record: Record, quantile: float) -> None:
+@pytest.mark.parametrize("wanted", [0.2, 0.5, 0.9])
+def test_adaptive_clipping_finds_the_quantile(record: Record, wanted: float) -> None:
     norms = np.random.default_rng(1).lognormal(1.0, 0.7, size=5000)
-    path = run_adaptive(record, norms, 300, Adaptive(initial=0.1, quantile=quantile, learning_rate=0.3))
+    path = run_adaptive(record, norms, 300, Adaptive(initial=0.1, quantile=wanted, learning_rate=0.3))
     below = (norms <= np.exp(np.mean(np.log(path[150:])))).mean()
-    assert below == pytest.approx(quantile, abs=0.05)
+    assert below == pytest.approx(wanted, abs=0.05)
 
 
 def test_adaptive_clipping_is_charged_in_the_same_step(record: Record) -> None:
@@ -228,15 +230,84 @@ def test_the_clip_norm_moves_only_with_a_release_and_survives_a_checkpoint(recor
     config = Adaptive(initial=1.0, count_noise_std=1.0)
     clipping = config.bind({"w": torch.Size([3])}, lot_size=10.0)
     clipping.weights(torch.full((10, 1), 5.0))
-    assert clipping.clip_norm == 1.0
+    assert clipping.clip_norms == {"gradients": 1.0}
     clipping.release_(record(Everyone(), *clipping.queries(Proportional(0.1))), {"w": torch.zeros(3)}, SOURCE)
-    assert clipping.clip_norm != 1.0
+    assert clipping.clip_norms != {"gradients": 1.0}
     again = config.bind({"w": torch.Size([3])}, lot_size=10.0)
     again.restore(clipping.state())
-    assert again.clip_norm == clipping.clip_norm
+    assert again.clip_norms == clipping.clip_norms
     assert again.groups == clipping.groups
-    with pytest.raises(ValueError, match="saved clip norm is nan"):
-        again.restore({"clip_norm": math.nan})
+    with pytest.raises(ValueError, match="saved clip norm of gradients is nan"):
+        again.restore({"clip_norms": {"gradients": math.nan}})
+
+
+LAYERS = {"a.w": torch.Size([3]), "a.b": torch.Size([1]), "b.w": torch.Size([5])}
+
+
+def test_every_group_finds_its_own_quantile(record: Record) -> None:
+    """The norms of the second layer are thirty times those of the first; a record is large in one and small in both."""
+    rng = np.random.default_rng(1)
+    norms = np.stack([rng.lognormal(0.0, 0.7, 4000), 30 * rng.lognormal(0.0, 0.7, 4000)], axis=1)
+    clipping = Adaptive(initial=PerLayer(each=1.0), learning_rate=0.3, quantile=0.7).bind(LAYERS, lot_size=200.0)
+    path = []
+    for _ in range(250):
+        receipt = record(Everyone(), *clipping.queries(Proportional(1.0)))
+        lot = torch.from_numpy(norms[rng.random(4000) < 200 / 4000])
+        for batch in lot.split(64):
+            weights = clipping.weights(batch)
+            assert bool((weights * batch <= torch.tensor(list(clipping.clip_norms.values()))).all())
+        clipping.release_(receipt, {name: torch.zeros(shape) for name, shape in LAYERS.items()}, SOURCE)
+        path.append(list(clipping.clip_norms.values()))
+    settled = np.exp(np.log(path[125:]).mean(axis=0))
+    assert (norms <= settled).mean(axis=0) == pytest.approx([0.7, 0.7], abs=0.06)
+
+
+def test_the_count_of_every_group_is_charged(record: Record) -> None:
+    clipping = Adaptive(initial=PerLayer(each=1.0)).bind(LAYERS, lot_size=200.0)
+    queries = {query.group: query for query in clipping.queries(Proportional(1.0))}
+    assert list(queries) == ["gradients/a", "gradients/b", "unclipped count/a", "unclipped count/b"]
+    for name in ("unclipped count/a", "unclipped count/b"):
+        assert (queries[name].clip_norm, queries[name].noise_std) == (0.5, pytest.approx(10 * math.sqrt(2)))
+    whole = Step(Everyone(), tuple(queries.values()))
+    assert whole.noise_multiplier == pytest.approx(1.0)  # the counts are part of it, not on top
+    flat = Adaptive(initial=1.0).bind(LAYERS, lot_size=200.0).queries(Proportional(1.0))
+    counts = [
+        Step(Everyone(), tuple(q for q in group if q.group.startswith("unclipped")))
+        for group in (queries.values(), flat)
+    ]
+    assert counts[0].noise_multiplier == pytest.approx(counts[1].noise_multiplier)  # together they cost what one does
+    repeated = clipping.repeated(3)
+    assert [q.clip_norm for q in repeated.queries(Proportional(0.1))] == [3.0, 3.0, 1.5, 1.5]
+    receipt = record(Everyone(), *queries.values())
+    clipping.queries(Proportional(1.0))
+    clipping.release_(receipt, {name: torch.zeros(shape) for name, shape in LAYERS.items()}, SOURCE)
+    assert not receipt.unspent
+
+
+def test_one_record_moves_every_count_by_a_half_at_most(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(quantile, "add_gaussian_", lambda pairs, source: seen.extend(float(t) for t, _ in pairs))
+    rows = [[0.1, 50.0], [math.inf, 0.2], [math.nan, math.nan], [1e300, 1e-300]]
+    for extra in ([], *([row] for row in rows)):
+        clipping = Adaptive(initial=PerLayer(each=1.0)).bind(LAYERS, lot_size=10.0)
+        receipt = record(Everyone(), *clipping.queries(Proportional(0.1)))
+        clipping.weights(torch.tensor([[0.5, 0.5], [2.0, 0.5], *extra], dtype=torch.float64))
+        clipping.release_(receipt, {name: torch.zeros(shape) for name, shape in LAYERS.items()}, SOURCE)
+    without, *others = (seen[i : i + 2] for i in range(0, len(seen), 2))
+    assert without == [0.0, 1.0]
+    assert all(abs(a - b) == 0.5 for pair in others for a, b in zip(pair, without, strict=True))
+
+
+def test_a_joint_group_follows_its_scaled_norm() -> None:
+    clipping = Adaptive(initial=Joint({"a.*": 1.0, "b.*": 10.0}, 1.0)).bind(LAYERS, lot_size=10.0)
+    joint = clipping.joint(torch.tensor([[3.0, 40.0]]))
+    assert joint.tolist() == [[5.0]] and list(clipping.clip_norms) == ["gradients"]
+
+
+@pytest.mark.parametrize("initial", [Automatic(), Adaptive(), Groups({"a.*": Automatic(), "b.*": 1.0})])
+def test_there_must_be_clip_norms_to_begin_from(initial: Any) -> None:
+    with pytest.raises(ValueError, match="must be a strategy with clip norms to begin from"):
+        Adaptive(initial=initial).bind(LAYERS, lot_size=10.0)
 
 
 def test_quantile_divides_by_the_public_lot_size(record: Record) -> None:

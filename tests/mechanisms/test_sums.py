@@ -128,7 +128,7 @@ def test_weighted_mean(record: Record) -> None:
     assert empty.abs().max() < 1e-6
     with pytest.raises(ValueError, match="both groups are 'sum'"):
         WeightedMean(values=quiet("sum", 1.0), weights=quiet("sum", 1.0), least=1.0)
-    with pytest.raises(ValueError, match="there are 5 records"):
+    with pytest.raises(ValueError, match="one weight for each record"):
         total.add(values, torch.ones(4))
 
 

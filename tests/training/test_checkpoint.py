@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 import tacit
 from tacit.training import AdamBC, PrivateBatchNorm
@@ -66,7 +68,15 @@ def test_all_state_comes_back(make: Any, train: Any, tmp_path: Path, name: str) 
     }
     model = Tied()
     _, optimizer, run = make(model, OPTIMIZERS[name](model.parameters()), steps=3, **settings)
-    train(run)
+
+    def watched(run: Any) -> Any:
+        def objective(x: Tensor, y: Tensor) -> Tensor:
+            run.observe(m=torch.ones(len(x)))
+            return F.cross_entropy(run.model(x), y)
+
+        return objective
+
+    train(run, watched(run))
     run.save(tmp_path / "point")
     torch.manual_seed(99)
     other = Tied()
@@ -76,10 +86,121 @@ def test_all_state_comes_back(make: Any, train: Any, tmp_path: Path, name: str) 
     assert other.second.weight is other.first.weight
     assert flat(fresh.state_dict()) == flat(optimizer.state_dict())
     assert isinstance(fresh.param_groups[0].get("betas", ()), tuple)
-    assert resumed.clipping_state() == run.clipping_state() != {"clip_norm": 0.2}
+    assert resumed.clipping_state() == run.clipping_state() != {"clip_norms": {"gradients": 0.2}}
     assert (resumed.step, resumed.metrics) == (3, run.metrics)
-    train(resumed)
+    train(resumed, watched(resumed))
     assert resumed.step == 5 and len(ledger) == 5
+
+
+SCHEDULERS: dict[str, Any] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [2, 5], gamma=0.1),  # a Counter with whole numbers for keys
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 9),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.3, total_steps=12),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),  # begins at infinity
+    "chain": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[3]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_goes_on_where_it_was(make: Any, silence: Any, tmp_path: Path, name: str) -> None:
+    """Without noise and with everybody in the lot, stopping and resuming changes neither the rates nor the weights."""
+    ledger = tacit.Ledger()
+
+    def begin() -> tuple[Any, Any, Any]:
+        torch.manual_seed(4)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9)
+        run = make(model, optimizer, lot_size=60, steps=8, ledger=ledger)[2]
+        return model, SCHEDULERS[name](optimizer), run
+
+    def go(model: Any, scheduler: Any, run: Any, steps: int) -> list[float]:
+        rates = []
+        for _ in range(steps):
+            for x, y in run.lot():
+                F.cross_entropy(model(x), y).backward()
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+            scheduler.step(1.0) if name == "plateau" else scheduler.step()
+            rates.append(run.optimizer.param_groups[0]["lr"])
+        return rates
+
+    whole = begin()
+    rates = go(*whole, 8)
+    assert len(set(rates)) > 2
+    half = begin()
+    assert go(*half, 4) == rates[:4]
+    half[2].save(tmp_path / "point", scheduler=half[1])
+    resumed = begin()
+    resumed[2].load(tmp_path / "point", scheduler=resumed[1])
+    assert flat(resumed[1].state_dict()) == flat(half[1].state_dict())
+    assert go(*resumed, 4) == rates[4:]
+    assert flat(resumed[0].state_dict()) == flat(whole[0].state_dict())
+
+
+class Average:
+    """The mean of the weights so far."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"count": 0, "mean": {}, "shape": (2, 3), "limit": -math.inf}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_tensors_and_odd_values_come_back_by_name(make: Any, train: Any, tmp_path: Path) -> None:
+    _, _, run = make()
+    train(run)
+    average, other, fresh = Average(), Average(), Average()
+    average.state.update(count=7, mean={"weight": torch.randn(3, 4), 5: torch.tensor(2.5, dtype=torch.float64)})
+    run.save(tmp_path / "point", average=average, other=other)
+    run.load(tmp_path / "point", average=fresh, other=Average())
+    assert torch.equal(fresh.state["mean"]["weight"], average.state["mean"]["weight"])
+    assert fresh.state["mean"][5].item() == 2.5 and fresh.state["mean"][5].dtype == torch.float64
+    assert (fresh.state["count"], fresh.state["shape"], fresh.state["limit"]) == (7, (2, 3), -math.inf)
+
+
+def test_the_same_names_must_be_given_to_load(make: Any, train: Any, tmp_path: Path) -> None:
+    _, optimizer, run = make()
+    train(run)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    run.save(tmp_path / "point", scheduler=scheduler)
+    with pytest.raises(ValueError, match=r"point' was saved with the state of scheduler; load was given nothing\."):
+        run.load(tmp_path / "point")
+    run.save(tmp_path / "point")
+    with pytest.raises(ValueError, match=r"with the state of nothing; load was given scheduler\."):
+        run.load(tmp_path / "point", scheduler=scheduler)
+
+
+@pytest.mark.parametrize("bad", [lambda: 0, {1, 2}, object(), nn.Linear(1, 1)])
+def test_what_is_not_plain_is_refused_and_the_old_checkpoint_stays(make: Any, tmp_path: Path, bad: Any) -> None:
+    _, _, run = make()
+    run.save(tmp_path / "point")
+    average = Average()
+    average.state["mean"] = {"inner": [bad]}
+    with pytest.raises(ValueError, match=r"average/mean/inner/0 is a .*; a checkpoint holds numbers"):
+        run.save(tmp_path / "point", average=average)
+    run.load(tmp_path / "point")
+
+
+@pytest.mark.parametrize("damage", ['{"tensor": "gone"}', '{"call": "x"}', '{"dict": 3}', '{"float": "x"}', "{}"])
+def test_damaged_state_is_one_sentence(make: Any, train: Any, tmp_path: Path, damage: str) -> None:
+    _, _, run = make()
+    train(run)
+    run.save(tmp_path / "point", average=Average())
+    file = tmp_path / "point" / "run.json"
+    facts = json.loads(file.read_text())
+    facts["others"]["average"] = json.loads(damage)
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=r"point' does not fit this run.*\.$") as caught:
+        run.load(tmp_path / "point", average=Average())
+    assert "\n" not in str(caught.value)
 
 
 def test_a_resumed_step_is_the_step_it_would_have_been(make: Any, train: Any, silence: Any, tmp_path: Path) -> None:
@@ -216,8 +337,13 @@ def corrupt(text: str, how: str) -> str:
         "sampler=gone",
         'sampler={"sampler": "shuffled", "records": 60, "draws": 1}',
         'sampler={"sampler": "poisson", "records": 61, "draws": 1}',
+        "others=gone",
+        "others=3",
+        'others={"scheduler": {"dict": []}}',
         "clipping=gone",
-        'clipping={"clip_norm": -1}',
+        'clipping={"clip_norms": {"gradients": -1}}',
+        'clipping={"clip_norms": {"others": 1.0}}',
+        'clipping={"clip_norms": 3}',
         "clipping={}",
         "metrics=3",
         "noise_multiplier=-2",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
 from typing import Any
 
@@ -25,6 +27,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lot_size": 61}, "lot_size is 61"),
     ({"lot_size": 6.0}, "lot_size is 6.0; it must be a whole number"),
     ({"lot_size": "12"}, "lot_size is '12'"),
+    ({"lot_size": 0, "epochs": 2}, "lot_size is 0; it must be from 1"),
+    ({"lot_size": None, "epochs": 2}, "lot_size is None; it must be a whole number"),
+    ({"lot_size": True}, "lot_size is True; it must be a whole number"),
     ({"epochs": 1, "steps": 3}, "epochs is 1 and steps is 3; give one of them"),
     ({"epochs": None, "steps": None}, "epochs is None and steps is None"),
     ({"epochs": 0.0}, "epochs is 0.0; it must be a finite number above 0"),
@@ -176,6 +181,39 @@ def test_a_lot_broken_off_leaves_nothing_for_the_next(make: Any, silence: Any, d
         w, b = torch.autograd.grad(loss, [reference.weight, reference.bias])
         total += w * min(1.0, 1.0 / float(torch.cat([w.flatten(), b]).norm()))
     torch.testing.assert_close(sums, total, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("when", ["reading", "loop", "optimizer", "break"])
+def test_a_lot_that_fails_half_way_is_charged_counted_and_told(
+    make: Any, train: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class Broken(Exception):
+        pass
+
+    model, optimizer, run = make(lot_size=60, batch_size=30, steps=3)
+
+    def fail(*args: Any) -> Any:
+        raise Broken
+
+    with monkeypatch.context() as patch, contextlib.suppress(Broken):
+        if when == "reading":
+            patch.setattr(run._reader, "read", fail)
+        if when == "optimizer":
+            patch.setattr(run._updates, "apply", fail)
+        for x, y in run.batches():
+            if when == "break":
+                break
+            if when == "loop":
+                raise Broken
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    gc.collect()  # a generator broken off by an exception ends when nobody holds it any more
+    assert (run.step, len(run.ledger), run.abandoned) == (0, 1, 1)
+    assert "a lot was drawn but its step not completed; it stays charged (1 so far)" in caplog.text
+    optimizer.zero_grad()
+    train(run)  # the planned steps are all taken, and the lost lot is paid besides
+    assert (run.step, len(run.ledger), run.abandoned) == (3, 4, 1)
+    assert run.guarantee(1e-5).composition.parts[0][1] == 4
 
 
 def test_close_leaves_no_trace(make: Any, train: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch.utils.data import TensorDataset
 
 import tacit
 from tacit._version import __version__
-from tacit.training import JsonLines, TensorBoard
+from tacit.ledger import Everyone, Step
+from tacit.mechanisms import LaplaceQuery, SparseVectorQuery
+from tacit.training import JsonLines, PrivateRun, TensorBoard
+from tacit.training.statement import statement
 
 SETTINGS: dict[str, Any] = {"lot_size": 30, "clipping": tacit.Flat(1.0), "accountant": "rdp"}
 
@@ -67,10 +71,48 @@ def test_fit_logs_every_so_often_and_at_the_end(data: TensorDataset, tmp_path: P
     )
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20, 25]
-    assert all(line["private"] and {"loss", "epsilon"} <= set(line) for line in lines)
+    assert all(line["private"] and "loss" in line for line in lines)
+    assert "epsilon" in lines[0] and "epsilon" in lines[-1]
     assert lines[-1]["epsilon"] == pytest.approx(run.guarantee(1e-5).epsilon)
     assert lines[-1]["loss"] == run.metrics["loss"]
-    assert [name for name, _, _ in writer.scalars] == ["loss", "epsilon"] * 3
+    assert [name for name, _, _ in writer.scalars].count("loss") == 3
+    assert [step for name, _, step in writer.scalars if name == "epsilon"] == [
+        line["step"] for line in lines if "epsilon" in line
+    ]
+
+
+def test_accounting_takes_a_twentieth_of_the_time(
+    data: TensorDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock where a step takes 0.1 and ε takes 1; what is logged is the ε of that very step."""
+    clock, readings = [0.0], []
+    account, take = PrivateRun.guarantee, PrivateRun._take
+
+    def slow_account(run: PrivateRun, delta: float | None = None) -> Any:
+        clock[0] += 1.0
+        readings.append((run.step, account(run, delta).epsilon))
+        return account(run, delta)
+
+    def slow_step(run: PrivateRun, closure: Any) -> Any:
+        clock[0] += 0.1
+        return take(run, closure)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(PrivateRun, "guarantee", slow_account)
+    monkeypatch.setattr(PrivateRun, "_take", slow_step)
+    tacit.fit(
+        nn.Linear(4, 3),
+        data,
+        steps=600,
+        noise_multiplier=1.0,
+        log_every=1,
+        loggers=[JsonLines(tmp_path / "log.jsonl")],
+        **SETTINGS,
+    )
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 601))
+    assert [(line["step"], line["epsilon"]) for line in lines if "epsilon" in line] == readings
+    assert [step for step, _ in readings] == [1, 191, 381, 571, 600]
 
 
 def test_fit_logs_the_last_step_that_the_budget_allowed(data: TensorDataset, tmp_path: Path) -> None:
@@ -205,3 +247,15 @@ def test_the_statement_with_the_default_accountant(make: Any, train: Any) -> Non
     _, _, run = make(steps=6, noise_multiplier=2.0)
     train(run)
     assert "The bound is tight" in run.statement(1e-5)
+
+
+def test_the_statement_names_noise_that_is_not_gaussian() -> None:
+    ledger = tacit.Ledger()
+    sparse = SparseVectorQuery(group="upload", epsilon=1.8, releases=5, bound=1.0, threshold=0.1)
+    laplace = LaplaceQuery(group="count", clip_norm=1.0, scale=4.0)
+    ledger.record(Step(Everyone(), (sparse.event(),)))
+    ledger.record(Step(Everyone(), (laplace.event(),)))
+    text = statement(tacit.account(ledger, delta=1e-5, accountant="rdp"), ledger, records=100)
+    assert "Group upload: sparse vector, 5 values or fewer and ε 1.01 a step." in text  # 1.0, rounded up
+    assert "Group count: clip norm 1 (L1), Laplace noise of scale 4 on the sum." in text
+    assert "Noise multiplier" not in text and "inf" not in text

@@ -42,14 +42,14 @@ def train():
     if os.path.exists(folder + "/point") or os.path.exists(folder + "/point.old"):
         run.load(folder + "/point")
     releases = open(folder + "/releases.jsonl", "ab", buffering=0)
-    real = run._optimizer_step
+    real = run._updates.apply
 
     def spy():
         gradient = [float(v) for p in model.parameters() for v in p.grad.flatten()]
         releases.write((json.dumps({"step": run.step, "gradient": gradient}) + "\\n").encode())
         real()
 
-    run._optimizer_step = spy
+    run._updates.apply = spy
     for a, b in run.batches():
         F.cross_entropy(model(a), b).backward()
         optimizer.step()

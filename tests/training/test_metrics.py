@@ -85,11 +85,57 @@ def test_errors_of_observe(make: Any) -> None:
         with pytest.raises(ValueError, match=r"'accuracy' was not declared.*metrics: m"):
             run.observe(accuracy=torch.ones(len(x)))
         for wrong in (torch.ones(2), torch.tensor(1.0), torch.ones(len(x), 1)):
-            with pytest.raises(ValueError, match=r"'m' has shape .* each of the 60 examples"):
+            with pytest.raises(ValueError, match=r"'m' has .*; give one number for each example of the batch"):
                 run.observe(m=wrong)
+        run.observe(m=torch.ones(len(x)))
         optimizer.step()
         with pytest.raises(RuntimeError, match="before optimizer"):
             run.observe(m=torch.ones(len(x)))
+
+
+def test_no_error_says_how_many_records_were_drawn(make: Any) -> None:
+    """The size of a lot is as private as who is in it."""
+    model, optimizer, run = make(
+        metrics={"m": tacit.Metric(bound=1.0)}, lot_size=47, batch_size=60, sampling="fixed-size"
+    )
+    messages = []
+    for x, y in run.lot():
+        for wrong in (torch.ones(47, 47), torch.ones(46), torch.tensor(1.0)):
+            with pytest.raises(ValueError) as caught:
+                run.observe(m=wrong)
+            messages.append(str(caught.value))
+        F.cross_entropy(model(torch.cat([x, x])), torch.cat([y, y])).backward()
+        with pytest.raises(ValueError) as caught:
+            optimizer.step()
+        messages.append(str(caught.value))
+        break
+    assert len(messages) == 4 and not any(number in text for text in messages for number in ("46", "47", "94"))
+
+
+def test_a_metric_that_was_declared_must_be_observed(make: Any, noise: Any) -> None:
+    """Released all the same it would be noise, and would look like a metric."""
+    metrics = {"m": tacit.Metric(bound=1.0), "n": tacit.Metric(bound=1.0)}
+    model, optimizer, run = make(metrics=metrics, lot_size=60, batch_size=30)
+    before = model.weight.detach().clone()
+    for number, (x, y) in enumerate(run.lot()):
+        F.cross_entropy(model(x), y).backward()
+        run.observe(m=torch.ones(len(x)))
+        if number == 0:
+            run.observe(n=torch.ones(len(x)))
+            optimizer.step()
+            continue
+        with pytest.raises(RuntimeError, match=r"metric 'n' was declared but not observed .* run\.observe\(n="):
+            optimizer.step()
+        assert not noise.added and not run.metrics  # nothing was released
+        run.observe(n=torch.ones(len(x)))  # and one can make up for it
+        optimizer.step()
+    assert set(run.metrics) == {"m", "n"} and not torch.equal(model.weight, before)
+
+
+def test_fit_refuses_metrics_it_cannot_observe(data: Any) -> None:
+    model = torch.nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="metrics has 'accuracy'; fit can observe 'loss' only"):
+        tacit.fit(model, data, metrics={"accuracy": tacit.Metric(bound=1.0)}, lot_size=12, steps=1)
 
 
 @pytest.mark.parametrize("bad", [{"bound": 0.0}, {"bound": math.inf}, {"bound": 1.0, "noise_multiplier": -1.0}])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
 import tacit
+from tacit.accounting import guarantee
+from tacit.ledger import GaussianSum, Header, Poisson, Step
 from tacit.mechanisms import DimensionAdjusted, Proportional
 
 
@@ -54,9 +57,30 @@ def test_fixed_size_lots_follow_the_schedule(make: Any, train: Any, lots: Any) -
 
 
 def test_shuffled_lots_do_not_change_size(make: Any, train: Any) -> None:
-    _, _, run = make(sampling="shuffled", lot_size=lambda step: 10 + step)
-    with pytest.raises(ValueError, match="Poisson or fixed-size"):
-        train(run)
+    with pytest.raises(ValueError, match=r"lot_size changes from 10 to others; .* Poisson or fixed-size"):
+        make(sampling="shuffled", lot_size=lambda step: 10 + step)
+    _, _, run = make(sampling="shuffled", lot_size=lambda step: 10)
+    train(run)
+
+
+def test_users_come_in_lots_of_changing_size(make: Any, train: Any, lots: Any) -> None:
+    """The user is the record: the rate is that of users, whatever the schedule."""
+    users = [i % 20 for i in range(60)]
+    _, _, run = make(
+        steps=40, users=users, examples_per_user=2, lot_size=lambda step: 4 if step < 20 else 18, batch_size=60
+    )
+    drawn = lots(run)
+    train(run)
+    assert [step.sampling.rate for step in listed(run)] == pytest.approx([0.2] * 20 + [0.9] * 20)
+    assert sum(len(lot.users) for lot in drawn[:20]) < sum(len(lot.users) for lot in drawn[20:]) / 2
+
+
+@pytest.mark.parametrize("wrong", [0, 61, 7.0, True])
+def test_a_lot_size_that_a_later_step_cannot_have_is_refused_at_the_start(make: Any, wrong: Any) -> None:
+    ledger = tacit.Ledger()
+    with pytest.raises(ValueError, match=f"lot_size is {wrong} at step 3; it must be"):
+        make(steps=5, lot_size=lambda step: wrong if step == 3 else 12, ledger=ledger)
+    assert len(ledger) == 0
 
 
 def test_epochs_count_records_whatever_the_schedule(make: Any) -> None:
@@ -86,9 +110,119 @@ def test_the_budget_watches_a_schedule(make: Any, train: Any) -> None:
     assert run.guarantee().epsilon <= 2.0
 
 
-def test_a_changing_lot_size_is_not_solved_for(make: Any) -> None:
-    with pytest.raises(ValueError, match="give noise_multiplier too"):
-        make(budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 10 + step)
+@pytest.mark.parametrize("sampling", ["poisson", "fixed-size"])
+@pytest.mark.parametrize("also", [False, True])
+def test_noise_is_solved_for_with_a_changing_lot_size(make: Any, train: Any, sampling: str, also: bool) -> None:
+    """All steps fit, together with what the ledger already holds, and hardly anything is left over."""
+    ledger = None
+    if also:
+        _, _, first = make(steps=5, noise_multiplier=4.0, sampling=sampling)
+        train(first)
+        ledger = first.ledger
+    _, _, run = make(
+        steps=12,
+        lot_size=lambda step: 4 if step < 6 else 20,
+        budget=tacit.Budget(3.0, 1e-5),
+        sampling=sampling,
+        ledger=ledger,
+        accountant="rdp",
+    )
+    train(run)
+    assert run.step == 12
+    assert 0.99 * 3.0 < run.guarantee().epsilon <= 3.0
+    again = make(  # with less noise it would not have fitted
+        steps=12,
+        lot_size=lambda step: 4 if step < 6 else 20,
+        noise_multiplier=run.recipe.solved * 0.995,
+        sampling=sampling,
+        ledger=None if ledger is None else copied(ledger, 5),
+        accountant="rdp",
+    )[2]
+    train(again)
+    assert again.guarantee(1e-5).epsilon > 3.0
+
+
+def copied(ledger: tacit.Ledger, steps: int) -> tacit.Ledger:
+    """The first steps of a ledger."""
+    copy = tacit.Ledger(ledger.header)
+    for step in [step for step, count in ledger.entries for _ in range(count)][:steps]:
+        copy.record(step)
+    return copy
+
+
+def test_noise_is_solved_for_with_many_lot_sizes(make: Any) -> None:
+    """Sizes are rounded up to some forty: a little more noise than needed, and never less."""
+    dataset = torch.utils.data.TensorDataset(torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.long))
+    _, _, run = make(
+        dataset=dataset,
+        steps=100,
+        lot_size=lambda step: 20 + 3 * step,
+        budget=tacit.Budget(2.0, 1e-5),
+        accountant="rdp",
+    )
+    z = run.recipe.solved
+    exact = [
+        (Step(Poisson(rate=(20 + 3 * step) / 1000), (GaussianSum(group="g", clip_norm=1.0, noise_std=z),)), 1)
+        for step in range(100)
+    ]
+    assert 0.95 * 2.0 < guarantee(exact, Header(), delta=1e-5, accountant="rdp").epsilon <= 2.0
+
+
+def test_noise_is_solved_for_by_the_accountant_of_the_run(make: Any) -> None:
+    solved = {
+        name: make(
+            budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 3 if step < 5 else 9, accountant=name
+        )[2].recipe.solved
+        for name in ("pld", "rdp")
+    }
+    assert 0.5 * solved["rdp"] < solved["pld"] < solved["rdp"]
+
+
+def test_a_ledger_that_has_spent_the_budget_leaves_nothing_to_solve_for(make: Any, train: Any) -> None:
+    _, _, first = make(steps=5, noise_multiplier=0.5, accountant="rdp")
+    train(first)
+    with pytest.raises(ValueError, match="what the ledger already holds leaves too little"):
+        make(
+            budget=tacit.Budget(0.5, 1e-5),
+            steps=10,
+            lot_size=lambda step: 10 + step % 2,
+            ledger=first.ledger,
+            accountant="rdp",
+        )
+
+
+def test_every_layer_finds_its_clip_norm_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+    clipping = tacit.Adaptive(initial=tacit.PerLayer(each=0.01), learning_rate=0.5, count_noise_std=3.0)
+    _, _, run = make(model, steps=25, lot_size=30, batch_size=7, clipping=clipping, noise_multiplier=1.5)
+    train(run)
+    steps = listed(run)
+    assert [query.group for query in steps[0].queries] == [
+        "gradients/0",
+        "gradients/2",
+        "unclipped count/0",
+        "unclipped count/2",
+    ]
+    assert {round(step.noise_multiplier, 9) for step in steps} == {1.5}
+    first, second = run.clipping_state()["clip_norms"].values()
+    assert first > 0.05 and second > 0.05 and first != second
+
+
+def test_the_count_is_divided_by_the_lot_size_of_the_step(make: Any, silence: Any) -> None:
+    model, optimizer, run = make(
+        steps=4,
+        lot_size=lambda step: 20 if step < 2 else 60,
+        clipping=tacit.Adaptive(initial=1e6, learning_rate=1.0),
+        noise_multiplier=0.1,
+        batch_size=60,
+    )
+    norm = 1e6
+    for step, (x, y) in enumerate(run.batches()):
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        norm *= math.exp(-0.5 * len(x) / (20 if step < 2 else 60))  # all are below: + 1/2 for each of the lot
+        assert run.clipping_state()["clip_norms"]["gradients"] == pytest.approx(norm)
+    assert [step.queries[1].noise_std for step in listed(run)] == [1.0, 1.0, 3.0, 3.0]
 
 
 def test_adaptive_clipping_moves_and_the_cost_of_a_step_stays(make: Any, train: Any) -> None:

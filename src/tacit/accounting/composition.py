@@ -73,10 +73,22 @@ class Term:
 
 @dataclass(frozen=True)
 class Composition:
-    """All that was done: the terms with their counts. Order does not matter, equal terms are merged."""
+    """All that was done: the terms with their counts. Order does not matter, equal terms are merged.
+
+    ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
+    that are found by name see to it; one that is not prepared for slack cannot get at the parts.
+    """
 
     adjacency: Adjacency
-    parts: tuple[tuple[Term, int], ...]
+    terms: tuple[tuple[Term, int], ...]
+    slack: float = 0.0
+
+    @property
+    def parts(self) -> tuple[tuple[Term, int], ...]:
+        """The terms, where they are all there is."""
+        if self.slack:
+            raise Unproved("values were found by a threshold, which adds to δ; there is no proof for that here.")
+        return self.terms
 
     @property
     def shift_factor(self) -> int:
@@ -106,9 +118,11 @@ class Accountant(Protocol):
 def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Composition:
     """Read ledger entries (step, count) as one composition."""
     counts: Counter[Term] = Counter()
+    slack = 0.0
     epochs: dict[tuple[str, int, int, int], tuple[int, list[Sequence[Term]]]] = {}
     for step, count in entries:
         terms = _terms(step, adjacency)
+        slack += count * _slack(step, adjacency)
         sampling = step.sampling
         if isinstance(sampling, ev.Shuffled):
             key = (sampling.partition, sampling.epoch, sampling.lots, sampling.records)
@@ -125,13 +139,14 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
             )
         for term in _worst(seen):
             counts[term] += 1
-    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)))
+    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0))
 
 
 def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1)."""
     policy, rate = _policy(step.sampling, adjacency)
-    gaussian = tuple(query for query in step.queries if isinstance(query, ev.GaussianSum))
+    queries = [query.shared if isinstance(query, ev.ThresholdedCounts) else query for query in step.queries]
+    gaussian = tuple(query for query in queries if isinstance(query, ev.GaussianSum))
     for item in gaussian:
         if item.noise != "gaussian":
             raise Unproved(f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' has a proof here.")
@@ -144,7 +159,10 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
         elif isinstance(query, ev.SparseVector):
             bases.append(Pure(query.threshold_epsilon + query.release_epsilon))
         elif isinstance(query, ev.Selection):
-            bases.append(Best(query, compose(query.candidate, adjacency)))
+            candidate = compose(query.candidate, adjacency)
+            if candidate.slack:
+                raise Unproved("a selection among runs that discover values has no proof here; discover them first.")
+            bases.append(Best(query, candidate))
     if policy is not Policy.ALWAYS or isinstance(step.sampling, ev.Shuffled):
         names = sorted({type(base).__name__ for base in bases})
         if len(bases) > 1:
@@ -155,6 +173,22 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
         if bases and isinstance(bases[0], Pure | Best):
             raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
     return [Term(base, policy, rate) for base in bases]
+
+
+def _slack(step: ev.Step, adjacency: Adjacency) -> float:
+    """What a step adds to δ because values were released that nobody had listed.
+
+    Let D' have one record more than D, with a value v that D lacks. Given that v's noisy count, which is independent
+    of all else, stays below the threshold (probability 1 - s), both release the same kind of thing: without v the rest
+    is the Gaussian sum, with P[M(D') in S, no v] = (1 - s) P~ and P~, P[M(D) in S] bounded by each other with (ε, δ).
+    Hence P[M(D') in S] <= e^ε P[M(D) in S] + δ + s, and P[M(D) in S] <= e^ε P[M(D') in S] + δ + s: the loss is
+    e^ε P~ s, which is at most s where e^ε P~ <= 1, and where it is more, 1 <= e^ε P~ (1 - s) + s covers it. For k
+    releases 1 - s is a product, at least 1 - k s. Under replace-one there are two such records.
+    """
+    counts = [query for query in step.queries if isinstance(query, ev.ThresholdedCounts)]
+    if counts and not isinstance(step.sampling, ev.Everyone):
+        raise Unproved("discovering values on a sample has no proof here; use all records (Everyone).")
+    return sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
 def _rounded_down(multiplier: float) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, compose
+from tacit.accounting.composition import Best, Composition, compose
+from tacit.accounting.selection import in_words
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import Ledger
 from tacit.ledger import events as ev
@@ -40,7 +41,15 @@ class Guarantee:
             f"(ε = {rounded_up(self.epsilon)}, δ = {_three_figures(self.delta)}) {self.unit}-level, {self.adjacency}, "
             f"{self.sampling}, {self.accountant}"
         )
+        if self.tuning:
+            line += f"; tuning included: {self.tuning}"
         return line if self.secure_randomness else f"{line}; NOT PRIVATE: seeded randomness, for debugging only"
+
+    @property
+    def tuning(self) -> str:
+        """What was chosen among runs and is paid for in epsilon and delta, in words; empty if nothing was."""
+        chosen = [(term.base, count) for term, count in self.composition.terms if isinstance(term.base, Best)]
+        return " and ".join(f"{count} × " * (count > 1) + in_words(base.selection) for base, count in chosen)
 
     def curve(self, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
@@ -55,17 +64,7 @@ class Guarantee:
         """
         reach = max(2 * self.epsilon, 0.1)
         epsilons = [reach * i / 24 for i in range(25)]
-        pairs = list(zip(epsilons, self.curve(epsilons), strict=True))
-        powers = []
-        for fpr in false_positive_rates:
-            if not 0 <= fpr <= 1:
-                raise ValueError(f"false-positive rate is {fpr!r}; it must be in [0, 1].")
-            bounds = [1.0]
-            for epsilon, delta in pairs:
-                bounds.append(math.exp(min(epsilon, 700.0)) * fpr + delta)
-                bounds.append(1 - math.exp(-epsilon) * (1 - delta - fpr))
-            powers.append(max(min(bounds), fpr))
-        return powers
+        return attack_bounds(list(zip(epsilons, self.curve(epsilons), strict=True)), false_positive_rates)
 
     def gdp_estimate(self) -> float:
         """μ of the Gaussian mechanism with this ε at this δ: an estimate to compare by, not a bound."""
@@ -78,6 +77,20 @@ class Guarantee:
             middle = (low + high) / 2
             low, high = (middle, high) if gaussian.epsilon(middle, self.delta) < self.epsilon else (low, middle)
         return high
+
+
+def attack_bounds(curve: Sequence[tuple[float, float]], false_positive_rates: Sequence[float]) -> list[float]:
+    """`Guarantee.attack_power` from (ε, δ) pairs already known to hold; fewer pairs give a larger bound."""
+    powers = []
+    for fpr in false_positive_rates:
+        if not 0 <= fpr <= 1:
+            raise ValueError(f"false-positive rate is {fpr!r}; it must be in [0, 1].")
+        bounds = [1.0]
+        for epsilon, delta in curve:
+            bounds.append(math.exp(min(epsilon, 700.0)) * fpr + delta)
+            bounds.append(1 - math.exp(-epsilon) * (1 - delta - fpr))
+        powers.append(max(min(bounds), fpr))
+    return powers
 
 
 def rounded_up(value: float, digits: int = 2) -> str:
@@ -147,7 +160,7 @@ def guarantee(
         accountant=method.name,
         unit=header.unit,
         adjacency=header.adjacency.value,
-        sampling=describe_sampling(step.sampling for step, _ in entries),
+        sampling=describe_sampling(_samplings(entries)),
         secure_randomness=header.secure_randomness,
         composition=composition,
     )
@@ -159,6 +172,16 @@ _POLICIES: dict[type, str] = {
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
 }
+
+
+def _samplings(entries: Iterable[tuple[ev.Step, int]]) -> Iterator[ev.Sampling]:
+    """How records were sampled in each step; for a selection, in the steps of its runs."""
+    for step, _ in entries:
+        chosen = [query for query in step.queries if isinstance(query, ev.Selection)]
+        for query in chosen:
+            yield from _samplings(query.candidate)
+        if len(chosen) < max(len(step.queries), 1):
+            yield step.sampling
 
 
 def describe_sampling(samplings: Iterable[ev.Sampling]) -> str:

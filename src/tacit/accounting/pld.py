@@ -201,8 +201,11 @@ class _Lattices:
         try:
             if self.delta is None:
                 assert self.epsilon is not None
-                total = TiltedSum(parts, self.tilt, _LARGEST_WINDOW)
-                return min(total.delta_at(self.epsilon - self.side.certain, +1) + infinite, 1.0)
+                rest = self.epsilon - self.side.certain
+                found = TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(rest, +1)
+                if found >= 1 and self.tilt > 0:  # ε is beyond the end of the sketches: their tilt means nothing there
+                    found = _delta_at(parts, rest, +1)
+                return min(found + infinite, 1.0)
             if self.delta <= infinite:
                 return math.inf
             return max(_solve(parts, self.tilt, self.delta - infinite, +1) + self.side.certain, 0.0)

@@ -22,6 +22,17 @@ def mean_trials(selection: Selection) -> float:
     return (1 - gamma) / gamma / fall
 
 
+def in_words(selection: Selection) -> str:
+    """What was done, for a guarantee: the distribution, and that the rest must stay unseen."""
+    kind = f"K Poisson, {mean_trials(selection):.4g} on average"
+    if selection.trials != "poisson":
+        kind = (
+            f"K truncated negative binomial, η = {selection.eta:.4g}, γ = {selection.gamma:.4g}, "
+            f"{mean_trials(selection):.4g} on average"
+        )
+    return f"the best of K secret runs, no other one seen ({kind})"
+
+
 def curve(selection: Selection, inner_orders: Array, inner: Array, orders: Array, values: Array) -> Array:
     """D_α of the selection at ``orders``, where one run has D_α ``values``, and ``inner`` at ``inner_orders``.
 

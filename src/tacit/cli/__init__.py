@@ -9,7 +9,11 @@ import typer
 
 from tacit._version import __version__
 from tacit.cli.account import account
+from tacit.cli.data import app as data
 from tacit.cli.plan import plan
+from tacit.cli.predict import predict
+from tacit.cli.report import report
+from tacit.cli.train import train
 
 app = typer.Typer(
     name="tacit",
@@ -22,6 +26,10 @@ app = typer.Typer(
 )
 app.command()(account)
 app.command()(plan)
+app.command()(train)
+app.command()(predict)
+app.command()(report)
+app.add_typer(data)
 
 
 def _version(value: bool) -> None:

@@ -17,6 +17,7 @@ from tacit.ledger.events import (
     Shuffled,
     SparseVector,
     Step,
+    ThresholdedCounts,
     from_json,
     to_json,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Shuffled",
     "SparseVector",
     "Step",
+    "ThresholdedCounts",
     "from_json",
     "to_json",
 ]

@@ -242,7 +242,38 @@ class Selection:
             _count("count", count)
 
 
-Query = GaussianSum | LaplaceSum | SparseVector | Selection
+@dataclass(frozen=True, kw_only=True)
+class ThresholdedCounts:
+    """Counts of values that nobody listed beforehand, with N(0, noise_std^2); those above ``threshold`` are released.
+
+    One record adds one to one count, and a value that occurs nowhere is not released. Beside the Gaussian sum of
+    sensitivity 1 that this is on the values others have too, a record can show by bringing a value of its own, with
+    probability ``slack``.
+    """
+
+    group: str
+    noise_std: float
+    threshold: float
+
+    def __post_init__(self) -> None:
+        _text("group", self.group)
+        _positive("noise standard deviation", self.noise_std)
+        if not _number(self.threshold) or not self.threshold > 1:
+            raise ValueError(f"threshold is {self.threshold!r}; it must be a finite number above 1.")
+
+    @property
+    def shared(self) -> GaussianSum:
+        """What it is on the values that neighbours share."""
+        return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
+
+    @property
+    def slack(self) -> float:
+        """The probability that a count of one, with noise rounded to a grid of 2^-14 of it, passes the threshold."""
+        distance = (self.threshold - 1) / self.noise_std - 2.0**-14
+        return math.erfc(distance / math.sqrt(2)) / 2 * (1 + 1e-9) + 1e-300
+
+
+Query = GaussianSum | LaplaceSum | SparseVector | Selection | ThresholdedCounts
 
 
 @dataclass(frozen=True)
@@ -294,6 +325,7 @@ _EVENTS: dict[str, type[Any]] = {
     "laplace-sum": LaplaceSum,
     "sparse-vector": SparseVector,
     "selection": Selection,
+    "thresholded-counts": ThresholdedCounts,
 }
 _KINDS = {cls: kind for kind, cls in _EVENTS.items()}
 

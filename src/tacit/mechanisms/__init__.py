@@ -3,9 +3,11 @@
 from tacit.mechanisms.adaptive import Adaptive, AdaptiveClipping
 from tacit.mechanisms.allocation import Allocation, DimensionAdjusted, Explicit, Proportional, remaining
 from tacit.mechanisms.clipping import Automatic, DimensionWeighted, Flat, Groups, Joint, PerLayer, Strategy
+from tacit.mechanisms.counts import CountsQuery
 from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
+from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
 from tacit.mechanisms.sums import LaplaceQuery, SumQuery, Total, WeightedMean
 
 __all__ = [
@@ -13,7 +15,9 @@ __all__ = [
     "AdaptiveClipping",
     "Allocation",
     "Automatic",
+    "Chosen",
     "Clipping",
+    "CountsQuery",
     "DimensionAdjusted",
     "DimensionWeighted",
     "Explicit",
@@ -26,6 +30,7 @@ __all__ = [
     "Proportional",
     "QuantileTracker",
     "Repeated",
+    "SparseVectorQuery",
     "Strategy",
     "SumQuery",
     "Total",

@@ -1,7 +1,8 @@
-"""Adaptive clipping: the clip norm follows a quantile of the gradient norms, and pays for it."""
+"""Adaptive clipping: clip norms follow a quantile of the gradient norms, group by group, and pay for it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from tacit.ledger.events import GaussianSum
 from tacit.mechanisms.allocation import Allocation
-from tacit.mechanisms.clipping import Flat
+from tacit.mechanisms.clipping import ROOT, Flat, Strategy
 from tacit.mechanisms.groups import Clipping, Group, Shapes, Spendable, positive
 from tacit.mechanisms.quantile import QuantileTracker
 from tacit.randomness import Source
@@ -20,20 +21,25 @@ COUNT = "unclipped count"
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Flat clipping at a norm that follows a quantile of the gradients' norms (Andrew et al. 2021).
+    """Clip norms that follow a quantile of the gradients' norms (Andrew et al. 2021).
 
-    The count of unclipped records is one more Gaussian sum of the same sample, of sensitivity 1/2, and is charged in
-    the same step: when the step's noise multiplier is given, the gradients get a little more noise so that the whole
-    has it. ``count_noise_std`` is the noise of that count; by default a twentieth of the expected lot size.
+    ``initial`` is the first clip norm of the whole gradient, or a strategy with the groups and their first clip norms:
+    ``Adaptive(initial=PerLayer(each=1.0))`` lets every layer find its own.
+
+    The count of records that a group did not clip is one more Gaussian sum of the same sample, of sensitivity 1/2,
+    and is charged in the same step, one for each group: when the step's noise multiplier is given, the gradients get a
+    little more noise so that the whole has it. ``count_noise_std`` is the noise of each count; by default a twentieth
+    of the expected lot size times the root of the number of groups, so that all counts together cost what one does.
     """
 
-    initial: float = 1.0
+    initial: float | Strategy = 1.0
     quantile: float = 0.5
     learning_rate: float = 0.2
     count_noise_std: float | None = None
 
     def __post_init__(self) -> None:
-        positive("initial clip norm", self.initial)
+        if not callable(getattr(self.initial, "bind", None)):
+            positive("initial clip norm", self.initial)  # type: ignore[arg-type]
         positive("learning rate", self.learning_rate)
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile!r}; it must be in (0, 1).")
@@ -43,64 +49,84 @@ class Adaptive:
     def bind(self, shapes: Shapes, *, lot_size: float | None = None) -> AdaptiveClipping:
         if lot_size is None:
             raise ValueError("lot_size is missing; adaptive clipping divides its count by the expected lot size.")
-        return AdaptiveClipping(self, shapes, lot_size=lot_size)
+        first = Flat(self.initial) if isinstance(self.initial, int | float) else self.initial
+        bound = first.bind(shapes, lot_size=lot_size)
+        if type(bound) is not Clipping or any(group.stability is not None for group in bound.groups):
+            raise ValueError(f"initial is {self.initial}; it must be a strategy with clip norms to begin from.")
+        return AdaptiveClipping(self, bound.groups, lot_size=lot_size)
 
 
 class AdaptiveClipping(Clipping):
-    """`Adaptive` for one model. The norm changes only in `release_`, so a step is clipped as it was recorded.
+    """`Adaptive` for one model. Norms change only in `release_`, so a step is clipped as it was recorded.
+
+    Formal guarantee: as for `Clipping`, with one count for each group besides. A record adds +1/2 or -1/2 to every
+    count, by its own norm in that group alone, so it moves each by at most 1/2 times its contributions.
 
     `weights` also counts, so it must see every record of the lot exactly once, between `queries` and `release_`.
     """
 
-    def __init__(self, config: Adaptive, shapes: Shapes, *, lot_size: float, contributions: int = 1) -> None:
-        super().__init__(Flat(config.initial).bind(shapes).groups)
-        self._config, self._shapes, self._lot_size, self._contributions = config, shapes, lot_size, contributions
-        self._tracker = QuantileTracker(
-            group=COUNT,
-            initial=config.initial,
-            quantile=config.quantile,
-            learning_rate=config.learning_rate,
-            noise_std=lot_size / 20 if config.count_noise_std is None else config.count_noise_std,
-            lot_size=lot_size,
-            contributions=contributions,
-        )
+    def __init__(self, config: Adaptive, groups: tuple[Group, ...], *, lot_size: float) -> None:
+        super().__init__(groups)
+        self._config, self._lot_size = config, lot_size
+        self._trackers = {
+            group.name: QuantileTracker(
+                group=COUNT + group.name.removeprefix(ROOT),
+                initial=group.clip_norm,
+                quantile=config.quantile,
+                learning_rate=config.learning_rate,
+                noise_std=self._count_noise(),
+                lot_size=lot_size,
+                contributions=group.contributions,
+            )
+            for group in groups
+        }
+
+    def expect(self, lot_size: float) -> None:
+        """Go on with another expected lot size, for schedules: it divides the counts."""
+        self._lot_size = lot_size
+        for tracker in self._trackers.values():
+            tracker.expect(lot_size, self._count_noise())
+
+    def _count_noise(self) -> float:
+        given = self._config.count_noise_std
+        return self._lot_size / 20 * math.sqrt(len(self._groups)) if given is None else given
 
     @property
-    def clip_norm(self) -> float:
-        return self._tracker.value
+    def clip_norms(self) -> dict[str, float]:
+        """The clip norm of each group; released values."""
+        return {name: tracker.value for name, tracker in self._trackers.items()}
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return tuple(
-            replace(group, clip_norm=self._tracker.value, contributions=self._contributions) for group in self._groups
-        )
+        return tuple(replace(group, clip_norm=self._trackers[group.name].value) for group in self._groups)
 
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
         weights = super().weights(norms)
-        self._tracker.observe(norms[:, 0])
+        for tracker, joint in zip(self._trackers.values(), self.joint(norms).unbind(dim=1), strict=True):
+            tracker.observe(joint)
         return weights
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
-        count = self._tracker.query()
-        return (*super().queries(noise.after([count])), count)
+        counts = [tracker.query() for tracker in self._trackers.values()]
+        return (*super().queries(noise.after(counts)), *counts)
 
     def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
-        """Add the recorded noise to the sums, then release the count and move the clip norm for the next step."""
+        """Add the recorded noise to the sums, then release the counts and move the clip norms for the next step."""
         super().release_(receipt, sums, source)
-        self._tracker.update(receipt, source)
+        for tracker in self._trackers.values():
+            tracker.update(receipt, source)
 
     def repeated(self, contributions: int) -> AdaptiveClipping:
-        return AdaptiveClipping(
-            self._config,
-            self._shapes,
-            lot_size=self._lot_size,
-            contributions=self._contributions * contributions,
-        )
+        return AdaptiveClipping(self._config, super().repeated(contributions).groups, lot_size=self._lot_size)
 
     def state(self) -> dict[str, Any]:
-        """What to keep in a checkpoint: the clip norm, which is a released value."""
-        return {"clip_norm": self._tracker.value}
+        """What to keep in a checkpoint: the clip norms."""
+        return {"clip_norms": self.clip_norms}
 
     def restore(self, state: dict[str, Any]) -> None:
-        positive("saved clip norm", state["clip_norm"])
-        self._tracker.value = float(state["clip_norm"])
+        saved = state["clip_norms"]
+        if set(saved) != set(self._trackers):
+            raise ValueError(f"the saved clip norms are of {sorted(saved)}; the groups are {sorted(self._trackers)}.")
+        for name, tracker in self._trackers.items():
+            positive(f"saved clip norm of {name}", saved[name])
+            tracker.value = float(saved[name])

@@ -96,30 +96,39 @@ class Clipping:
             raise ValueError(f"the parameters differ from those the clipping was made for: {odd}; bind it again.")
         return vectors
 
+    def joint(self, norms: torch.Tensor) -> torch.Tensor:
+        """The norm of each group of each record, its vectors scaled: (batch, groups) from (batch, vectors)."""
+        bound = self._bound(norms)
+        scaled = norms.to(torch.float64) / bound.scales
+        if len(bound.owners) == len(bound.groups):
+            return scaled
+        return scaled.new_zeros(len(norms), len(bound.groups)).index_add_(1, bound.owner, scaled.square_()).sqrt_()
+
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
-        groups = self.groups
-        if self._bounds is None or self._bounds.groups != groups or self._bounds.owner.device != norms.device:
-            self._bounds = _Bounds(groups, norms.device)
-        bound = self._bounds
-        if norms.ndim != 2 or norms.shape[1] != len(bound.owners):
-            raise ValueError(f"norms have shape {tuple(norms.shape)}; they must have {len(bound.owners)} columns.")
+        bound = self._bound(norms)
         dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
         if bound.simple and float(norms.sum(dtype=dtype)) < bound.largest:
             # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
             return (bound.quotient(dtype) / norms).clamp_(max=1.0)
-        joint = norms.to(torch.float64) / bound.scales
-        if len(bound.owners) > len(groups):  # groups of several vectors
-            joint = joint.new_zeros(len(norms), len(groups)).index_add_(1, bound.owner, joint.square_()).sqrt_()
+        joint = self.joint(norms)
         factors = (bound.norms / joint).clamp_(max=1.0)
-        for index, group in enumerate(groups):
+        for index, group in enumerate(bound.groups):
             if group.stability is not None:
                 factors[:, index] = bound.norms[index] / (joint[:, index] + group.stability)
-        exact = factors if factors.shape == norms.shape else factors[:, bound.owner]
-        sane = torch.isfinite(norms)
-        if not bool(sane.all()):
-            exact = torch.where(sane.all(dim=1, keepdim=True), exact, 0.0)
+        exact = factors[:, bound.owner]
+        exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
         return _rounded_down(exact, dtype)
+
+    def _bound(self, norms: torch.Tensor) -> _Bounds:
+        """The groups as tensors, made anew when they change; the norms must have a column for each vector."""
+        groups = self.groups
+        if self._bounds is None or self._bounds.groups != groups or self._bounds.owner.device != norms.device:
+            self._bounds = _Bounds(groups, norms.device)
+        columns = len(self._bounds.owners)
+        if norms.ndim != 2 or norms.shape[1] != columns:
+            raise ValueError(f"norms have shape (records, {list(norms.shape[1:])}); they must have {columns} columns.")
+        return self._bounds
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
         """What to record for a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -33,13 +34,19 @@ class QuantileTracker:
     ) -> None:
         positive("initial estimate", initial)
         positive("learning rate", learning_rate)
-        positive("expected lot size", lot_size)
         if not 0 < quantile < 1:
             raise ValueError(f"quantile is {quantile!r}; it must be in (0, 1).")
         self.value = float(initial)
-        self._quantile, self._rate, self._lot_size = quantile, learning_rate, lot_size
+        self._quantile, self._rate = quantile, learning_rate
         self._query = GaussianSum(group=group, clip_norm=0.5 * contributions, noise_std=noise_std)
+        self.expect(lot_size, noise_std)
         self._tally = 0.0
+
+    def expect(self, lot_size: float, noise_std: float) -> None:
+        """Go on with another expected lot size and noise, where the steps differ in them."""
+        positive("expected lot size", lot_size)
+        self._lot_size = lot_size
+        self._query = replace(self._query, noise_std=noise_std)
 
     def query(self) -> GaussianSum:
         """What to record for a step. A new count begins, so that a step broken off leaves nothing behind."""

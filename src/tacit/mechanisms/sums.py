@@ -173,7 +173,7 @@ class WeightedTotal:
     def add(self, values: torch.Tensor, weights: torch.Tensor) -> None:
         """Add records: one row of values and one weight each. A record that is not finite adds to neither sum."""
         if weights.shape != values.shape[:1]:
-            raise ValueError(f"weights have shape {tuple(weights.shape)}; there are {len(values)} records.")
+            raise ValueError("weights do not have the length of values; give one weight for each record.")
         sane = torch.isfinite(values.flatten(1) if values.ndim > 1 else values[:, None]).all(dim=1)
         bounded = torch.where(sane & torch.isfinite(weights), weights.to(torch.float64), 0.0).clamp(min=0.0)
         clean = torch.where(_rows(sane, values), values.to(torch.float64), 0.0)

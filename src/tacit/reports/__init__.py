@@ -1,1 +1,5 @@
-"""What is shown to people: figures and reports."""
+"""What is shown to people: figures, the privacy report and the model card."""
+
+from tacit.reports.writing import model_card, report
+
+__all__ = ["model_card", "report"]

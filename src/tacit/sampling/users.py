@@ -66,6 +66,11 @@ class UserSampler:
         return self._sampler.expected
 
     @property
+    def base(self) -> Sampler:
+        """What draws the users."""
+        return self._sampler
+
+    @property
     def most(self) -> int:
         return self._most
 

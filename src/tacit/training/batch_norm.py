@@ -52,14 +52,17 @@ class PrivateBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:
-            raise ValueError(f"input has shape {tuple(x.shape)}; dimension 1 must have {self.channels} channels.")
+            raise ValueError(
+                f"input of batch normalisation has shape {_without_rows(x)}; dimension 1 must have {self.channels} "
+                "channels."
+            )
         along = (1, self.channels, *[1] * (x.ndim - 2))
         scale = (self.running_var + self.eps).rsqrt()
         normal = (x - self.running_mean.view(along)) * scale.view(along)
         if self.training and torch.is_grad_enabled() and isinstance(x, Traced):  # in a private run only
             if not isinstance(x._tag, Layout) or x._tag.dim != 0 or x._tag.owner is not None:
                 raise ValueError(
-                    f"the input of batch normalisation, of shape {tuple(x.shape)}, does not have one record in each "
+                    f"the input of batch normalisation, of shape {_without_rows(x)}, does not have one record in each "
                     "row; put the records in dimension 0."
                 )
             self._rows.append(_moments(normal))
@@ -91,8 +94,8 @@ class PrivateBatchNorm(nn.Module):
         for row in rows:
             if len(row) != batch:
                 raise ValueError(
-                    f"batch normalisation saw {len(row)} rows in a batch of {batch} records; one record must be one "
-                    f"row, for it is bounded row by row: keep the other dimensions behind the {self.channels} channels."
+                    "batch normalisation saw another number of rows than the batch has records; one record must be "
+                    f"one row, for it is bounded row by row: keep other dimensions behind the {self.channels} channels."
                 )
         if not rows:
             return self.running_mean.new_zeros(0, 2, self.channels)
@@ -105,6 +108,11 @@ class PrivateBatchNorm(nn.Module):
         self.running_mean += self.momentum * mean * var.sqrt()
         # Noise must not make a variance negative or let it collapse at once.
         self.running_var *= (1 + self.momentum * (excess - mean.square())).clamp(0.5, 2.0)
+
+
+def _without_rows(x: Tensor) -> str:
+    """The shape without the number of rows, which is private."""
+    return f"({', '.join(['records', *map(str, x.shape[1:])])})"
 
 
 def _moments(normal: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Checkpoints: tensors as safetensors, everything else as JSON; nothing is ever unpickled.
 
-A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state and where the ledger
-stood. It never holds a key or a state of the random generator: after a resume noise and lots are drawn afresh, so
-nothing is replayed, and steps the ledger holds beyond the checkpoint stay charged.
+A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state, where the ledger stood,
+and the state of what else is given by name: a learning-rate scheduler, an average of the weights. It never holds a key
+or a state of the random generator: after a resume noise and lots are drawn afresh, so nothing is replayed, and steps
+the ledger holds beyond the checkpoint stay charged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tacit.ledger import Ledger
+from tacit.training.plain import Stateful, pack, unpack
 from tacit.training.run import PrivateRun
 
 _FORMAT = 1
 
 
-def save(run: PrivateRun, directory: str | Path) -> None:
+def save(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> None:
     """Write a checkpoint between two steps; an older one in ``directory`` is replaced only when this is complete."""
     run.between_steps()
+    parts: dict[str, Tensor] = {}
+    packed = {name: pack(other.state_dict(), name, parts) for name, other in others.items()}
     target = Path(directory)
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -38,6 +43,8 @@ def save(run: PrivateRun, directory: str | Path) -> None:
     tensors, plain = _split(state["state"])
     save_file({name: tensor.contiguous() for name, tensor in _unshared(run.model).items()}, fresh / "model.safetensors")
     save_file(tensors, fresh / "optimizer.safetensors")
+    if parts:
+        save_file(parts, fresh / "others.safetensors")
     facts = {
         "format": _FORMAT,
         "step": run.step,
@@ -45,6 +52,7 @@ def save(run: PrivateRun, directory: str | Path) -> None:
         "sampler": run.sampler.state(),
         "clipping": run.clipping_state(),
         "metrics": run.metrics,
+        "others": packed,
         "noise_multiplier": run.recipe.solved,
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
@@ -59,7 +67,7 @@ def save(run: PrivateRun, directory: str | Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(run: PrivateRun, directory: str | Path) -> None:
+def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> None:
     """Continue from a checkpoint, in a run made with the same settings on the same ledger."""
     run.between_steps()
     source = Path(directory)
@@ -69,6 +77,12 @@ def load(run: PrivateRun, directory: str | Path) -> None:
         raise ValueError(f"there is no checkpoint in {str(directory)!r}.")
     facts = _facts(source / "run.json")
     weights, slots = _tensors(source / "model.safetensors"), _tensors(source / "optimizer.safetensors")
+    parts = _tensors(source / "others.safetensors") if (source / "others.safetensors").exists() else {}
+    if set(facts["others"]) != set(others):
+        held, given = (", ".join(sorted(names)) or "nothing" for names in (facts["others"], others))
+        raise ValueError(
+            f"the checkpoint in {str(directory)!r} was saved with the state of {held}; load was given {given}."
+        )
     if len(run.ledger) < facts["ledger"]["steps"]:
         raise ValueError(
             f"the checkpoint was written after {facts['ledger']['steps']} recorded steps but the ledger has "
@@ -87,6 +101,8 @@ def load(run: PrivateRun, directory: str | Path) -> None:
         run.restore_clipping(facts["clipping"])
         if facts["noise_multiplier"] is not None:
             run.restore_noise(_positive(facts["noise_multiplier"]))
+        for name, other in others.items():
+            other.load_state_dict(unpack(facts["others"][name], parts))
         metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {_first_line(error)}") from error
@@ -108,11 +124,13 @@ def _digest(ledger: Ledger, steps: int) -> str:
 def _facts(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text())
-        steps, length = facts["step"], facts["ledger"]["steps"]
+        steps, length, others = facts["step"], facts["ledger"]["steps"], facts["others"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a checkpoint of a private run.") from error
     if facts.get("format") != _FORMAT:
         raise ValueError(f"{path} has format {facts.get('format')!r}; this version of tacit reads format {_FORMAT}.")
+    if not isinstance(others, dict):
+        raise ValueError(f"{path} has {others!r} where the states of schedulers and the like should be.")
     for name, value in (("step", steps), ("ledger steps", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{path} has {name} {value!r}; it must be a whole number, at least 0.")

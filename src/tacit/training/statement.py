@@ -8,7 +8,18 @@ from collections.abc import Iterable, Sequence
 from tacit._version import __version__
 from tacit.accounting import Guarantee
 from tacit.accounting.guarantee import rounded_up
-from tacit.ledger import FixedSize, GaussianSum, Ledger, Poisson, Query, Shuffled, Step
+from tacit.ledger import (
+    FixedSize,
+    GaussianSum,
+    LaplaceSum,
+    Ledger,
+    Poisson,
+    Query,
+    Selection,
+    Shuffled,
+    SparseVector,
+    Step,
+)
 
 _ADJACENCY = {
     "add/remove": "two data sets are neighbours if one has one {unit} more",
@@ -40,11 +51,12 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
     ]
     if any(isinstance(step.sampling, Shuffled) for step, _ in entries):
         lines.append("Shuffled lots: each record once an epoch; no amplification by sampling is claimed.")
-    multipliers = sorted({_multiplier(step.queries) for step, _ in entries})
-    if multipliers:
-        span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
-        lines.append(f"Noise multiplier of a step (all its queries together): {span}; δ = {found.delta:.3g}.")
-        lines += _samplings(entries) + _queries(entries)
+    plain = [(step, count) for step, count in entries if not _selections(step)]
+    if plain:
+        lines += _charges(plain, found.delta)
+    for step, _ in entries:
+        for selection in _selections(step):
+            lines += [f"Each run tried, {line}" for line in _charges(selection.candidate, found.delta)]
     if entries:
         epsilons = [float(f"{found.epsilon * share:.2g}") for share in (0.25, 0.5, 1.0, 1.5, 2.0)]
         pairs = zip(epsilons, found.curve(epsilons), strict=True)
@@ -61,12 +73,36 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
     )
     lines += [
         randomness,
-        "Tuning: charged if, and only if, its steps are in this ledger.",
+        _tuning(found),
         "Audit: no audit result is attached to this statement.",
         "Arithmetic: noise and sums in floating point, rounded to a public grid; not a proof at the level of bits.",
         f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
     ]
     return "\n".join(lines)
+
+
+def _selections(step: Step) -> list[Selection]:
+    return [query for query in step.queries if isinstance(query, Selection)]
+
+
+def _tuning(found: Guarantee) -> str:
+    if not found.tuning:
+        return "Tuning: charged if, and only if, its steps are in this ledger."
+    return (
+        f"Tuning: included. The claim pays for {found.tuning}. It holds for the chosen run (setting, score and model), "
+        "not for anyone who learns how many runs there were, the others' settings, scores or models, or how long it "
+        "all took."
+    )
+
+
+def _charges(entries: Sequence[tuple[Step, int]], delta: float) -> list[str]:
+    """Noise, sampling, length and groups of steps."""
+    multipliers = sorted({_multiplier(step.queries) for step, _ in entries} - {math.inf})
+    noise = []
+    if multipliers:
+        span = f"{multipliers[0]:.4g}" if len(multipliers) == 1 else f"{multipliers[0]:.4g} to {multipliers[-1]:.4g}"
+        noise = [f"Noise multiplier of a step (all its queries together): {span}; δ = {delta:.3g}."]
+    return [*noise, *_samplings(entries), *_queries(entries), *_others(entries)]
 
 
 def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
@@ -94,6 +130,19 @@ def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
         f"noise σ on the sum {_range([query.noise_std for query in queries])}."
         for group, queries in sorted(found.items())
     ]
+
+
+def _others(entries: Sequence[tuple[Step, int]]) -> list[str]:
+    """What has other noise than Gaussian, each kind once."""
+    lines: dict[str, None] = {}
+    for query in (query for step, _ in entries for query in step.queries):
+        if isinstance(query, LaplaceSum):
+            bound, scale = f"{query.clip_norm:.4g}", f"{query.scale:.4g}"
+            lines[f"Group {query.group}: clip norm {bound} (L1), Laplace noise of scale {scale} on the sum."] = None
+        elif isinstance(query, SparseVector):
+            cost = rounded_up(query.threshold_epsilon + query.release_epsilon)
+            lines[f"Group {query.group}: sparse vector, {query.releases} values or fewer and ε {cost} a step."] = None
+    return list(lines)
 
 
 def _range(values: Sequence[float]) -> str:

@@ -1,0 +1,97 @@
+"""The directory of a run: what is where, who may begin in it, and what can be gone on with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tacit.recipes.outcome import read_json, read_tensors, write_json, write_tensors
+from tacit.training import PrivateRun
+
+_FIXED = ("dataset", "recipe", "budget", "accountant", "seed")
+"""What a resumed run must have in common with the one that was begun."""
+
+
+class Folder:
+    """``out`` and the files in it. run.json is there from the beginning, and says when the run is finished."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.facts, self.ledger = out / "run.json", out / "ledger.jsonl"
+        self.model, self.architecture = out / "model.safetensors", out / "model.json"
+        self._work = out / "work"
+        self.front, self.features, self._point = (
+            self._work / "front.safetensors",
+            self._work / "features",
+            self._work / "checkpoint",
+        )
+
+    def make(self) -> None:
+        """Make the directory; one with anything in it is refused."""
+        if self.facts.exists():
+            if read_json(self.facts).get("finished"):
+                raise ValueError(f"{self.out} holds a finished run; choose another directory.")
+            raise ValueError(f"{self.out} holds a run that was not finished; resume it, or choose another directory.")
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            raise ValueError(f"{self.out} is in use by something else; choose another directory.")
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    def saved(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """The facts of the unfinished run that is here, if it is the one that is ``wanted``."""
+        if not self.facts.exists():
+            raise ValueError(f"there is no run to resume in {self.out}.")
+        found = read_json(self.facts)
+        if found.get("finished"):
+            raise ValueError(f"the run in {self.out} is finished; there is nothing to resume.")
+        for name in _FIXED:
+            if found.get(name) != wanted[name]:
+                raise ValueError(f"the run in {self.out} was begun with another {name}; resume it with the same.")
+        return found
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Say what is begun, before anything is learned."""
+        write_json(self.facts, facts)
+        self._work.mkdir(exist_ok=True)
+
+    def save(self, run: PrivateRun, average: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """A point to resume at. The average carries its step in its name: it is found only with the right weights."""
+        write_json(self.facts, facts)
+        write_tensors(self._average(run.step), average)
+        run.save(self._point)
+        for other in self._work.glob("average-*.safetensors"):
+            if other != self._average(run.step):
+                other.unlink()
+
+    def load(self, run: PrivateRun) -> dict[str, Tensor] | None:
+        """Put ``run`` where it was saved and return the average; None if it never was."""
+        if not any(self._work.glob("checkpoint*/run.json")):
+            return None
+        run.load(self._point)
+        return read_tensors(self._average(run.step))
+
+    def _average(self, step: int) -> Path:
+        return self._work / f"average-{step}.safetensors"
+
+    def discard(self) -> None:
+        """Take everything away again; only for a run that has not looked at anybody."""
+        shutil.rmtree(self.out)
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """The run is complete: say so, then drop what was only needed to resume."""
+        write_json(self.facts, facts)
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+def next_free(parent: Path, name: str) -> Path:
+    """``parent/name``, or the first of name-2, name-3, … that is not there yet."""
+    taken = {entry.name for entry in parent.iterdir()} if parent.is_dir() else set()
+    stem = re.sub(r"[^\w.-]+", "-", name)
+    number = 1
+    while (label := stem if number == 1 else f"{stem}-{number}") in taken:
+        number += 1
+    return parent / label

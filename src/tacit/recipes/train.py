@@ -1,0 +1,331 @@
+"""The runner: a recipe, a data set and a budget become a trained model, its ledger and its story."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tacit.accounting import Filter, account
+from tacit.data import Images
+from tacit.features import Fitted
+from tacit.features.front import image_shape
+from tacit.ledger import Budget, GaussianSum, Header, Ledger
+from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.recipes.averaging import Average
+from tacit.recipes.folder import Folder
+from tacit.recipes.outcome import FORMAT, Outcome, described, read_tensors, versions, write_json, write_tensors
+from tacit.recipes.recipe import Recipe
+from tacit.recipes.schedule import Schedule, schedule
+from tacit.training import Metric, PrivateRun, make_private
+
+_POINTS = 40  # of the history, at most
+_BATCH = 2048
+_PUBLIC = "computed on the test set, which is taken to be public"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """How far a run is. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
+
+    stage: str
+    step: int = 0
+    steps: int = 0
+    epoch: float = 0.0
+    epochs: float = 0.0
+    epsilon: float = 0.0
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+Progress = Callable[[Moment], None]
+
+
+def train(
+    recipe: Recipe,
+    images: Images,
+    *,
+    budget: Budget,
+    out: str | Path,
+    seed: int | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    accountant: str = "pld",
+    save_every: float = 20.0,
+) -> Outcome:
+    """Train on ``images`` as ``recipe`` says, within ``budget``, and leave everything in the directory ``out``.
+
+    The budget pays for all that is learned from the training records: what the front end learns, the gradients and the
+    loss that is shown. How long and how noisy the run is follows from recipe, budget and number of records before
+    anyone is looked at. The test set is taken to be public.
+
+    Ctrl-C, a crash or a kill leaves a run that ``resume=True`` goes on with, from a point at most ``save_every``
+    seconds back; the steps since then stay charged, and the budget's filter counts them. ``seed`` is for debugging: the
+    run is then marked as not private.
+    """
+    job = _Job(recipe, images, budget=budget, seed=seed, accountant=accountant)
+    folder = Folder(Path(out))
+    facts = job.facts()
+    if resume:
+        facts = folder.saved(facts)
+        job.plan = Schedule(**facts["plan"])
+    else:
+        folder.make()
+    tell = progress or (lambda moment: None)
+    started = time.monotonic() - float(facts["seconds"])
+    header = Header(secure_randomness=seed is None, purpose=f"recipe {recipe.name} on {images.name}")
+    with Ledger.open(folder.ledger, header) as ledger:  # nobody else works here from now on
+        if not resume:
+            folder.begin(facts)
+        ledger.guard(Filter(budget, accountant=accountant))
+        tell(Moment(stage="front end"))
+        fitted = job.front(folder.front, ledger)
+        tell(Moment(stage="features"))
+        rows, test = fitted.transform(images.train), fitted.transform(images.test)
+        run = job.private(rows, ledger)
+        average = Average(recipe.averaging, run.model, job.plan.steps)
+        try:
+            saved = folder.load(run) if resume else None
+            if saved is not None:
+                average.restore(saved)
+            facts["history"] = [point for point in facts["history"] if point["step"] <= run.step]
+            _loop(job, run, average, test, facts, folder, tell, started, save_every)
+        finally:
+            run.close()
+        model = job.trained(average)
+        outcome = Outcome(
+            out=folder.out,
+            model=model,
+            fitted=fitted,
+            guarantee=account(ledger, delta=budget.delta, accountant=accountant),
+            test_accuracy=_accuracy(model, test, images.test_labels),
+            steps=run.step,
+            noise_multiplier=job.plan.noise_multiplier,
+            seconds=time.monotonic() - started,
+        )
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    write_tensors(folder.model, tensors | {f"front.{name}": value for name, value in fitted.state().items()})
+    write_json(folder.architecture, job.architecture())
+    facts |= {"finished": True, "seconds": outcome.seconds, "result": outcome.result()}
+    folder.finish(facts)
+    return outcome
+
+
+class _Job:
+    """The parts of a run that are fixed before anything is written: whatever is wrong with them is found here."""
+
+    def __init__(self, recipe: Recipe, images: Images, *, budget: Budget, seed: int | None, accountant: str) -> None:
+        if not isinstance(budget, Budget):
+            raise ValueError(f"budget is {budget!r}; give a tacit.Budget: the plan is made before the first release.")
+        self.recipe, self.images, self.budget, self.seed, self.accountant = recipe, images, budget, seed, accountant
+        self.records, self._shape = len(images.train), image_shape(images.train)
+        for name, labels in (("train", images.train_labels), ("test", images.test_labels)):
+            if len(labels) != len(getattr(images, name)):
+                raise ValueError(f"there are {len(getattr(images, name))} {name} images and {len(labels)} labels.")
+        self.model = self._built()
+        self.plan: Schedule = schedule(recipe, self.model, records=self.records, budget=budget, accountant=accountant)
+        self._description = described(recipe)
+
+    def _built(self) -> nn.Module:
+        """A new network; its first weights depend on nobody's record."""
+        with torch.random.fork_rng(devices=(), enabled=self.seed is not None):
+            if self.seed is not None:
+                torch.manual_seed(self.seed)
+            return self.recipe.model.build(self.recipe.front.features(self._shape), self.images.classes)
+
+    def facts(self) -> dict[str, Any]:
+        """run.json as it is when the run begins."""
+        images, secret = self.images, self.seed is None
+        notes = [
+            "Test accuracy is computed on the test set, which is taken to be public.",
+            "The data set's fingerprint is a hash of its records, without noise: do not publish it if they are secret.",
+        ]
+        if not secret:
+            notes.append("Not private: the noise comes from a seed, for debugging.")
+        return {
+            "format": FORMAT,
+            "versions": versions(),
+            "finished": False,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": 0.0,
+            "dataset": {
+                "name": images.name,
+                "records": self.records,
+                "test_records": len(images.test),
+                "classes": images.classes,
+                "fingerprint": images.fingerprint,
+                "source": images.source,
+            },
+            "recipe": self._description,
+            "budget": {"epsilon": self.budget.epsilon, "delta": self.budget.delta},
+            "accountant": self.accountant,
+            "seed": self.seed,
+            "plan": {"steps": self.plan.steps, "noise_multiplier": self.plan.noise_multiplier},
+            "history": [],
+            "notes": notes,
+        }
+
+    def architecture(self) -> dict[str, Any]:
+        """model.json: how to build what model.safetensors fills."""
+        return {
+            "format": FORMAT,
+            "front": described(self.recipe.front),
+            "model": described(self.recipe.model),
+            "image_shape": list(self._shape),
+            "feature_shape": list(self.recipe.front.features(self._shape)),
+            "classes": self.images.classes,
+        }
+
+    def front(self, saved: Path, ledger: Ledger) -> Fitted:
+        """The front end, fitted once: what it learned is kept at once, so that a resumed run need not pay again."""
+        if saved.exists():
+            return self.recipe.front.restore(read_tensors(saved), self._shape)
+        fitted = self.recipe.front.fit(self.images.train, ledger=ledger, source=self._source(f"front {len(ledger)}"))
+        write_tensors(saved, fitted.state())
+        return fitted
+
+    def _source(self, name: str) -> Source:
+        if self.seed is None:
+            return SecureSource()
+        source = SeededSource(self.seed)
+        source.branch(name)  # else the run would draw the same numbers again
+        return source
+
+    def private(self, rows: Tensor, ledger: Ledger) -> PrivateRun:
+        recipe = self.recipe
+        sgd = torch.optim.SGD(
+            self.model.parameters(), lr=recipe.optimizer.learning_rate, momentum=recipe.optimizer.momentum
+        )
+        return make_private(
+            self.model,
+            sgd,
+            TensorDataset(rows, self.images.train_labels),
+            lot_size=recipe.lot_size,
+            steps=self.plan.steps,
+            clipping=recipe.clipping,
+            budget=self.budget,
+            noise_multiplier=self.plan.noise_multiplier,
+            ledger=ledger,
+            batch_size=_BATCH,
+            metrics={"loss": Metric(bound=recipe.loss_bound)} if recipe.loss_bound else {},
+            reduction="mean",
+            accountant=self.accountant,
+            seed=self.seed,
+        )
+
+    def trained(self, average: Average) -> nn.Module:
+        """A network of its own with the averaged weights."""
+        model = self._built()
+        model.load_state_dict(average.weights())
+        return model.eval()
+
+
+def _loop(
+    job: _Job,
+    run: PrivateRun,
+    average: Average,
+    test: Tensor,
+    facts: dict[str, Any],
+    folder: Folder,
+    tell: Progress,
+    started: float,
+    save_every: float,
+) -> None:
+    """Train to the end of the plan or of the budget, writing down how it goes."""
+    every = math.ceil(job.plan.steps / _POINTS)
+    passes = job.recipe.lot_size / job.records
+    saved = time.monotonic()
+    optimizer, watched = run.optimizer, job.recipe.loss_bound is not None
+    with _interrupts() as asked:
+        for x, y in run.batches():
+            before = run.step
+            optimizer.param_groups[0]["lr"] = job.recipe.optimizer.at(before * passes)
+            output = run.model(x.float())
+            torch.autograd.backward(F.cross_entropy(output, y))
+            if watched:
+                run.observe(loss=F.cross_entropy(output.detach().as_subclass(Tensor), y, reduction="none"))
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.step == before:
+                continue
+            average.add(run.step)
+            if run.step % every == 0 or run.step == job.plan.steps:
+                point = _point(job, run, _accuracy(job.trained(average), test, job.images.test_labels))
+                facts["history"].append(point)
+                tell(_moment(job, point))
+            if asked or time.monotonic() - saved >= save_every:
+                facts["seconds"] = time.monotonic() - started
+                folder.save(run, average.state(), facts)
+                saved = time.monotonic()
+            if asked:
+                raise KeyboardInterrupt
+
+
+def _point(job: _Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
+    """One line of the history."""
+    step = run.ledger.entries[-1][0]
+    norms = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
+    metrics: dict[str, Any] = {
+        name: {"value": value, "private": run.ledger.header.secure_randomness} for name, value in run.metrics.items()
+    }
+    metrics["test_accuracy"] = {"value": accuracy, "private": False, "note": _PUBLIC}
+    return {
+        "step": run.step,
+        "epoch": run.step * job.recipe.lot_size / job.records,
+        "epsilon": run.guarantee().epsilon,
+        "noise_multiplier": step.noise_multiplier,
+        "clip_norm": math.hypot(*norms),
+        "learning_rate": run.optimizer.param_groups[0]["lr"],
+        "metrics": metrics,
+    }
+
+
+def _moment(job: _Job, point: Mapping[str, Any]) -> Moment:
+    return Moment(
+        stage="training",
+        step=point["step"],
+        steps=job.plan.steps,
+        epoch=point["epoch"],
+        epochs=job.plan.steps * job.recipe.lot_size / job.records,
+        epsilon=point["epsilon"],
+        metrics=point["metrics"],
+    )
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
+    """The share of rows whose label the model finds."""
+    pieces = zip(torch.split(rows, _BATCH), torch.split(labels, _BATCH), strict=True)
+    right = sum(int((model(x.float()).argmax(1) == y).sum()) for x, y in pieces)
+    return right / len(labels)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C asks (the list gets an entry) so that the step in hand is finished; a second one interrupts at once."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

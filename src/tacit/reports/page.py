@@ -1,0 +1,172 @@
+"""The HTML page: one file that asks nothing of the network and runs no script. Every text that goes in is escaped."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from html import escape
+from importlib import resources
+
+from tacit._version import __version__
+from tacit.accounting.guarantee import rounded_up
+from tacit.reports import charts, events, statement
+from tacit.reports.findings import Findings, Run
+from tacit.reports.said import clean
+
+# The browser itself refuses whatever escaping might have missed: no scripts, no frames, nothing from elsewhere.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def page(run: Run, facts: Findings) -> str:
+    """The whole report."""
+    title = f"Privacy report: {named(run)}"
+    css = resources.files("tacit.reports").joinpath("style.css").read_text("utf-8")
+    body = "\n".join(
+        (
+            *(f'<p class="alarm" role="alert">{escape(text)}</p>' for text in facts.alarms),
+            *(f'<p class="note">{escape(text)}</p>' for text in facts.remarks),
+            f"<header><h1>{escape(title)}</h1>{_subtitle(run)}</header>",
+            f'<p class="claim{"" if facts.private else " refused"}">{escape(statement.claim(facts.guarantee))}</p>',
+            _tiles(run, facts),
+            _statement(run, facts),
+            _section("Privacy, from the ledger", _privacy(run, facts)),
+            _section("Training", _training(run)),
+            _section("Everything that was released", _events(run)),
+            _section("How to check this", _origin(run, facts)),
+        )
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n'
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def named(run: Run) -> str:
+    """What to call the run: data set and recipe, or the ledger's purpose, or the file."""
+    names = [run.said.text("dataset", "name"), run.said.text("recipe", "name")]
+    return ", ".join(name for name in names if name) or clean(run.ledger.header.purpose or run.place.name)
+
+
+def _subtitle(run: Run) -> str:
+    words = [run.said.text("started") or "", clean(run.ledger.header.purpose)]
+    return f'<p class="soft">{escape(" · ".join(word for word in words if word))}</p>' if any(words) else ""
+
+
+def _tiles(run: Run, facts: Findings) -> str:
+    tiles = []
+    if facts.guarantee is None or not facts.private:
+        tiles.append(("Private", "no", "seeded randomness" if facts.guarantee else "no proof"))
+    else:
+        power = facts.attack_power([0.01])[0]
+        tiles += [
+            ("ε at most", rounded_up(facts.guarantee.epsilon), f"at δ = {statement.up(facts.delta)}"),
+            ("Best attack finds", statement.percent(power), "of those present, accusing 1 % of the absent"),
+        ]
+    accuracy = run.said.number("result", "test_accuracy")
+    if accuracy is not None and 0 <= accuracy <= 1:
+        tiles.append(("Test accuracy", f"{100 * accuracy:.2f} %", "public test set; not private, not covered"))
+    tiles.append(("Steps", f"{len(run.ledger)}", "in the ledger"))
+    if facts.records is not None:
+        tiles.append(("Records", f"{facts.records}", f"{clean(run.ledger.header.unit)}s, taken to be public"))
+    inner = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in tiles
+    )
+    return f'<dl class="tiles">{inner}</dl>'
+
+
+def _statement(run: Run, facts: Findings) -> str:
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in statement.lines(run, facts))
+    items = "".join(f"<li>{escape(item)}</li>" for item in statement.uncovered(run))
+    return _section(
+        "What is promised",
+        f'<dl class="statement">{pairs}</dl><div class="uncovered"><h3>Not covered</h3><ul>{items}</ul></div>',
+    )
+
+
+def _privacy(run: Run, facts: Findings) -> str:
+    seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
+    return seeded + _panels(charts.privacy(run, facts))
+
+
+def _training(run: Run) -> str:
+    found = charts.training(run)
+    words = []
+    if not run.said.values:
+        words.append("This report is made from a ledger alone: accuracy and learning rate are not known here.")
+    if not any('id="norms"' in figure for figure in found):
+        words.append("Gradient norms of the records were not released privately, so there is no histogram of them.")
+    return _panels([*found, f'<p class="soft">{escape(" ".join(words))}</p>'] if words else found)
+
+
+def _panels(figures: Iterable[str]) -> str:
+    """Figures side by side; they come escaped from `tacit.reports.svg`."""
+    return '<div class="charts">' + "".join(f'<div class="panel">{figure}</div>' for figure in figures) + "</div>"
+
+
+def _events(run: Run) -> str:
+    found, more = events.rows(run.ledger.entries)
+    if not found:
+        return "<p>Nothing.</p>"
+    head = ("Steps", "Times", "Sample", "Released", "S", "Noise", "z", "z of the step")
+    body = "".join(
+        f'<tr><td class="number">{escape(row.steps)}</td><td class="number">{row.count}</td>'
+        + f"<td>{escape(row.sampling)}</td>"
+        + f"<td>{escape(row.released)}</td><td>{escape(row.clip_norm)}</td><td>{escape(row.noise)}</td>"
+        + f'<td class="number">{escape(row.multiplier)}</td><td class="number">{escape(row.together)}</td></tr>'
+        for row in found
+    )
+    cells = "".join(f'<th scope="col">{name}</th>' for name in head)
+    rest = f"<p>… and {more} more kinds of release, in the ledger file.</p>" if more else ""
+    return (
+        '<p class="soft">S: the most one record can add to the sum (L2 norm unless said otherwise). σ: standard '
+        "deviation of the noise on the sum. z = σ/S; z of the step: all its Gaussian sums as one.</p>"
+        f'<div class="wide"><table class="events"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
+        + rest
+    )
+
+
+_UNSHOWN = ("fingerprint", "source")
+"""A hash of the records lets whoever knows the others test for one; a path says more about the machine than the run."""
+
+
+def _origin(run: Run, facts: Findings) -> str:
+    header, said = run.ledger.header, run.said
+    ledger = run.files[-1].name  # not where it lies: that says more about the machine than about the run
+    rows = [
+        ("Ledger digest", run.ledger.digest),
+        ("Ledger written by", clean(header.library) or "–"),
+        ("Report written by", f"tacit {__version__}"),
+        *((f"Version of {name}", value) for name, value in said.flat("versions", most=30)),
+        *((f"Data set: {name}", value) for name, value in said.flat("dataset", most=30) if name not in _UNSHOWN),
+    ]
+    if header.fingerprint:
+        rows.append(("Fingerprint in the ledger", clean(header.fingerprint)))
+    if said.number("seconds") is not None:
+        rows.append(("Running time", f"{said.number('seconds'):.1f} s"))
+    recipe = said.flat("recipe")
+    notes = said.value("notes")
+    noted = [clean(note) for note in notes[:50] if isinstance(note, str)] if isinstance(notes, list) else []
+    command = f"tacit account {shlex.quote(clean(ledger))} --delta {facts.delta:g}"
+    return (
+        f"<p>Account for the ledger again: <code>{escape(command)}</code>. The digest names this very ledger: whoever "
+        "keeps it can tell if the file was changed later.</p>"
+        + _facts(rows)
+        + (f"<h3>Recipe</h3>{_facts(recipe)}" if recipe else "")
+        + (f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in noted)}</ul>" if noted else "")
+    )
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><code>{escape(value)}</code></td></tr>' for name, value in rows
+    )
+    return f'<table class="facts"><tbody>{body}</tbody></table>'
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{inner}</section>"

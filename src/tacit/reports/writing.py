@@ -1,0 +1,58 @@
+"""`report` and `model_card`: from the files of a run to a file for people."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from tacit.reports.card import card
+from tacit.reports.findings import Findings, Run, find
+from tacit.reports.page import page
+
+
+def report(run_directory: str | os.PathLike[str], *, output: Path | None = None, delta: float | None = None) -> Path:
+    """Write the HTML report of a run, or of a bare ledger file, and return where.
+
+    Every number on privacy is computed anew from the ledger; run.json adds names and accuracy. δ is ``delta``, else the
+    one in run.json, else 1e-5. Without ``output`` the report is ``report.html`` in the run's directory, or beside the
+    ledger and named after it.
+    """
+    run = Run.load(Path(run_directory))
+    return write_page(run, find(run, delta=delta), output)
+
+
+def model_card(run_directory: str | os.PathLike[str], *, delta: float | None = None) -> str:
+    """The statement of a run as a section in Markdown."""
+    run = Run.load(Path(run_directory))
+    return card(run, find(run, delta=delta))
+
+
+def write_page(run: Run, facts: Findings, output: Path | None) -> Path:
+    """Write the page at ``output``, or where it belongs."""
+    place = run.place
+    path = output or (place / "report.html" if place.is_dir() else place.with_name(f"{place.stem}.report.html"))
+    write(path, page(run, facts), keep=run.files)
+    return path
+
+
+def write(path: Path, text: str, *, keep: tuple[Path, ...] = ()) -> None:
+    """Put ``text`` at ``path``, whole or not at all; never over one of ``keep``."""
+    if path.is_dir():
+        raise ValueError(f"cannot write the report to {path}: it is a directory; give the name of a file in it.")
+    if any(path.exists() and kept.exists() and os.path.samefile(path, kept) for kept in keep):
+        raise ValueError(f"cannot write the report over {path}: the run needs that file; choose another name.")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+    try:
+        try:
+            with open(draft, "x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write the report to {path}: {error.strerror or error}; choose another place."
+        ) from error

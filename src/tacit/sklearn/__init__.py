@@ -1,0 +1,16 @@
+"""Private estimators for scikit-learn (the ``sklearn`` extra).
+
+    account = Account(epsilon=1.0, delta=1e-5)
+    model = make_pipeline(PrivateScaler(epsilon=0.2, account=account), PrivateClassifier(account=account))
+    model.fit(X, y)
+    print(account.guarantee())                  # the pieces together
+
+An estimator without an account has a budget and a ledger of its own. What takes the records' bounds, values or classes
+from the data does so with noise, and pays.
+"""
+
+from tacit.sklearn.account import Account
+from tacit.sklearn.linear import PrivateClassifier, PrivateRegressor
+from tacit.sklearn.transformers import PrivatePCA, PrivateScaler
+
+__all__ = ["Account", "PrivateClassifier", "PrivatePCA", "PrivateRegressor", "PrivateScaler"]

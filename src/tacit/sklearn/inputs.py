@@ -1,0 +1,64 @@
+"""What the estimators take: rows of finite numbers, bounds that were declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+Numbers = NDArray[np.float64]
+
+
+def fitted_rows(estimator: Any, X: Any) -> Numbers:
+    """Rows to fit on; the estimator remembers how many features they have."""
+    rows: Numbers = validate_data(estimator, X, dtype=np.float64)
+    return rows
+
+
+def fitted_pairs(estimator: Any, X: Any, y: Any, *, numbers: bool = False) -> tuple[Numbers, NDArray[Any]]:
+    """Rows and targets to fit on."""
+    rows, targets = validate_data(estimator, X, y, dtype=np.float64, y_numeric=numbers)
+    return rows, targets
+
+
+def new_rows(estimator: Any, X: Any) -> Numbers:
+    """Rows to predict or transform with a fitted estimator."""
+    check_is_fitted(estimator)
+    rows: Numbers = validate_data(estimator, X, dtype=np.float64, reset=False)
+    return rows
+
+
+def bound(rows: Numbers, bounds: Any) -> Numbers:
+    """Rows clipped to the declared bounds and scaled to [-1, 1]; as they are without bounds."""
+    if bounds is None:
+        return rows
+    low, high = declared(bounds, rows.shape[1])
+    scaled: Numbers = (np.clip(rows, low, high) - low) / (high - low) * 2 - 1
+    return scaled
+
+
+def declared(bounds: Any, width: int) -> tuple[Numbers, Numbers]:
+    """Declared bounds, a pair of numbers or of arrays, as two arrays of ``width`` numbers."""
+    try:
+        low, high = (np.broadcast_to(np.asarray(side, dtype=np.float64), (width,)) for side in bounds)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"bounds is {bounds!r}; it must be a pair (low, high), of numbers or of {width} each."
+        ) from None
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ValueError(f"bounds is {bounds!r}; every low must be finite and below its high.")
+    return low, high
+
+
+def tensor(rows: Numbers) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+
+
+def seed_of(random_state: Any) -> int | None:
+    """A seed, which makes a fit repeatable and therefore not private."""
+    if random_state is None or isinstance(random_state, int | np.integer):
+        return None if random_state is None else int(random_state)
+    raise ValueError(f"random_state is {random_state!r}; it must be None (private) or a whole number (debugging).")

@@ -1,0 +1,192 @@
+"""`PrivateClassifier` and `PrivateRegressor`: models of a table of numbers, trained by noisy gradient descent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor, nn
+
+from tacit.ledger import Everyone, Step
+from tacit.mechanisms import CountsQuery
+from tacit.sklearn.account import Account, Purse
+from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
+from tacit.tables.descent import descend
+from tacit.tables.model import network
+from tacit.tables.rule import check_enough, settings
+
+_DISCOVERY = 0.25  # of epsilon, if it were all
+_SLACK = 0.1  # of delta
+
+
+class _Private(BaseEstimator):  # type: ignore[misc]
+    """What both have in common: a network of the rule's settings, trained on what the purse has left."""
+
+    epsilon: float | None
+    delta: float
+    model: str
+    bounds: Any
+    account: Account | None
+    random_state: int | None
+    network_: nn.Module
+
+    def _purse(self) -> Purse:
+        return Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
+
+    def _descend(self, rows: Numbers, targets: Tensor, outputs: int, purse: Purse) -> None:
+        if purse.seed is not None:
+            torch.manual_seed(purse.seed)
+        fresh = network(self.model, rows.shape[1], outputs)
+        size = sum(parameter.numel() for parameter in fresh.parameters())
+        chosen = settings(records=len(rows), parameters=size, epsilon=purse.epsilon)
+        noise = purse.rest(len(rows), chosen.lot_size, chosen.steps)
+        check_enough(records=len(rows), parameters=size, epsilon=purse.epsilon, noise_multiplier=noise, chosen=chosen)
+        flat = (lambda x: fresh(x)[:, 0]) if targets.is_floating_point() else fresh
+        descend(
+            fresh,
+            flat,
+            tensor(rows),
+            targets,
+            chosen=chosen,
+            noise_multiplier=noise,
+            budget=purse.budget,
+            ledger=purse.ledger,
+            seed=purse.seed,
+        )
+        self.network_, self.settings_, self.guarantee_ = fresh, chosen, purse.guarantee()
+        self.n_iter_ = chosen.steps
+
+    def _scores(self, X: Any) -> Tensor:
+        rows = new_rows(self, X)
+        with torch.no_grad():
+            scores: Tensor = self.network_(tensor(bound(rows, self.bounds)))
+        return scores
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags
+
+
+class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
+    """Logistic regression (``model="linear"``) or a small network (``"mlp"``), differentially private.
+
+    * ``epsilon``, ``delta``: the budget of a fit. With an ``account`` and ``epsilon=None``, all that is left of it.
+    * ``classes``: the classes, declared. Left out, those that pass a noisy threshold are found and charged; records of
+      other classes are then trained on as the first class.
+    * ``bounds``: (low, high) of the features, declared; values beyond them count as the bound. Left out, features are
+      taken as they are: put a `PrivateScaler` before.
+    * ``random_state``: for debugging only. The fit can then be repeated, and is not private.
+
+    Whether classes are text, whole numbers or others is taken to be public.
+
+    Formal guarantee: the record is a row with its class. Its gradient is clipped to the rule's norm, lots are Poisson
+    samples, every noisy sum is in the ledger before it is used; ``guarantee_`` is computed from the ledger. The number
+    of rows is taken to be public.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = 1.0,
+        delta: float = 1e-5,
+        *,
+        model: str = "linear",
+        classes: Any = None,
+        bounds: Any = None,
+        account: Account | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.model, self.classes = epsilon, delta, model, classes
+        self.bounds, self.account, self.random_state = bounds, account, random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train; what it cost is in ``guarantee_``."""
+        rows, labels = fitted_pairs(self, X, y)
+        check_classification_targets(labels)
+        purse = self._purse()
+        self.classes_ = self._declared(labels) if self.classes is not None else _discovered(labels, purse)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"there is one class or none: {self.classes_.tolist()}. Declare classes, or give more records or a "
+                "larger epsilon for them to be found."
+            )
+        places = np.searchsorted(self.classes_, labels)
+        known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == labels
+        targets = torch.from_numpy(np.where(known, places, 0).astype(np.int64))
+        self._descend(bound(rows, self.bounds), targets, len(self.classes_), purse)
+        return self
+
+    def _declared(self, labels: NDArray[Any]) -> NDArray[Any]:
+        classes = np.unique(np.asarray(self.classes))
+        strange = ~np.isin(labels, classes)
+        if strange.any():
+            raise ValueError(f"{labels[strange][0]!r} is not among the declared classes {classes.tolist()}.")
+        return classes
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row."""
+        places: NDArray[np.int64] = self._scores(X).argmax(dim=1).numpy()
+        return np.asarray(self.classes_[places])
+
+    def predict_proba(self, X: Any) -> Numbers:
+        """The chance of every class, in the order of ``classes_``."""
+        chances: Numbers = torch.softmax(self._scores(X).double(), dim=1).numpy()
+        return chances
+
+    def decision_function(self, X: Any) -> Numbers:
+        """Scores; for two classes, how much the second is ahead."""
+        scores: Numbers = self._scores(X).double().numpy()
+        return scores if scores.shape[1] > 2 else scores[:, 1] - scores[:, 0]
+
+
+class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
+    """Least squares (``model="linear"``) or a small network (``"mlp"``), differentially private.
+
+    ``target_bounds`` (low, high) are declared: targets beyond them count as the bound, and predictions lie between
+    them. The rest, and the guarantee, are those of `PrivateClassifier`.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = 1.0,
+        delta: float = 1e-5,
+        *,
+        model: str = "linear",
+        target_bounds: tuple[float, float] = (-1.0, 1.0),
+        bounds: Any = None,
+        account: Account | None = None,
+        random_state: int | None = None,
+    ) -> None:
+        self.epsilon, self.delta, self.model, self.target_bounds = epsilon, delta, model, target_bounds
+        self.bounds, self.account, self.random_state = bounds, account, random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train; what it cost is in ``guarantee_``."""
+        rows, wanted = fitted_pairs(self, X, y, numbers=True)
+        targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
+        self._descend(bound(rows, self.bounds), targets, 1, self._purse())
+        return self
+
+    def predict(self, X: Any) -> Numbers:
+        """The number expected for each row, within the target's bounds."""
+        shares: Numbers = self._scores(X)[:, 0].double().clamp(-1, 1).numpy()
+        low, high = self.target_bounds
+        return low + (shares + 1) / 2 * (high - low)
+
+
+def _discovered(labels: NDArray[Any], purse: Purse) -> NDArray[Any]:
+    """The classes that enough records have, released with noise."""
+    query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
+    receipt = purse.ledger.record(Step(Everyone(unit=purse.ledger.header.unit), (query.event(),)))
+    receipt.draw()
+    kind = labels.dtype.kind
+    found = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
+    if kind in "US":
+        return np.array(sorted(found))  # the length of the longest label is that of the longest one released
+    values = [text == "True" if kind == "b" else float(text) if kind == "f" else int(text) for text in found]
+    return np.array(sorted(values), dtype=labels.dtype)

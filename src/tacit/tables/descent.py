@@ -1,0 +1,78 @@
+"""Noisy gradient descent with the settings of the rule, for a model of rows of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from tacit.ledger import Budget, Ledger
+from tacit.mechanisms import Flat
+from tacit.tables.rule import Settings
+from tacit.training import make_private
+
+Progress = Callable[[int, int], None]
+"""Told the steps taken and the steps planned."""
+
+
+def descend(
+    network: nn.Module,
+    outputs: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    chosen: Settings,
+    noise_multiplier: float,
+    budget: Budget,
+    ledger: Ledger,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Train ``network``, whose parameters ``outputs`` uses, and leave the average of the last iterates in it.
+
+    Targets of whole numbers are classes, others are numbers to come close to. Returns the steps taken; each is in the
+    ledger. The average is post-processing.
+    """
+    loss = F.mse_loss if targets.is_floating_point() else F.cross_entropy
+    parameters = list(network.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
+    run = make_private(
+        network,
+        optimizer,
+        TensorDataset(inputs, targets),
+        lot_size=chosen.lot_size,
+        steps=chosen.steps,
+        clipping=Flat(chosen.clip_norm),
+        noise_multiplier=noise_multiplier,
+        budget=budget,
+        ledger=ledger,
+        seed=seed,
+    )
+    totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
+    begin = math.floor(chosen.steps * (1 - chosen.tail))
+    try:
+        for rows, wanted in run.batches():
+            torch.autograd.backward(loss(outputs(rows), wanted))
+            before = run.step
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.step == before:
+                continue
+            if run.step > begin:
+                averaged += 1
+                for total, parameter in zip(totals, parameters, strict=True):
+                    total += parameter.detach()
+            if progress is not None:
+                progress(run.step, chosen.steps)
+        steps = run.step
+    finally:
+        run.close()
+    with torch.no_grad():
+        for total, parameter in zip(totals, parameters, strict=True):
+            if averaged:
+                parameter.copy_(total / averaged)
+    return steps

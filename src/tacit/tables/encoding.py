@@ -1,0 +1,194 @@
+"""From the columns of a table to numbers, by the schema alone: no statistic of the records is used.
+
+A row is first made *compact*: one number a column (a number scaled to [-1, 1], NaN if missing; a category's place,
+-1 if missing). That is what is kept, and what a record costs in memory. `Encoding.expand` turns compact rows into
+features for a model: numbers as they are, categories and bins as indicators. Both work record by record.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.tables.reading import Columns
+from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
+
+_MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
+
+
+class Encoding:
+    """How the rows of a table with this schema become features and targets."""
+
+    def __init__(self, schema: Schema) -> None:
+        if schema.private:
+            raise ValueError(f"{', '.join(schema.private)}: bounds or values are to be released privately first.")
+        self.schema = schema
+        self._features = schema.features
+        self.names = tuple(name for title, column in self._features.items() for name in _labels(title, column))
+
+    @property
+    def width(self) -> int:
+        """How many features a record has."""
+        return len(self.names)
+
+    def compact(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
+        """The rows as numbers, one a column; ``first`` is the number of the first row, for error messages."""
+        parts = [_code(name, column, rows[name], first) for name, column in self._features.items()]
+        return np.stack(parts, axis=1).astype(np.float32)
+
+    def targets(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
+        """What is to be predicted: the place of the class, or the number scaled to [-1, 1]."""
+        name = self.schema.target
+        codes = _code(name, self.schema.columns[name], rows[name], first).astype(np.float32)
+        if self.schema.classes:
+            codes[codes >= len(self.schema.classes)] = 0  # a class that was not found is trained on as the first one
+        return codes
+
+    def expand(self, compact: Tensor) -> Tensor:
+        """Features of compact rows."""
+        return torch.cat(
+            [_expand(column, compact[:, place]) for place, column in enumerate(self._features.values())], dim=1
+        )
+
+    def unscale(self, targets: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Numbers in [-1, 1] back in the target's own unit."""
+        column = self.schema.columns[self.schema.target]
+        assert isinstance(column, Number) and column.low is not None and column.high is not None
+        return column.low + (np.asarray(targets, dtype=np.float64) + 1) / 2 * (column.high - column.low)
+
+
+def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
+    """How many rows there are; one that does not fit the schema is an error. Private columns need only be readable."""
+    for name, column in schema.columns.items():
+        if not column.private:
+            _code(name, column, rows[name], first)
+        elif isinstance(column, Number):
+            numeric(name, rows[name], first=first, text=column.text)
+    return len(rows[schema.target])
+
+
+def _code(name: str, column: Column, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+    if isinstance(column, Number):
+        return _numbers(name, column, values, first)
+    assert isinstance(column, Category)
+    return _places(name, column, values, first)
+
+
+def numeric(name: str, values: NDArray[np.generic], *, first: int = 1, text: str = "refuse") -> NDArray[np.float64]:
+    """The entries as float64, NaN where missing; what is no finite number is an error, or missing too."""
+    if values.dtype.kind in "fiub":
+        numbers = values.astype(np.float64)
+        bad = np.isinf(numbers)
+    else:
+        entries = values.astype(str)
+        gone = np.isin(entries, _MISSING)
+        try:
+            numbers = np.where(gone, "nan", entries).astype(np.float64)
+            bad = ~gone & ~np.isfinite(numbers)
+        except ValueError:
+            bad = np.array([not _is_number(entry) for entry in entries.tolist()]) & ~gone
+            numbers = np.where(bad | gone, "nan", entries).astype(np.float64)
+    if text == "missing":
+        numbers[bad] = np.nan
+    elif bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"column {name!r}, row {first + at}: {str(values[at])!r} is not a number; declare the column as a "
+            "category, or correct the file."
+        )
+    return numbers
+
+
+def words(values: NDArray[np.generic]) -> NDArray[np.str_]:
+    """The entries as text, '' where missing; whole numbers without a point, so that 1 and 1.0 are one category."""
+    if values.dtype.kind == "b":
+        return np.where(values, "true", "false")
+    if values.dtype.kind in "fiu":
+        return np.array([_spelled(value) for value in values.tolist()], dtype=str)
+    text = values.astype(str)
+    return np.where(np.isin(text, _MISSING), "", text)
+
+
+def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+    numbers = numeric(name, values, first=first, text=column.text)
+    gone = np.isnan(numbers)
+    if gone.any():
+        if column.missing == "refuse":
+            raise _missing(name, first + int(np.flatnonzero(gone)[0]), "a number to use instead")
+        if column.missing != "own":
+            numbers[gone], gone = float(column.missing), np.zeros_like(gone)
+    if column.bins:
+        return np.where(gone, -1.0, np.searchsorted(column.bins, numbers, side="right"))
+    assert column.low is not None and column.high is not None
+    middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
+    return (np.clip(numbers, column.low, column.high) - middle) / half
+
+
+def _places(name: str, column: Category, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+    assert column.values is not None
+    text = words(values)
+    order = np.argsort(np.array(column.values))
+    known = np.array(column.values)[order]
+    at = np.minimum(np.searchsorted(known, text), len(known) - 1)
+    found = known[at] == text
+    places = np.where(found, order[at], len(known)).astype(np.float64)
+    gone = (text == "") & ~found
+    if gone.any():
+        if column.missing == "refuse":
+            raise _missing(name, first + int(np.flatnonzero(gone)[0]), "one of the values")
+        places[gone] = -1 if column.missing == "own" else column.values.index(str(column.missing))
+    strange = ~found & ~gone
+    if strange.any() and not column.other:
+        row = int(np.flatnonzero(strange)[0])
+        raise ValueError(
+            f"column {name!r}, row {first + row}: {str(text[row])!r} is not among the declared values; add it, or set "
+            '"other": true.'
+        )
+    return places
+
+
+def _expand(column: Column, codes: Tensor) -> Tensor:
+    if isinstance(column, Number) and not column.bins:
+        gone = codes.isnan()
+        numbers = torch.where(gone, 0.0, codes)[:, None]
+        return torch.cat([numbers, gone[:, None].to(codes.dtype)], dim=1) if column.missing == "own" else numbers
+    assert not isinstance(column, Undeclared)
+    count = len(column.bins) + 1 if isinstance(column, Number) else len(column.values or ()) + column.other
+    places = torch.arange(-1 if column.missing == "own" else 0, count, dtype=codes.dtype, device=codes.device)
+    return (codes[:, None] == places).to(codes.dtype)
+
+
+def _labels(title: str, column: Column) -> list[str]:
+    own = [f"{title} missing"] if column.missing == "own" else []
+    if isinstance(column, Category):
+        others = [f"{title} other"] if column.other else []
+        return [*own, *(f"{title} = {value}" for value in column.values or ()), *others]
+    assert isinstance(column, Number)
+    if column.bins:
+        edges = [*column.bins]
+        inner = [f"{low:g} ≤ {title} < {high:g}" for low, high in pairwise(edges)]
+        return [*own, f"{title} < {edges[0]:g}", *inner, f"{title} ≥ {edges[-1]:g}"]
+    return [title, *own]
+
+
+def _missing(name: str, row: int, choice: str) -> ValueError:
+    return ValueError(
+        f'column {name!r}, row {row}: the entry is missing; declare "missing" in the schema: "own" or {choice}.'
+    )
+
+
+def _is_number(entry: str) -> bool:
+    try:
+        return bool(np.isfinite(float(entry)))
+    except ValueError:
+        return False
+
+
+def _spelled(value: float) -> str:
+    if value != value:
+        return ""
+    return str(int(value)) if float(value).is_integer() else repr(value)

@@ -1,0 +1,117 @@
+"""A trained model of a table: the schema it reads, the weights it has, and what it predicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tacit.tables.encoding import Encoding
+from tacit.tables.reading import Columns
+from tacit.tables.schema import Schema
+
+HIDDEN = 32
+KINDS = ("linear", "mlp")
+"""``linear`` is logistic regression for a target with classes and least squares for a number; ``mlp`` has a layer."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableModel:
+    """What came out of training on a table. It holds the schema, so it needs nothing else to predict."""
+
+    kind: str
+    encoding: Encoding
+    network: nn.Module
+
+    @classmethod
+    def new(cls, kind: str, schema: Schema) -> TableModel:
+        encoding = Encoding(schema)
+        return cls(kind=kind, encoding=encoding, network=network(kind, encoding.width, max(len(schema.classes), 1)))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.encoding.schema.classes
+
+    def outputs(self, compact: Tensor) -> Tensor:
+        """A score for every class, or the number in [-1, 1]."""
+        scores: Tensor = self.network(self.encoding.expand(compact))
+        return scores if self.classes else scores[:, 0]
+
+    def probabilities(self, rows: Columns) -> NDArray[np.float32]:
+        """The chance of every class, one row a record."""
+        if not self.classes:
+            raise ValueError(f"{self.encoding.schema.target!r} is a number; it has no classes.")
+        with torch.no_grad():
+            chances: NDArray[np.float32] = torch.softmax(self._scores(rows), dim=1).numpy()
+        return chances
+
+    def predict(self, rows: Columns, *, first: int = 1) -> NDArray[Any]:
+        """The class or the number predicted for every row."""
+        with torch.no_grad():
+            scores = self._scores(rows, first=first)
+        if self.classes:
+            places: NDArray[np.int64] = scores.argmax(dim=1).numpy()
+            return np.array(self.classes)[places]
+        numbers: NDArray[np.float32] = scores.clamp(-1, 1).numpy()
+        return self.encoding.unscale(numbers)
+
+    def _scores(self, rows: Columns, *, first: int = 1) -> Tensor:
+        return self.outputs(torch.from_numpy(self.encoding.compact(rows, first=first)))
+
+    def predict_pieces(self, pieces: Iterable[Columns]) -> Iterator[NDArray[Any]]:
+        """Predictions for a table that is read piece by piece."""
+        seen = 1
+        for piece in pieces:
+            predicted = self.predict(piece, first=seen)
+            seen += len(predicted)
+            yield predicted
+
+    def save(self, directory: Path) -> None:
+        """Write ``model.safetensors`` and ``model.json``."""
+        save_file({name: value.contiguous() for name, value in self.network.state_dict().items()}, _weights(directory))
+        facts = {"format": _FORMAT, "kind": "table", "model": self.kind, "schema": self.encoding.schema.to_json()}
+        (directory / "model.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> TableModel:
+        """The model in a directory written by `save`."""
+        try:
+            facts = json.loads((directory / "model.json").read_text(encoding="utf-8"))
+            if not isinstance(facts, dict) or facts.get("kind") != "table" or facts.get("format") != _FORMAT:
+                raise ValueError("it is not a model of a table written by this version")
+            model = cls.new(str(facts.get("model")), Schema.from_json(facts.get("schema")))
+            model.network.load_state_dict(load_file(_weights(directory)))
+        except (ValueError, SafetensorError, RuntimeError, RecursionError) as error:
+            raise ValueError(f"{directory} holds no model that can be read: {error}") from None
+        model.network.eval()
+        return model
+
+
+def network(kind: str, width: int, outputs: int) -> nn.Module:
+    if kind == "linear":
+        return zeroed(nn.Linear(width, outputs))
+    if kind == "mlp":
+        return nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), zeroed(nn.Linear(HIDDEN, outputs)))
+    raise ValueError(f"model is {kind!r}; choose one of {', '.join(KINDS)}.")
+
+
+def zeroed(layer: nn.Linear) -> nn.Linear:
+    """A layer that starts at zero: all classes alike, so that no step is spent on unlearning a random start."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _weights(directory: Path) -> Path:
+    return directory / "model.safetensors"

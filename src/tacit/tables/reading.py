@@ -1,0 +1,138 @@
+"""Tables read piece by piece, so that a file larger than memory is no different from a small one."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Columns: TypeAlias = Mapping[str, NDArray[Any]]
+"""Some rows of a table: an array for each column, of numbers or of text; an empty text is a missing entry."""
+
+ROWS = 65_536
+_LONGEST_FIELD = 1 << 20
+_LONGEST = 256
+"""Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The names of the columns of the file at ``path``."""
+    if _is_parquet(path):
+        return tuple(_parquet(path).schema_arrow.names)
+    with _text(path) as file:
+        return _header(path, csv.reader(file, strict=True))
+
+
+def read(path: Path, names: Iterable[str], *, rows: int = ROWS) -> Iterator[Columns]:
+    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time."""
+    wanted = tuple(names)
+    held = columns_of(path)
+    lacking = [name for name in wanted if name not in held]
+    if lacking:
+        raise ValueError(f"{path} has no column {', '.join(map(repr, lacking))}; its columns are {', '.join(held)}.")
+    yield from (_read_parquet if _is_parquet(path) else _read_csv)(path, wanted, rows)
+
+
+def from_columns(table: Columns, names: Iterable[str], *, rows: int = ROWS) -> Iterator[Columns]:
+    """The same for a table that is already in memory."""
+    wanted = tuple(names)
+    lacking = [name for name in wanted if name not in table]
+    if lacking:
+        raise ValueError(f"the table has no column {', '.join(map(repr, lacking))}; it has {', '.join(table)}.")
+    lengths = {len(table[name]) for name in wanted}
+    if len(lengths) > 1:
+        raise ValueError("the columns of the table have different lengths; a row is one record.")
+    for start in range(0, lengths.pop() if lengths else 0, rows):
+        yield {name: np.asarray(table[name][start : start + rows]) for name in wanted}
+
+
+def _is_parquet(path: Path) -> bool:
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory; give a CSV or Parquet file.")
+    return path.suffix.lower() in (".parquet", ".pq")
+
+
+def _text(path: Path) -> Any:
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _header(path: Path, reader: Iterator[list[str]]) -> tuple[str, ...]:
+    try:
+        names = tuple(name.strip() for name in next(reader))
+    except StopIteration:
+        raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}.")
+    return names
+
+
+def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    with _text(path) as file:
+        reader = csv.reader(file, strict=True)
+        names = _header(path, reader)
+        places = [names.index(name) for name in wanted]
+        piece: list[list[str]] = []
+        try:
+            for line in reader:
+                if not line:
+                    continue
+                if len(line) != len(names):
+                    raise ValueError(f"{path}, line {reader.line_num}: {len(line)} fields, not {len(names)}.")
+                piece.append([line[place][:_LONGEST] for place in places])
+                if len(piece) == rows:
+                    yield _stripped(wanted, piece)
+                    piece = []
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}, line {reader.line_num + 1}: {error}.") from None
+    if piece:
+        yield _stripped(wanted, piece)
+
+
+def _stripped(names: Sequence[str], rows: list[list[str]]) -> Columns:
+    return {name: np.char.strip(np.array(column, dtype=str)) for name, column in zip(names, zip(*rows))}
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError("reading Parquet needs pyarrow; install it with: pip install 'tacit[sklearn]'") from error
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}.") from None
+
+
+def _read_parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]:
+    with _parquet(path) as file:
+        for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
+            yield {name: _arrow(batch.column(name), name) for name in wanted}
+
+
+def _arrow(column: Any, name: str) -> NDArray[Any]:
+    import pyarrow
+
+    kind = pyarrow.types
+    if kind.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if kind.is_integer(column.type) or kind.is_floating(column.type):
+        values: NDArray[Any] = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+        return values
+    if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
+        return np.char.strip(
+            np.array(["" if v is None else _word(v)[:_LONGEST] for v in column.to_pylist()], dtype=str)
+        )
+    raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
+
+
+def _word(value: str | bool) -> str:
+    return value if isinstance(value, str) else "true" if value else "false"

@@ -1,0 +1,50 @@
+"""Settings for a private model of a table, from public numbers alone: records, features, classes and the budget.
+
+The rule: a sixteenth of the records in a lot, 300 steps, clip norm 1, momentum 0.9, the average of the last half of
+the iterates, and a step size that shrinks where noise would dominate, as sqrt(n ε / (300 d)). With more epochs there
+would be more noise in each; at a sixteenth, amplification has already most of its effect, and 300 steps are enough for
+features of size one. `docs/tables.md` has what it loses against a tuned run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_STEPS = 300
+_FEWEST = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a model of a table is trained."""
+
+    lot_size: int
+    steps: int
+    learning_rate: float
+    clip_norm: float = 1.0
+    momentum: float = 0.9
+    tail: float = 0.5
+    """The share of the iterates, counted from the last, whose average is the model."""
+
+
+def settings(*, records: int, parameters: int, epsilon: float) -> Settings:
+    """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``."""
+    lot = min(records, max(_FEWEST, round(records / 16)))
+    strength = math.sqrt(records * epsilon / (150 * parameters))
+    return Settings(lot_size=lot, steps=_STEPS, learning_rate=2.0 * min(max(strength, 0.05), 1.5))
+
+
+def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:
+    """Refuse a budget under which noise would drown every record.
+
+    The noise on a mean gradient has norm z C sqrt(d) / L a step, and less by sqrt(T) on the average of T steps. Where
+    that is above a third of the clip norm, which is the most a mean gradient can be, there is nothing to learn from.
+    """
+    ratio = noise_multiplier * math.sqrt(parameters / chosen.steps) / chosen.lot_size
+    if ratio > 1 / 3:
+        raise ValueError(
+            f"{records} records are too few for epsilon {epsilon:g}: averaged over all steps the noise would be "
+            f"{ratio:.2g} times the largest gradient. About {math.ceil(records * ratio * 3)} records are needed, or a "
+            "larger epsilon, or fewer columns."
+        )

@@ -1,0 +1,193 @@
+"""A run on a table, from a file to a directory with the model, its ledger and its story."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tacit.accounting import Filter
+from tacit.ledger import Budget, Header, Ledger
+from tacit.recipes.folder import Folder
+from tacit.recipes.outcome import FORMAT, described, versions, write_json
+from tacit.tables.descent import Progress
+from tacit.tables.discovery import Pieces
+from tacit.tables.encoding import check as check_rows
+from tacit.tables.encoding import words
+from tacit.tables.model import KINDS
+from tacit.tables.reading import Columns, from_columns, read
+from tacit.tables.rule import Settings
+from tacit.tables.schema import Category, Schema
+from tacit.tables.training import Score, TableOutcome, train_table
+
+
+class TableFile:
+    """A CSV or Parquet file with a schema."""
+
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self.name, self._path, self._schema = path.name, path, schema
+        self.source, self.fingerprint = "a file of the user's", ""  # a hash of the records would tell of each of them
+        next(iter(self.pieces()), None)  # a file that cannot be read is found here
+
+    def pieces(self) -> Iterable[Columns]:
+        return read(self._path, self._schema.columns)
+
+
+class TableInMemory:
+    """A table that is already loaded."""
+
+    def __init__(self, name: str, source: str, fingerprint: str, columns: Columns, schema: Schema) -> None:
+        self.name, self.source, self.fingerprint = name, source, fingerprint
+        self._columns, self._schema = columns, schema
+
+    def pieces(self) -> Iterable[Columns]:
+        return from_columns(self._columns, self._schema.columns)
+
+
+def run_table(
+    table: TableFile | TableInMemory,
+    schema: Schema,
+    *,
+    budget: Budget,
+    out: Path,
+    model: str = "linear",
+    test: Pieces | None = None,
+    test_fraction: float = 0.2,
+    changes: dict[str, Any] | None = None,
+    epochs: float | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> TableOutcome:
+    """Train as `train_table` does and leave model, ledger and run.json in ``out``.
+
+    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. All that can be
+    wrong with the table is found before ``out`` is made.
+    """
+    if model not in KINDS:
+        raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
+    records = check(table.pieces(), schema)
+    if test is not None:
+        check(test(), schema)
+    folder = Folder(out)
+    folder.make()
+    started = time.monotonic()
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "versions": versions(),
+        "finished": False,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "dataset": {
+            "name": table.name,
+            "records": records,
+            "classes": len(schema.classes) or None,
+            "fingerprint": table.fingerprint,
+            "source": table.source,
+        },
+        "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+        "seed": seed,
+        "history": [],
+        "notes": _notes(test is not None, test_fraction, seed),
+    }
+    header = Header(secure_randomness=seed is None, purpose=f"predict {schema.target} from {table.name}")
+    with Ledger.open(folder.ledger, header) as ledger:
+        write_json(folder.facts, facts)
+        ledger.guard(Filter(budget))
+        try:
+            outcome = train_table(
+                table.pieces,
+                schema,
+                budget=budget,
+                ledger=ledger,
+                model=model,
+                chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
+                test=None if test is None else test(),
+                test_fraction=test_fraction,
+                seed=seed,
+                progress=progress,
+            )
+        except ValueError:
+            if not len(ledger):  # nothing was looked at: leave nothing behind
+                folder.discard()
+            raise
+    outcome.model.save(out)
+    seconds = time.monotonic() - started
+    facts["recipe"] = {"name": f"table/{model}", **described(outcome.settings), "target": schema.target}
+    if outcome.score is not None:
+        facts["dataset"]["test_records"] = outcome.score.records
+        facts["history"] = [_point(outcome, outcome.score)]
+    facts |= {"finished": True, "seconds": seconds, "result": result(outcome) | {"seconds": seconds}}
+    folder.finish(facts)
+    return outcome
+
+
+def _changed(rule: Settings, records: int, changes: dict[str, Any], epochs: float | None) -> Settings:
+    chosen = replace(rule, **changes)
+    if not 1 <= chosen.lot_size <= records:
+        raise ValueError(f"lot size is {chosen.lot_size}; it must be from 1 to the number of records, {records}.")
+    if epochs is None:
+        return chosen
+    if not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
+    return replace(chosen, steps=max(1, math.ceil(epochs * records / chosen.lot_size)))
+
+
+def result(outcome: TableOutcome) -> dict[str, Any]:
+    """The numbers of run.json."""
+    scores = {} if outcome.score is None else {outcome.score.name: outcome.score.value}
+    return {
+        "test_accuracy": None,
+        **scores,
+        "test_is_private": None if outcome.score is None else outcome.score.private,
+        "test_noise_std": None if outcome.score is None else outcome.score.noise_std,
+        "epsilon": outcome.guarantee.epsilon,
+        "delta": outcome.guarantee.delta,
+        "steps": outcome.steps,
+        "noise_multiplier": outcome.noise_multiplier,
+    }
+
+
+def check(pieces: Iterable[Columns], schema: Schema) -> int:
+    """Read a table through and return how many records it has; a row that does not fit the schema is an error."""
+    seen, targets = 0, set[str]()
+    for piece in pieces:
+        seen += check_rows(piece, schema, first=seen + 1)
+        targets |= set(words(piece[schema.target]).tolist())
+    if not seen:
+        raise ValueError("the table has no rows; it needs one line a record below the column names.")
+    if len(targets) == 1 and isinstance(schema.columns[schema.target], Category):
+        raise ValueError(f"every record has the same {schema.target!r}; there is one class only, and nothing to learn.")
+    return seen
+
+
+def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:
+    note = (
+        f"released with noise of standard deviation {score.noise_std:.2g}, and charged"
+        if score.private
+        else "computed on a table that is taken to be public"
+    )
+    chosen = outcome.settings
+    return {
+        "step": outcome.steps,
+        "epoch": outcome.steps * chosen.lot_size / outcome.records,
+        "epsilon": outcome.guarantee.epsilon,
+        "noise_multiplier": outcome.noise_multiplier,
+        "clip_norm": chosen.clip_norm,
+        "learning_rate": chosen.learning_rate,
+        "metrics": {score.name: {"value": score.value, "private": score.private, "note": note}},
+    }
+
+
+def _notes(public: bool, fraction: float, seed: int | None) -> list[str]:
+    notes = ["The table was not refused, so it fitted its schema: that much is known beside what the ledger lists."]
+    if public:
+        notes.append("The test table is taken to be public: the score on it is exact and is not paid for.")
+    elif fraction:
+        notes.append(f"The score is released with noise from {fraction:.0%} of the records, and is paid for.")
+    if seed is not None:
+        notes.append("Not private: the noise comes from a seed, for debugging.")
+    return notes

@@ -1,0 +1,61 @@
+"""The lot being worked on, from its record in the ledger to its release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from tacit.gradients.layout import Layout
+from tacit.gradients.traced import Traced
+from tacit.ledger import Receipt
+from tacit.training.questions import Questions
+
+
+@dataclass(kw_only=True)
+class Lot:
+    """What was recorded for it, and how far its batches have come. How many records it has is private."""
+
+    receipt: Receipt
+    questions: Questions
+    size: int = 0  # of the current batch
+    observed: set[str] = field(default_factory=set)
+    last: bool = False  # the current batch is the last one
+    taken: bool = False  # the current batch is in the sums
+    done: bool = False  # released, and the step taken
+
+    def turn(self, size: int, *, last: bool) -> None:
+        """Go on to the next batch."""
+        self.size, self.last, self.taken = size, last, False
+        self.observed.clear()
+
+    def check_observed(self) -> None:
+        """Refuse to release as a metric what would be noise alone, or noise and a part of the lot."""
+        declared = {name.removeprefix("metrics/") for name in self.questions.tallies if name.startswith("metrics/")}
+        missing = sorted(declared - self.observed)
+        if missing:
+            raise RuntimeError(
+                f"metric {', '.join(map(repr, missing))} was declared but not observed for this batch; call "
+                f"run.observe({missing[0]}=...) for every batch before optimizer.step(), or leave it out of metrics."
+            )
+
+    def observe(self, name: str, rows: Tensor) -> None:
+        """Add one value for each example of the batch to a metric."""
+        tallies, group = self.questions.tallies, f"metrics/{name}"
+        if group not in tallies:
+            known = ", ".join(sorted(each.removeprefix("metrics/") for each in tallies if each.startswith("metrics/")))
+            raise ValueError(f"metric {name!r} was not declared; make_private was given metrics: {known or 'none'}.")
+        if name in self.observed:
+            raise RuntimeError(
+                f"metric {name!r} was already observed for this batch; a record is counted, and charged for, once."
+            )
+        if rows.shape != (self.size,):
+            what = "another length than the batch" if rows.ndim == 1 else f"{rows.ndim} dimensions instead of one"
+            raise ValueError(f"metric {name!r} has {what}; give one number for each example of the batch.")
+        if isinstance(rows, Traced) and not isinstance(rows._tag, Layout):
+            raise ValueError(
+                f"metric {name!r} has values that depend on several examples; one record would count in all of "
+                "them. Give each example's own value, for example a loss with reduction='none'."
+            )
+        self.observed.add(name)
+        tallies[group].add(rows.detach().as_subclass(Tensor))

@@ -1,0 +1,64 @@
+"""State made of plain values, as JSON with the tensors beside it: what a checkpoint can hold of foreign objects.
+
+Numbers, text, None, lists, tuples, dictionaries, counters and tensors come back as they were; anything else is refused
+when it is saved, by name. Nothing is pickled, and nothing that is read can be more than these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Stateful(Protocol):
+    """A scheduler, an average of weights: anything that gives and takes its state as a dictionary of plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """``value`` for JSON; its tensors are put into ``tensors``, under names that begin with ``name``."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().clone().contiguous()
+        return {"tensor": name}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"float": str(float(value))}  # JSON has no infinity
+    if type(value) in (list, tuple):
+        items = [pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, dict):  # as pairs, for JSON makes text of keys that are numbers
+        pairs = [
+            [pack(key, f"{name} key {key!r}", tensors), pack(item, f"{name}/{key}", tensors)]
+            for key, item in value.items()
+        ]
+        return {"counter" if isinstance(value, Counter) else "dict": pairs}
+    raise ValueError(
+        f"{name} is a {type(value).__name__}; a checkpoint holds numbers, text, tensors, and lists and dictionaries of "
+        "these."
+    )
+
+
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `pack` was given. A `ValueError`, `KeyError` or `TypeError` if it cannot have written ``value``."""
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "float":
+        return float(content)
+    if kind == "tuple":
+        return tuple(unpack(item, tensors) for item in content)
+    if kind in ("dict", "counter"):
+        pairs = {unpack(key, tensors): unpack(item, tensors) for key, item in content}
+        return pairs if kind == "dict" else Counter(pairs)
+    raise ValueError(f"{kind!r} is not a kind of value that a checkpoint holds.")

@@ -1,0 +1,93 @@
+"""Whom a run protects and how they are drawn: the records of a data set, their unit, adjacency and sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tacit.ledger import Adjacency
+from tacit.randomness import Source
+from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler, UserSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """The records: how many, what one of them is, and which two data sets are neighbours."""
+
+    records: int
+    unit: str
+    adjacency: Adjacency
+    sampling: str
+    users: Sequence[int] | None = None
+    examples_per_user: int | None = None
+
+    def sampler(self, lot_size: int, source: Source) -> Sampler | UserSampler:
+        """Draws lots of about ``lot_size`` records."""
+        drawer: Sampler
+        if self.sampling == "poisson":
+            drawer = PoissonSampler(self.records, lot_size / self.records, source=source, unit=self.unit)
+        elif self.sampling == "fixed-size":
+            drawer = FixedSizeSampler(self.records, lot_size, source=source, unit=self.unit)
+        else:
+            lots = math.ceil(self.records / lot_size)
+            drawer = ShuffledSampler(self.records, lots, source=source, unit=self.unit)
+        if self.users is None or self.examples_per_user is None:
+            return drawer
+        return UserSampler(self.users, drawer, most=self.examples_per_user, source=source)
+
+
+def population(
+    dataset: Any,
+    *,
+    sampling: str,
+    adjacency: str | None,
+    users: Sequence[int] | None,
+    examples_per_user: int | None,
+    microbatch_size: int,
+) -> Population:
+    """The records of ``dataset``: its examples, its users, or its microbatches."""
+    if sampling not in ("poisson", "fixed-size", "shuffled"):
+        raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
+    chosen = Adjacency(adjacency or ("replace-one" if sampling == "fixed-size" else "add/remove"))
+    if sampling == "fixed-size" and chosen is Adjacency.ADD_REMOVE:
+        raise ValueError(
+            "fixed-size sampling has no proof under add/remove; use adjacency='replace-one' or Poisson sampling."
+        )
+    if users is not None and examples_per_user is None:
+        raise ValueError("examples_per_user is missing; say how many examples a user may bring to a lot.")
+    if users is None and examples_per_user is not None:
+        raise ValueError(
+            f"examples_per_user is {examples_per_user} but users is missing; give the user of each example."
+        )
+    return Population(
+        records=_records(dataset, users, microbatch_size),
+        unit="user" if users is not None else "example" if microbatch_size == 1 else "microbatch",
+        adjacency=chosen,
+        sampling=sampling,
+        users=users,
+        examples_per_user=examples_per_user,
+    )
+
+
+def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) -> int:
+    if isinstance(microbatch_size, bool) or not isinstance(microbatch_size, int) or microbatch_size < 1:
+        raise ValueError(f"microbatch_size is {microbatch_size!r}; it must be a whole number, at least 1.")
+    if users is not None and microbatch_size > 1:
+        raise ValueError("a record is either a user or a microbatch; give users or microbatch_size.")
+    try:
+        length = len(dataset)
+    except TypeError:
+        raise ValueError(
+            f"a {type(dataset).__name__} has no length; private sampling needs a map-style data set."
+        ) from None
+    if not length:
+        raise ValueError("the data set is empty.")
+    if users is None:
+        if length < microbatch_size:
+            raise ValueError(f"microbatch_size is {microbatch_size}; the data set has only {length} examples.")
+        return length // microbatch_size  # examples that do not fill a microbatch take no part
+    if len(users) != length:
+        raise ValueError(f"users has {len(users)} entries; the data set has {length} examples.")
+    return int(max(users)) + 1

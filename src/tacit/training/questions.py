@@ -1,0 +1,94 @@
+"""Everything a step asks of its sample: the gradient groups, the declared metrics, the normalisation statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tacit.ledger import Sampling, Step
+from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
+from tacit.mechanisms.groups import Shapes
+from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, UserSampler
+from tacit.training.batch_norm import PrivateBatchNorm
+from tacit.training.recipe import Recipe
+from tacit.training.tally import Metric, Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Of one step: what goes into the ledger, and what will answer it."""
+
+    step: Step
+    clipping: Clipping
+    tallies: dict[str, Tally]
+    lot_size: float
+    """The expected one, which is public: the divisor of every mean."""
+
+
+class Questionnaire:
+    """Makes the `Questions` of each step of a recipe, for one model and sampler."""
+
+    def __init__(
+        self,
+        *,
+        shapes: Shapes,
+        sampler: Sampler | UserSampler,
+        metrics: Mapping[str, Metric],
+        layers: Mapping[str, PrivateBatchNorm],
+    ) -> None:
+        self._shapes, self._sampler = shapes, sampler
+        self._metrics, self._layers = dict(metrics), dict(layers)
+        self._bound: tuple[Strategy, Clipping] | None = None
+
+    @property
+    def contributions(self) -> int:
+        """How many examples a record can bring to a lot."""
+        return self._sampler.most if isinstance(self._sampler, UserSampler) else 1
+
+    def at(self, number: int, recipe: Recipe) -> Questions:
+        """The questions of step ``number``."""
+        sampling, lot_size = self._sampling(number, recipe)
+        noise, clipping = recipe.noise(number), self.clipping(number, recipe)
+        tallies = self._tallies(noise)
+        others = [tally.event() for tally in tallies.values()]
+        gradients = clipping.queries(noise.after(others) if others else noise)
+        return Questions(
+            step=Step(sampling, (*gradients, *others)), clipping=clipping, tallies=tallies, lot_size=lot_size
+        )
+
+    def clipping(self, number: int, recipe: Recipe) -> Clipping:
+        """The clipping of step ``number``; an adaptive one goes on from step to step."""
+        strategy = recipe.clipping(number)
+        if self._bound is None or self._bound[0] != strategy:
+            bound = strategy.bind(self._shapes, lot_size=recipe.lot_size(number))
+            self._bound = (strategy, bound.repeated(self.contributions) if self.contributions > 1 else bound)
+        clipping = self._bound[1]
+        if isinstance(clipping, AdaptiveClipping):
+            clipping.expect(recipe.lot_size(number))
+        return clipping
+
+    def _tallies(self, noise: Allocation) -> dict[str, Tally]:
+        share = getattr(noise, "noise_multiplier", None)
+        tallies = {
+            f"metrics/{name}": Tally(
+                f"metrics/{name}",
+                bound=metric.bound,
+                noise_multiplier=metric.noise_multiplier,
+                step_noise=share,
+                contributions=self.contributions,
+            )
+            for name, metric in self._metrics.items()
+        }
+        return tallies | {name: layer.tally(name, share, self.contributions) for name, layer in self._layers.items()}
+
+    def _sampling(self, number: int, recipe: Recipe) -> tuple[Sampling, float]:
+        """The sampling event and the expected lot size."""
+        size, first = recipe.lot_size(number), recipe.lot_size(0)
+        if size == first:
+            return self._sampler.event(), self._sampler.expected
+        base = self._sampler.base if isinstance(self._sampler, UserSampler) else self._sampler
+        if isinstance(base, PoissonSampler):
+            return base.at(size / base.records), float(size)
+        if isinstance(base, FixedSizeSampler):
+            return base.at(size), float(size)
+        raise ValueError("the lot size can change from step to step with Poisson or fixed-size sampling only.")

@@ -1,0 +1,59 @@
+"""The clipped gradients of a lot as they are added up, and their release to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tacit.gradients import Engine
+from tacit.ledger import GaussianSum, Receipt
+from tacit.mechanisms import Clipping
+from tacit.randomness import Source
+
+
+class GradientSums:
+    """One sum for each parameter, in float32 or better, in memory that is kept from lot to lot."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = dict(parameters)
+        self._sums = {
+            name: torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+            for name, parameter in parameters.items()
+        }
+        self._gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
+        self._empty = True
+
+    def clear(self) -> None:
+        """Begin a lot: the next batch takes the place of what the sums hold."""
+        self._empty = True
+
+    def add(self, engine: Engine, clipping: Clipping) -> None:
+        """Add the current batch, every record clipped."""
+        engine.clipped_sum(clipping, out=self._sums, overwrite=self._empty)
+        self._empty = False
+
+    def release(self, receipt: Receipt, clipping: Clipping, source: Source, *, lot_size: float) -> None:
+        """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
+        if self._empty:
+            raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
+        clipping.release_(receipt, self._sums, source)
+        for name, parameter in self._parameters.items():
+            # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
+            gradient = self._gradients[name]
+            if gradient.dtype == self._sums[name].dtype:
+                torch.div(self._sums[name], lot_size, out=gradient)
+            else:
+                gradient.copy_(self._sums[name].div_(lot_size))
+            parameter.grad = gradient
+
+    def noise(self, receipt: Receipt, clipping: Clipping, *, lot_size: float) -> dict[Tensor, float]:
+        """The standard deviation of the noise on each parameter's mean gradient: public."""
+        stds = {query.group: query.noise_std for query in receipt.step.queries if isinstance(query, GaussianSum)}
+        return {
+            self._parameters[name]: vector.scale * stds[group.name] / lot_size
+            for group in clipping.groups
+            for vector in group.vectors
+            for name in vector.names
+        }

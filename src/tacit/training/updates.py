@@ -1,0 +1,73 @@
+"""The optimizer in a run: which one fits, and how its step is made to wait for the end of the lot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Take = Callable[[Callable[[], Any] | None], Any]
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """The optimizer must update exactly what the engine sees: nothing un-noised, nothing paid for in vain."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates its closure several times a step; each would be a release. Use another one.")
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, parameter in parameters.items() if parameter not in held]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not hold {', '.join(missing)}; add them, or freeze them with requires_grad_(False): "
+            "they would take part in clipping and cost noise for nothing."
+        )
+    own = {id(parameter) for parameter in parameters.values()}
+    foreign = [parameter for parameter in held if parameter.requires_grad and id(parameter) not in own]
+    if foreign:
+        raise ValueError(
+            f"the optimizer holds {len(foreign)} trainable parameters that are not the model's; their gradients would "
+            "not be private. Make them part of the model, or freeze them."
+        )
+
+
+class Updates:
+    """An optimizer whose ``step()`` is handed to the run; the real one is `apply`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], take: Take) -> None:
+        self.optimizer = optimizer
+        self._own = {id(parameter) for parameter in parameters.values()}
+        self.apply, self._plain = optimizer.step, "step" not in vars(optimizer)
+        self._patched = MethodType(_handing_to(take, marked=hasattr(self.apply, "_wrapped_by_lr_sched")), optimizer)
+        optimizer.step = self._patched  # type: ignore[method-assign]
+
+    def refuse_raw_gradients(self) -> None:
+        """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and id(parameter) not in self._own:
+                    raise RuntimeError(
+                        f"the optimizer holds a parameter of shape {tuple(parameter.shape)} with a gradient that is "
+                        "not private; call optimizer.zero_grad() before the run, and make a new run when other "
+                        "parameters are to be trained."
+                    )
+
+    def restore(self) -> None:
+        """Give the optimizer its own step back."""
+        if vars(self.optimizer).get("step") is self._patched:
+            # A scheduler made meanwhile may have wrapped our step: then ours stays, and passes everything on.
+            if self._plain:
+                del self.optimizer.__dict__["step"]
+            else:
+                self.optimizer.step = self.apply  # type: ignore[method-assign]
+
+
+def _handing_to(take: Take, *, marked: bool) -> Callable[..., Any]:
+    def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        return take(closure)
+
+    if marked:
+        # A scheduler made before the run looks for this mark on the step, and warns when it is gone.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step

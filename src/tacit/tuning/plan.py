@@ -1,0 +1,116 @@
+"""Planning a selection: how much noise each run needs so that the whole of it fits the budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tacit.accounting import Guarantee, guarantee
+from tacit.ledger import Adjacency, Everyone, FixedSize, GaussianSum, Header, Poisson, Sampling, Step
+from tacit.tuning.trials import Base, Trials
+
+# The base is declared with a little less noise than the runs are told to use: rounding must not stop a run.
+_SLACK = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedPlan:
+    """A selection whose runs have ``steps`` steps at this noise multiplier, and what the whole of it guarantees."""
+
+    trials: Trials
+    lot_size: int
+    steps: int
+    noise_multiplier: float
+    base: Base
+    guarantee: Guarantee
+
+
+def plan(
+    trials: Trials,
+    *,
+    records: int,
+    lot_size: int,
+    epsilon: float,
+    delta: float,
+    epochs: float | None = None,
+    steps: int | None = None,
+    score: Base = (),
+    also: Sequence[tuple[Step, int]] = (),
+    sampling: str = "poisson",
+    adjacency: str = "add/remove",
+) -> TunedPlan:
+    """The least noise for the runs of `choose` with which the selection costs at most (``epsilon``, ``delta``).
+
+    ``lot_size`` and ``epochs`` or ``steps`` are the most that any candidate uses. ``score`` lists what a run's score
+    costs on the same ledger, ``also`` what else the budget has to pay for, once. The noise is found to within 0.1 %.
+
+    >>> from tacit.tuning import TruncatedNegativeBinomial
+    >>> few = TruncatedNegativeBinomial.of_mean(10)
+    >>> found = plan(few, records=60_000, lot_size=600, epochs=10, epsilon=2.0, delta=1e-5)
+    >>> found.steps, found.guarantee.epsilon <= 2.0
+    (1000, True)
+    """
+    event = _sampling(sampling, lot_size, records)
+    count = _steps(epochs, steps, records, lot_size)
+    header = Header(adjacency=Adjacency(adjacency))
+
+    def base(z: float) -> Base:
+        query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=z * (1 - _SLACK))
+        return ((Step(event, (query,)), count), *score)
+
+    def promise(z: float) -> Guarantee:
+        chosen = Step(Everyone(), (trials.event(base(z)),))
+        return guarantee([*also, (chosen, 1)], header, delta=delta, accountant="rdp")
+
+    z = _least(lambda level: promise(level).epsilon, epsilon)
+    return TunedPlan(
+        trials=trials, lot_size=lot_size, steps=count, noise_multiplier=z, base=base(z), guarantee=promise(z)
+    )
+
+
+def _sampling(sampling: str, lot_size: int, records: int) -> Sampling:
+    if sampling == "poisson":
+        if not 1 <= lot_size <= records:
+            raise ValueError(f"lot_size is {lot_size}; it must be from 1 to the number of records, {records}.")
+        return Poisson(rate=lot_size / records, records=records)
+    if sampling == "fixed-size":
+        return FixedSize(size=lot_size, records=records)
+    raise ValueError(f"sampling is {sampling!r}; a selection is planned with 'poisson' or 'fixed-size'.")
+
+
+def _steps(epochs: float | None, steps: int | None, records: int, lot_size: int) -> int:
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
+    if steps is not None:
+        return steps
+    if epochs is None or not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
+    return max(1, math.ceil(Fraction(str(epochs)) * records / lot_size))
+
+
+def _least(epsilon_at: Callable[[float], float], target: float) -> float:
+    """The least noise multiplier with ε at most ``target``, to within 0.1 %; ε falls as the noise grows."""
+    if not 0 < target < math.inf:
+        raise ValueError(f"epsilon is {target!r}; it must be a finite number above 0.")
+
+    def fits(z: float) -> bool:
+        try:
+            return epsilon_at(z) <= target
+        except ValueError:  # no finite epsilon with so little noise
+            return False
+
+    if epsilon_at(1e6) > target:
+        raise ValueError(f"epsilon is {target:g}; no noise brings the selection down to it: raise it.")
+    low, high = 1.0, 1.0
+    while not fits(high):
+        low, high = high, 2 * high
+    while low == high or fits(low):
+        low, high = low / 2, low
+        if low < 1e-3:
+            return high
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,144 @@
+"""Runs that are interrupted and resumed: nothing is forgotten, and nothing is paid for twice without need."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit.accounting import account
+from tacit.data import Images
+from tacit.features import Pca
+from tacit.ledger import Budget, Ledger
+from tacit.recipes import Moment, Recipe, train
+from tacit.recipes import train as package_train
+from tacit.recipes.folder import next_free
+
+Make = Callable[..., Recipe]
+BUDGET = Budget(epsilon=3.0, delta=1e-5)
+
+
+def stop_at(step: int) -> Callable[[Moment], None]:
+    """Presses Ctrl-C when the run gets there."""
+
+    def press(moment: Moment) -> None:
+        if moment.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return press
+
+
+def counts(out: Path) -> list[int]:
+    return [count for _, count in Ledger.load(out / "ledger.jsonl").entries]
+
+
+def test_after_ctrl_c_a_run_goes_on_where_it_was(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=stop_at(30))
+    assert counts(tmp_path) == [1, 30]
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["finished"] is False and facts["history"][-1]["step"] == 30
+    with pytest.raises(ValueError, match="was not finished; resume it"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path)
+    seen: list[Moment] = []
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True, progress=seen.append)
+    assert counts(tmp_path) == [1, 80]  # not one step more than a run in one go
+    assert outcome.steps == 80 and outcome.test_accuracy > 0.8
+    assert next(moment.step for moment in seen if moment.step) == 32
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert [point["step"] for point in facts["history"]] == list(range(2, 81, 2))
+    assert not (tmp_path / "work").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_steps_after_the_last_point_stay_charged(images: Images, recipe: Make, tmp_path: Path) -> None:
+    def crash(moment: Moment) -> None:
+        if moment.step == 40:
+            raise RuntimeError("the machine is gone")
+
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=stop_at(20))
+    with pytest.raises(RuntimeError, match="gone"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True, progress=crash)
+    assert counts(tmp_path) == [1, 40]
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
+    assert outcome.guarantee.epsilon <= 3.0
+    assert sum(counts(tmp_path)) == 1 + 20 + outcome.steps  # steps 21 to 40 were paid for twice, and counted twice
+    assert outcome.steps < 80
+    steps = [point["step"] for point in json.loads((tmp_path / "run.json").read_text())["history"]]
+    assert steps == sorted(set(steps))
+
+
+def test_a_front_whose_result_was_lost_is_paid_for_again(
+    images: Images, recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    module = __import__("sys").modules[package_train.__module__]
+    monkeypatch.setattr(module, "write_tensors", gone)
+    with pytest.raises(OSError, match="disk full"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path)
+    monkeypatch.undo()
+    assert counts(tmp_path) == [1]
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
+    assert counts(tmp_path)[0] == 2
+    assert account(Ledger.load(tmp_path / "ledger.jsonl"), delta=1e-5).epsilon == outcome.guarantee.epsilon <= 3.0
+
+
+def test_what_the_front_learned_is_kept(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=lambda m: _interrupt(m.stage == "features"))
+    assert counts(tmp_path) == [1]
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
+    assert counts(tmp_path) == [1, 80] and outcome.steps == 80
+
+
+def _interrupt(now: bool) -> None:
+    if now:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"recipe": {"epochs": 9}}, "recipe"),
+        ({"recipe": {"front": Pca(dimensions=6, noise_multiplier=21.0)}}, "recipe"),
+        ({"budget": Budget(epsilon=4.0, delta=1e-5)}, "budget"),
+        ({"seed": 1}, "seed"),
+        ({"accountant": "rdp"}, "accountant"),
+        ({"images": {"fingerprint": "1" * 64}}, "dataset"),
+    ],
+)
+def test_only_the_same_run_can_be_resumed(
+    images: Images, recipe: Make, tmp_path: Path, change: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=lambda m: _interrupt(True))
+    settings: dict[str, Any] = {"budget": BUDGET, "out": tmp_path, "resume": True} | change
+    other, data = recipe(**settings.pop("recipe", {})), replace(images, **settings.pop("images", {}))
+    with pytest.raises(ValueError, match=f"begun with another {name}; resume it with the same"):
+        train(other, data, **settings)
+
+
+def test_there_must_be_something_to_resume(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run to resume in"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path / "nothing", resume=True)
+    assert not (tmp_path / "nothing").exists()
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
+
+
+def test_the_next_free_name(tmp_path: Path) -> None:
+    assert next_free(tmp_path / "runs", "mnist") == tmp_path / "runs/mnist"
+    for name in ("mnist", "mnist-2"):
+        (tmp_path / name).mkdir()
+    assert next_free(tmp_path, "mnist") == tmp_path / "mnist-3"
+    assert next_free(tmp_path, "a/b c") == tmp_path / "a-b-c"

@@ -1,0 +1,190 @@
+"""The runner: what it writes, what it charges, and what it refuses before it writes anything."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tacit.accounting import Filter, account
+from tacit.data import Images
+from tacit.features import Pca, Pixels
+from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Ledger
+from tacit.mechanisms import PerLayer
+from tacit.recipes import Linear, Moment, Recipe, train
+
+Make = Callable[..., Recipe]
+BUDGET = Budget(epsilon=3.0, delta=1e-5)
+
+
+def test_a_run_leaves_a_model_its_ledger_and_its_story(images: Images, recipe: Make, tmp_path: Path) -> None:
+    seen: list[Moment] = []
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path / "run", progress=seen.append)
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {"ledger.jsonl", "model.json", "model.safetensors", "run.json"}
+    facts = json.loads((tmp_path / "run/run.json").read_text())
+    assert facts["finished"] is True
+    assert facts["result"] == outcome.result()
+    assert facts["dataset"] == {
+        "name": "stripes",
+        "records": 600,
+        "test_records": 90,
+        "classes": 3,
+        "fingerprint": "0" * 64,
+        "source": "made up",
+    }
+    assert (facts["budget"], facts["seed"]) == ({"epsilon": 3.0, "delta": 1e-5}, None)
+    assert set(facts["versions"]) == {"tacit", "torch", "python", "numpy"}
+    assert facts["recipe"]["name"] == "small"
+    assert outcome.test_accuracy > 0.8
+    assert outcome.steps == 80
+    history = facts["history"]
+    assert history[-1]["step"] == 80 and history[-1]["epoch"] == pytest.approx(8.0)
+    spent = [point["epsilon"] for point in history]
+    assert spent == sorted(spent) and spent[-1] == pytest.approx(outcome.guarantee.epsilon)
+    assert all(point["metrics"]["loss"]["private"] is True for point in history)
+    shown = history[-1]["metrics"]["test_accuracy"]
+    assert (shown["value"], shown["private"]) == (outcome.test_accuracy, False) and "public" in shown["note"]
+    assert [moment.stage for moment in seen[:2]] == ["front end", "features"]
+    assert (seen[-1].step, seen[-1].steps) == (80, 80)
+
+
+def test_everything_learned_is_in_the_ledger_and_within_the_budget(
+    images: Images, recipe: Make, tmp_path: Path
+) -> None:
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path)
+    ledger = Ledger.load(tmp_path / "ledger.jsonl")
+    (front, once), (step, count) = ledger.entries
+    assert (front, once) == (recipe().front.charges(600)[0], 1)
+    assert count == 80
+    assert {query.group for query in step.queries} == {"gradients", "metrics/loss"}
+    assert step.noise_multiplier == pytest.approx(outcome.noise_multiplier)
+    epsilon = account(ledger, delta=1e-5).epsilon
+    assert 2.99 < epsilon <= 3.0  # the noise was solved for all of it
+    assert epsilon == outcome.guarantee.epsilon
+    assert account(ledger, delta=1e-5).epsilon > account_without_front(ledger)
+
+
+def account_without_front(ledger: Ledger) -> float:
+    from tacit.accounting import guarantee
+
+    return guarantee(ledger.entries[1:], ledger.header, delta=1e-5).epsilon
+
+
+def test_the_saved_model_is_the_one_that_was_measured(images: Images, recipe: Make, tmp_path: Path) -> None:
+    outcome = train(recipe(), images, budget=BUDGET, out=tmp_path)
+    tensors, plan = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "model.json").read_text())
+    assert plan["front"]["kind"] == "Pca" and plan["model"] == {"kind": "Mlp", "hidden": [16], "activation": "tanh"}
+    assert (plan["image_shape"], plan["feature_shape"], plan["classes"]) == ([1, 8, 8], [6], 3)
+    front = recipe().front.restore(
+        {name.removeprefix("front."): value for name, value in tensors.items() if name.startswith("front.")}, (1, 8, 8)
+    )
+    model = recipe().model.build((6,), 3)
+    model.load_state_dict(
+        {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    )
+    right = (model(front.transform(images.test)).argmax(1) == images.test_labels).float().mean()
+    assert right.item() == pytest.approx(outcome.test_accuracy)
+
+
+def test_printed_noise_is_a_query_of_two_groups_and_runs_to_the_end_of_the_budget(
+    images: Images, recipe: Make, tmp_path: Path
+) -> None:
+    chosen = recipe(noise=2.0, clipping=PerLayer(each=4.0), epochs=500, loss_bound=None)
+    outcome = train(chosen, images, budget=BUDGET, out=tmp_path)
+    ledger = Ledger.load(tmp_path / "ledger.jsonl")
+    step, count = ledger.entries[1]
+    assert [(query.clip_norm, query.noise_std) for query in step.queries if isinstance(query, GaussianSum)] == [
+        (4.0, 8.0),
+        (4.0, 8.0),
+    ]
+    assert outcome.noise_multiplier == pytest.approx(2.0 / math.sqrt(2))
+    assert account(ledger, delta=1e-5).epsilon <= 3.0
+    with pytest.raises(BudgetExceeded):
+        Filter(BUDGET)(ledger, step)
+    assert count == outcome.steps < 5000
+
+
+def test_the_moments_accountant_pays_for_fewer_steps(images: Images, recipe: Make, tmp_path: Path) -> None:
+    chosen = recipe(noise=1.5, epochs=500, loss_bound=None)
+    ours = train(chosen, images, budget=BUDGET, out=tmp_path / "pld")
+    theirs = train(chosen, images, budget=BUDGET, out=tmp_path / "moments", accountant="moments")
+    assert theirs.steps < ours.steps
+    assert theirs.guarantee.accountant == "moments"
+    assert theirs.guarantee.epsilon <= 3.0
+
+
+def test_other_fronts_and_heads(images: Images, recipe: Make, tmp_path: Path) -> None:
+    outcome = train(recipe(front=Pixels(flat=False), model=Linear()), images, budget=BUDGET, out=tmp_path)
+    assert outcome.test_accuracy > 0.8
+    assert len(Ledger.load(tmp_path / "ledger.jsonl").entries) == 1
+
+
+def test_a_seed_repeats_the_run_and_is_marked(images: Images, recipe: Make, tmp_path: Path) -> None:
+    first, second = (train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / name, seed=5) for name in "ab")
+    other = train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "c", seed=6)
+    weights = [torch.cat([p.flatten() for p in each.model.parameters()]) for each in (first, second, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    facts = json.loads((tmp_path / "a/run.json").read_text())
+    assert "Not private" in " ".join(facts["notes"]) and facts["seed"] == 5
+    assert not any(entry["private"] for point in facts["history"] for entry in point["metrics"].values())
+    assert Ledger.load(tmp_path / "a/ledger.jsonl").header.secure_randomness is False
+
+
+def test_without_a_seed_no_two_runs_are_alike(images: Images, recipe: Make, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first = train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "a")
+    torch.manual_seed(0)
+    second = train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "b")
+    assert not torch.equal(next(first.model.parameters()), next(second.model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon", "message"),
+    [
+        ({"lot_size": 601}, 3.0, "lot_size is 601; it must be at most the number of records, 600"),
+        ({"front": Pca(dimensions=65)}, 3.0, "dimensions is 65; the images have only 64"),
+        ({"front": Pca(dimensions=4, noise_multiplier=0.5)}, 3.0, "the front end alone costs"),
+        ({"noise": 1.0}, 0.5, "pays for 0 steps and one epoch has 10"),
+        ({"clipping": PerLayer}, 3.0, "cannot be written down"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(
+    images: Images, recipe: Make, tmp_path: Path, settings: dict[str, Any], epsilon: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(recipe(**settings), images, budget=Budget(epsilon, 1e-5), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_and_labels_must_belong_together(images: Images, recipe: Make, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    for wrong in (replace(images, train_labels=images.test_labels), replace(images, test=images.test[:3])):
+        with pytest.raises(ValueError, match="images and"):
+            train(recipe(), wrong, budget=BUDGET, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="must be bytes"):
+        train(recipe(), replace(images, train=images.train.float()), budget=BUDGET, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_in_use_is_left_alone(images: Images, recipe: Make, tmp_path: Path) -> None:
+    train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match="holds a finished run; choose another"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="is finished; there is nothing to resume"):
+        train(recipe(epochs=1), images, budget=BUDGET, out=tmp_path / "run", resume=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/diary.txt").write_text("mine")
+    for taken in (tmp_path / "notes", tmp_path / "notes/diary.txt"):
+        with pytest.raises(ValueError, match="in use by something else"):
+            train(recipe(), images, budget=BUDGET, out=taken)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]

@@ -1,0 +1,134 @@
+"""Rows to numbers, by the schema alone and one record at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tacit.randomness import SeededSource
+from tacit.tables.encoding import Encoding
+from tacit.tables.reading import columns_of, from_columns, read
+from tacit.tables.records import encode, held_out
+from tacit.tables.schema import Schema
+
+SCHEMA = Schema.from_json(
+    {
+        "target": "y",
+        "columns": {
+            "age": {"type": "number", "low": 0, "high": 100},
+            "pay": {"type": "number", "bins": [1, 10], "missing": "own"},
+            "town": {"type": "category", "values": ["A", "B"], "other": True, "missing": "own"},
+            "y": {"type": "category", "values": ["no", "yes"]},
+        },
+    }
+)
+ROWS = "age,pay,town,y,name\n50,0,A,yes,x\n200,5,C,no,y\n-3,,,no,z\n25, 10 ,B,yes,w\n"
+
+
+def write(path: Path, text: str = ROWS) -> Path:
+    (path / "people.csv").write_text(text)
+    return path / "people.csv"
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    encoding = Encoding(SCHEMA)
+    records = encode(read(write(tmp_path), SCHEMA.columns), encoding)
+    features = encoding.expand(records.inputs)
+    #                          age  pay: gone <1 <10 >=10  town: gone A B other
+    assert features.tolist() == [
+        [0.0, 0, 1, 0, 0, 0, 1, 0, 0],
+        [1.0, 0, 0, 1, 0, 0, 0, 0, 1],
+        [-1.0, 1, 0, 0, 0, 1, 0, 0, 0],
+        [-0.5, 0, 0, 0, 1, 0, 0, 1, 0],
+    ]
+    assert records.targets.tolist() == [1, 0, 0, 1]
+    assert encoding.width == features.shape[1] and len(encoding.names) == encoding.width
+
+
+def test_a_row_is_encoded_whoever_else_is_there(tmp_path: Path) -> None:
+    encoding = Encoding(SCHEMA)
+    path = write(tmp_path)
+    together = encode(read(path, SCHEMA.columns), encoding).inputs
+    alone = encode(read(path, SCHEMA.columns, rows=1), encoding).inputs
+    assert torch.equal(together.nan_to_num(9), alone.nan_to_num(9))
+    assert torch.equal(encoding.expand(together)[2:3], encoding.expand(together[2:3]))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("age,pay,town\n1,2,A\n", "no column 'y'"),
+        ("age,pay,town,y\nold,2,A,no\n", "row 1: 'old' is not a number"),
+        ("age,pay,town,y\ninf,2,A,no\n", "'inf' is not a number"),
+        ("age,pay,town,y\n1,2,A,maybe\n", "'maybe' is not among the declared"),
+        ("age,pay,town,y\n1,2,A,no\n,2,A,no\n", "row 2: the entry is missing"),
+        ("age,pay,town,y\n1,2,A\n", "line 2: 3 fields, not 4"),
+        ("age,age,town,y\n", "more than one column"),
+        ("age,pay,town,y\n", "no rows"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        encode(read(write(tmp_path, text), SCHEMA.columns), Encoding(SCHEMA))
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b"age,pay,town,y\n1,2,\xff,no\n")
+    with pytest.raises(ValueError, match=r"line 2|UTF-8"):
+        list(read(tmp_path / "x.csv", SCHEMA.columns))
+
+
+def test_numbers_and_text_give_the_same_categories() -> None:
+    schema = Schema.from_json(
+        {
+            "target": "y",
+            "columns": {"k": {"type": "category", "values": [1, 2]}, "y": {"type": "category", "values": ["0", "1"]}},
+        }
+    )
+    encoding = Encoding(schema)
+    text = encoding.compact({"k": np.array(["1", "2"]), "y": np.array(["0", "1"])})
+    numbers = encoding.compact({"k": np.array([1.0, 2.0]), "y": np.array([0.0, 1.0])})
+    assert np.array_equal(text, numbers)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the sklearn extra is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the sklearn extra is not installed")
+    table = arrow.table({"age": [50, 20], "pay": [1.5, None], "town": ["A", None], "y": ["yes", "no"]})
+    parquet.write_table(table, tmp_path / "p.parquet")
+    assert columns_of(tmp_path / "p.parquet") == ("age", "pay", "town", "y")
+    records = encode(read(tmp_path / "p.parquet", SCHEMA.columns), Encoding(SCHEMA))
+    assert records.inputs[1].tolist() == pytest.approx([-0.6, -1, -1])
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        columns_of(tmp_path / "bad.parquet")
+
+
+def test_held_out_places_do_not_depend_on_others() -> None:
+    few, many = held_out(100, 0.3, SeededSource(5)), held_out(101, 0.3, SeededSource(5))
+    assert np.array_equal(few, many[:100])
+    assert 0.2 < held_out(10_000, 0.25, SeededSource(1)).mean() < 0.3
+
+
+def test_columns_in_memory_must_agree() -> None:
+    with pytest.raises(ValueError, match="different lengths"):
+        list(from_columns({"a": np.zeros(2), "b": np.zeros(3)}, ["a", "b"]))
+
+
+def test_memory_stays_bounded(tmp_path: Path) -> None:
+    """A file is read in pieces: what is alive at once does not grow with it."""
+    import tracemalloc
+
+    line = "50,5,A,yes,some padding to make a line longer than its record\n"
+    path = write(tmp_path, "age,pay,town,y,name\n" + line * 60_000)
+    encoding = Encoding(SCHEMA)
+    tracemalloc.start()
+    for piece in read(path, SCHEMA.columns, rows=2000):
+        encoding.compact(piece)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size

@@ -1,0 +1,132 @@
+"""Training on a table: learns, pays for everything, and never more than the budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tables.conftest import SCHEMA, people
+from tacit.accounting import account
+from tacit.ledger import Budget, Header, Ledger
+from tacit.tables.model import TableModel
+from tacit.tables.reading import from_columns
+from tacit.tables.rule import settings
+from tacit.tables.run import TableFile, run_table
+from tacit.tables.schema import Schema
+from tacit.tables.training import TableOutcome, train_table
+
+BUDGET = Budget(epsilon=2.0, delta=1e-5)
+
+
+def trained(schema: dict, ledger: Ledger | None = None, count: int = 4000, **options: object) -> TableOutcome:
+    declared, table = Schema.from_json(schema), people(count)
+    return train_table(
+        lambda: from_columns(table, declared.columns),
+        declared,
+        budget=BUDGET,
+        ledger=ledger or Ledger(Header(secure_randomness=False)),
+        seed=1,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_it_learns(model: str) -> None:
+    test = from_columns(people(2000, seed=9), SCHEMA["columns"])
+    outcome = trained(SCHEMA, model=model, test=test)
+    assert outcome.score is not None and not outcome.score.private
+    assert outcome.score.value > 0.85  # the majority is about 0.5
+    assert outcome.guarantee.epsilon <= 2.0
+
+
+def test_a_private_test_is_charged_and_close() -> None:
+    ledger = Ledger(Header(secure_randomness=False))
+    outcome = trained(SCHEMA, ledger)
+    assert outcome.score is not None and outcome.score.private and outcome.score.noise_std > 0
+    last = ledger.entries[-1][0].queries
+    assert [query.group for query in last] == ["metrics/test_accuracy"]
+    exact = trained(SCHEMA, test=from_columns(people(2000, seed=9), SCHEMA["columns"])).score
+    assert exact is not None and abs(outcome.score.value - exact.value) < 0.06
+    assert account(ledger, delta=1e-5).epsilon <= 2.0
+
+
+def test_undeclared_columns_are_paid_from_the_same_budget() -> None:
+    schema = json.loads(json.dumps(SCHEMA))
+    schema["columns"]["age"] = {"type": "number", "low": "private", "high": "private"}
+    schema["columns"]["school"] = {"type": "category", "values": "private"}
+    ledger = Ledger(Header(secure_randomness=False))
+    outcome = trained(schema, ledger, test=from_columns(people(2000, seed=9), SCHEMA["columns"]))
+    groups = [query.group for step, _ in ledger.entries for query in step.queries]
+    assert groups[:2] == ["bounds/age", "values/school"]
+    assert outcome.score is not None and outcome.score.value > 0.8
+    assert account(ledger, delta=1e-5).epsilon <= 2.0
+
+
+def test_a_number_is_predicted_within_its_bounds() -> None:
+    schema = {**SCHEMA, "target": "age", "columns": {**SCHEMA["columns"]}}
+    test = from_columns(people(2000, seed=9), SCHEMA["columns"])
+    outcome = trained(schema, test=test)
+    assert outcome.score is not None and outcome.score.name == "test_mean_absolute_error"
+    assert outcome.score.value < 16  # the mean alone is off by 18
+    predicted = outcome.model.predict(people(50))
+    assert ((predicted >= 0) & (predicted <= 100)).all()
+
+
+def test_too_few_records_say_how_many_are_needed() -> None:
+    declared, table, ledger = Schema.from_json(SCHEMA), people(60), Ledger()
+    with pytest.raises(ValueError, match=r"60 records are too few for epsilon 0.1.*About \d+ records"):
+        train_table(
+            lambda: from_columns(table, declared.columns),
+            declared,
+            budget=Budget(epsilon=0.1, delta=1e-5),
+            ledger=ledger,
+            test_fraction=0.0,
+        )
+    assert not len(ledger)
+
+
+def test_the_rule_uses_public_numbers_only() -> None:
+    one, two = (settings(records=n, parameters=100, epsilon=1.0) for n in (1000, 100_000))
+    assert one.lot_size == 62 and two.lot_size == 6250
+    assert one.learning_rate < two.learning_rate
+
+
+def test_a_run_leaves_what_a_run_leaves(csv_file: Path, tmp_path: Path) -> None:
+    schema = Schema.from_json(SCHEMA)
+    outcome = run_table(TableFile(csv_file, schema), schema, budget=BUDGET, out=tmp_path / "out")
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == ["ledger.jsonl", "model.json", "model.safetensors", "run.json"]
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert facts["finished"] and facts["result"]["epsilon"] <= 2.0 and facts["seed"] is None
+    assert facts["history"][0]["metrics"]["test_accuracy"]["private"] is True
+    again = TableModel.load(tmp_path / "out")
+    table = people(100, seed=4)
+    assert np.array_equal(again.predict(table), outcome.model.predict(table))
+    with pytest.raises(ValueError, match="finished run"):
+        run_table(TableFile(csv_file, schema), schema, budget=BUDGET, out=tmp_path / "out")
+
+
+def test_a_bad_table_leaves_nothing(csv_file: Path, tmp_path: Path) -> None:
+    csv_file.write_text(csv_file.read_text() + "1,some,A,perhaps\n")
+    schema = Schema.from_json(SCHEMA)
+    with pytest.raises(ValueError, match="row 4001: 'perhaps'"):
+        run_table(TableFile(csv_file, schema), schema, budget=BUDGET, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_one_class_is_refused(csv_file: Path, tmp_path: Path) -> None:
+    csv_file.write_text("age,school,town,employed\n" + "30,some,A,yes\n" * 50)
+    schema = Schema.from_json(SCHEMA)
+    with pytest.raises(ValueError, match="one class only"):
+        run_table(TableFile(csv_file, schema), schema, budget=BUDGET, out=tmp_path / "out")
+
+
+def test_damaged_models_are_refused(csv_file: Path, tmp_path: Path) -> None:
+    model = TableModel.new("linear", Schema.from_json(SCHEMA))
+    model.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match="no model that can be read"):
+        TableModel.load(tmp_path)
