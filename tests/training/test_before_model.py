@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import tacit
+import tacit.gradients
 
 Change = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -138,3 +139,17 @@ def test_batches_of_other_shapes_are_followed_too() -> None:
         F.cross_entropy(model(batch["x"] - batch["x"].mean(0)), batch["y"]).backward()
     batches.close()
     run.close()
+
+
+def test_copies_of_a_batch_belong_to_the_same_records() -> None:
+    """Two augmented copies in one batch: each record's gradient is that of both, clipped once."""
+    x, y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+    model = nn.Linear(4, 3)
+    with tacit.gradients.record(model) as tape:
+        rows, labels = tape.trace((x, y), 12)
+        F.cross_entropy(model(torch.cat([rows, -rows])), torch.cat([labels, labels])).backward()
+    for i in range(12):
+        both = F.cross_entropy(model(torch.stack([x[i], -x[i]])), y[[i, i]])
+        grads = torch.autograd.grad(both, list(model.parameters()))
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        assert float(tape.norms()[i]) == pytest.approx(float(norm), rel=1e-5)
