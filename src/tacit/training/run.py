@@ -107,7 +107,7 @@ class PrivateRun:
                 lot.turn(size, last=number == len(sizes))
                 for layer in self._layers.values():
                     layer.forget()
-                yield batch
+                yield self.engine.trace(batch, size)
                 if not lot.taken:
                     raise RuntimeError(
                         "optimizer.step() was not called for the last batch; call it after every batch, it acts once "
