@@ -28,10 +28,8 @@ def linear(epsilon: float) -> Recipe:
 
 
 def best(dataset: str, epsilon: float) -> Recipe:
-    """What `tacit train` does unless told otherwise: scattering where there is a recipe for the size of the images."""
-    if dataset == "digits":
-        return linear(epsilon)
-    return abadi.tuned(epsilon) if dataset == "fashion" else scattering(dataset, epsilon)
+    """What `tacit train` does unless told otherwise."""
+    return scattering(dataset, epsilon)
 
 
 RECIPES: dict[str, Callable[[str, float], Recipe]] = {

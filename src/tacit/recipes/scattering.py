@@ -1,8 +1,18 @@
 """A linear classifier on scattering features: the best known private training without public data on this scale.
 
-Every setting below was chosen on 10,000 training images held out from the training of the others, at the budget it is
-for, or by the rule that is written beside it; never on a test set. The search itself is not charged: that is allowed
-for the public benchmarks it was done on, and for nobody else's data.
+How the settings were chosen: on training images held out from the training of the others (10,000 of MNIST and CIFAR-10,
+a sixth of SVHN, 300 of the digits), at the budget they are for; never on a test set. Where nothing was tried it says
+so. The search itself is not charged to any ledger: these are public benchmarks. On data of your own, take a rule as it
+stands or pay for the search.
+
+What was seen on the held-out images (percent, ε = 3 on CIFAR-10 unless said otherwise):
+
+* MNIST at ε = 2: 98.1 as it is, 98.8 with figures put upright. Lots of 8,192 over 60 epochs instead of 4,096 over 25:
+  98.9. Whitening instead of normalised groups changed nothing (98.9 to 99.0 at ε = 3).
+* CIFAR-10: channels standardised 63.6, whitened by their own covariance 67.5, by that of dead leaves (free) 67.8, at
+  learning rate 4; 69.2 at 8, 69.7 at 16, 68.6 at 32. Without private means 1.2 less; with private variances too 1.4
+  less. Exponents 0.5 and 0.6: 69.4 and 69.3. At ε = 1 learning rates 4 and 8 did equally well (66.7).
+* Averaging the weights moved nothing by more than 0.2 either way.
 """
 
 from __future__ import annotations
@@ -11,38 +21,63 @@ from tacit.features import Grouped, Scattering, Statistics, Whitened
 from tacit.mechanisms import Flat
 from tacit.recipes.recipe import Linear, Recipe, Sgd
 
-DATASETS = ("mnist", "fashion", "cifar10", "svhn", "digits")
-
 
 def scattering(dataset: str, epsilon: float) -> Recipe:
     """The recipe for a data set; one that is not known is taken for photographs."""
-    return RECIPES.get(dataset, photographs)(epsilon)
+    return _RECIPES.get(dataset, photographs)(epsilon)
 
 
 def written(epsilon: float) -> Recipe:
-    """MNIST: figures put upright, groups of three channels normalised within each record."""
-    return Recipe(
-        name="scattering",
-        front=Scattering(upright=True, normalisation=Grouped(groups=27)),
-        model=Linear(),
-        lot_size=8192 if epsilon < 1 else 4096,
-        epochs=25,
-        clipping=Flat(0.1),
-        optimizer=Sgd(learning_rate=6.0, momentum=0.9),
-    )
+    """MNIST: figures put upright, groups of three channels normalised within each record (Tramèr and Boneh 2021)."""
+    front = Scattering(upright=True, normalisation=Grouped(groups=27))
+    if epsilon < 1:
+        return _linear(front, lot_size=8192, epochs=25, learning_rate=4.0)
+    if epsilon <= 5:
+        return _linear(front, lot_size=8192, epochs=60, learning_rate=8.0 if epsilon < 3 else 12.0)
+    return _linear(front, lot_size=4096, epochs=60, learning_rate=12.0)
+
+
+def clothes(epsilon: float) -> Recipe:
+    """Fashion-MNIST: as MNIST, but nothing is put upright. By analogy: nothing was tried."""
+    front = Scattering(normalisation=Grouped(groups=27))
+    return _linear(front, lot_size=8192, epochs=25 if epsilon < 1 else 60, learning_rate=4.0 if epsilon < 1 else 8.0)
 
 
 def photographs(epsilon: float) -> Recipe:
-    """CIFAR-10: image and mirror image averaged, pooled to 4×4 places, whitened, private means and variances."""
+    """CIFAR-10: image and mirror image averaged, pooled to 4×4 places, whitened, centred by private means."""
+    front = Scattering(mirror=True, pooling=2, normalisation=Whitened(statistics=Statistics()))
+    return _linear(front, lot_size=8192, epochs=60, learning_rate=8.0 if epsilon < 2 else 16.0)
+
+
+def house_numbers(epsilon: float) -> Recipe:
+    """SVHN: as photographs, but a mirrored digit is another one."""
+    front = Scattering(pooling=2, normalisation=Whitened(statistics=Statistics()))
+    return _linear(front, lot_size=8192, epochs=60, learning_rate=8.0 if epsilon < 2 else 16.0)
+
+
+def small_digits(epsilon: float) -> Recipe:
+    """scikit-learn's digits, 8×8: one scale, so that 4×4 places are left (96 at ε = 2; the pixels gave 92)."""
+    front = Scattering(scales=1, normalisation=Grouped(groups=3))
+    return _linear(front, lot_size=350, epochs=30, learning_rate=2.0)
+
+
+def _linear(front: Scattering, *, lot_size: int, epochs: int, learning_rate: float) -> Recipe:
+    """With a clip norm that shortens nearly every gradient, the learning rate alone says how far a step goes."""
     return Recipe(
         name="scattering",
-        front=Scattering(mirror=True, pooling=2, normalisation=Whitened(statistics=Statistics())),
+        front=front,
         model=Linear(),
-        lot_size=8192,
-        epochs=60,
+        lot_size=lot_size,
+        epochs=epochs,
         clipping=Flat(0.1),
-        optimizer=Sgd(learning_rate=16.0, momentum=0.9),
+        optimizer=Sgd(learning_rate=learning_rate, momentum=0.9),
     )
 
 
-RECIPES = {"mnist": written, "cifar10": photographs}
+_RECIPES = {
+    "mnist": written,
+    "fashion": clothes,
+    "cifar10": photographs,
+    "svhn": house_numbers,
+    "digits": small_digits,
+}
