@@ -13,6 +13,7 @@ from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
 from tacit.cli.report import report
+from tacit.cli.reproduce import reproduce
 from tacit.cli.train import train
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(plan)
 app.command()(train)
 app.command()(predict)
 app.command()(report)
+app.command()(reproduce)
 app.add_typer(data)
 
 
