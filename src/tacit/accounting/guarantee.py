@@ -58,14 +58,16 @@ class Guarantee:
     def assumptions(self) -> list[str]:
         """What the claim takes for granted, a sentence each."""
         if self.adaptive_budget is None:
-            parameters = "Every step's noise, sampling and number are taken as fixed before the first release"
-            parameters += "; when to stop may depend on releases."
+            parameters = (
+                "Every step's noise, sampling and number are taken as fixed before the first release. Where the end "
+                "depended on what was released, what holds is the budget, or the cost of all the steps planned."
+            )
         else:
             budget = self.adaptive_budget
             parameters = (
                 "The figure takes every step's parameters as fixed before the first release. If they were chosen from "
-                f"earlier releases, what holds is the adaptive budget that guarded the ledger: ε = "
-                f"{rounded_up(budget.epsilon)} at δ = {_three_figures(budget.delta)}."
+                f"earlier releases, what holds is the adaptive budget, ε = {rounded_up(budget.epsilon)} at δ = "
+                f"{_three_figures(budget.delta)}, provided that it was fixed, and guarded the ledger, before the first."
             )
         return [
             parameters,

@@ -79,13 +79,12 @@ def deltas(losses: SampledGaussians, epsilons: Sequence[float]) -> list[float | 
         if epsilon >= losses.largest:
             found[epsilon] = 0.0
             continue
-        if window is None or not window.tells(epsilon):
-            try:
+        try:
+            if window is None or not window.tells(epsilon):
                 window = _window(losses, epsilon)
-            except OutOfReach:
-                found[epsilon] = None
-                continue
-        found[epsilon] = window.delta(epsilon).upper
+            found[epsilon] = window.delta(epsilon).upper
+        except OutOfReach:
+            found[epsilon] = None
     return [found[epsilon] for epsilon in epsilons]
 
 
@@ -201,7 +200,8 @@ class Window:
         self._terms = 2 * np.exp(log_value) / (s * (s + 1))
         sizes = 2 / np.abs(s * (s + 1))
         self._first = 1 / (self.tilt * (self.tilt + 1))
-        self._size = float(sizes @ np.exp(np.minimum(log_bound, 1.0)))
+        # No value is above 1, so none is off by more than 2: a bound of 3 covers whatever was computed.
+        self._size = float(sizes @ np.exp(np.minimum(log_bound, math.log(3.0))))
         # |s (s+1)| >= t² + y², and a sum over y of 1 / (t² + y²) is at most the integral from the last y on.
         rest = (
             math.exp(saddle.law.log_decay(float(self._y[-1]))) * math.atan2(self.tilt, float(self._y[-1])) / self.tilt
@@ -272,6 +272,8 @@ class Window:
         doubt = self._doubt + 8 * _EPS * (abs(self._value) + self.tilt * (abs(x) + 1))
         total += sign * (self._off + turned)
         if total <= 0:
+            if sign > 0:
+                raise OutOfReach("rounding leaves nothing of the sum")
             return -math.inf
         log = self._value - self.tilt * x + math.log(total / self.period) + sign * doubt
         if sign > 0:
