@@ -59,8 +59,8 @@ def test_the_long_form_says_what_is_assumed():
     for found in (fixed, adaptive):
         for fact in ("number of records is taken as public", "floating point", "all checkpoints"):
             assert fact in found.describe()
-    assert "fixed before the first release; when to stop may" in fixed.describe()
-    assert "what holds is the adaptive budget that guarded the ledger: ε = 8.00 at δ = 1e-05" in adaptive.describe()
+    assert "Where the end depended on what was released, what holds is the budget" in fixed.describe()
+    assert "what holds is the adaptive budget, ε = 8.00 at δ = 1e-05, provided that it was fixed" in adaptive.describe()
     assert account(ledger, delta=1e-5, budget=Budget(8.0, 1e-5)) == fixed
     ledger.record(gaussian(0.1))  # more than the budget ever let through
     assert "adaptive budget" not in account(ledger, delta=1e-5, budget=budget).describe()
