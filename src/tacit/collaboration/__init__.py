@@ -1,0 +1,1 @@
+"""Collaborative training without sharing data: distributed selective SGD (Shokri & Shmatikov 2015)."""
