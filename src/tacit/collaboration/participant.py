@@ -38,7 +38,8 @@ class Participant:
     ) -> None:
         self.name, self.sequence, self.parameters = name, sequence, parameters
         self._train, self._uploads = train, uploads
-        self._before: Vector | None = None
+        self._before = np.empty_like(parameters.vector)
+        self._begun = False
 
     def begin(self, download: Download) -> None:
         """Overwrite local parameters with downloaded ones."""
@@ -50,7 +51,8 @@ class Participant:
                 "must have the same network."
             )
         vector[places] = download.values
-        self._before = vector.copy()
+        np.copyto(self._before, vector)
+        self._begun = True
 
     def train(self) -> None:
         """One epoch on the local records."""
@@ -58,10 +60,10 @@ class Participant:
 
     def finish(self) -> Upload:
         """The upload of this epoch. An entry that is not finite counts as unchanged."""
-        if self._before is None:
+        if not self._begun:
             raise RuntimeError("there is nothing to upload; begin with a download.")
         change = np.subtract(self.parameters.vector, self._before, out=self._before)
-        self._before = None
+        self._begun = False
         if not np.isfinite(change).all():
             change = np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
         indices, values = self._uploads(change)

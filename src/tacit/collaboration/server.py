@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tacit.collaboration.messages import Download, Vector, check_fraction, portion
+from tacit.collaboration.selection import largest
 
 _LARGEST_UNIT = 1e100  # far from the end of float64, which a unit grown by 1/β at a time could reach
 
@@ -116,7 +117,7 @@ class ParameterServer:
         count = portion(fraction, self._w.size)
         if count == self._w.size:
             return Download(indices=None, values=self._w.copy())
-        indices = np.sort(np.argpartition(-self._stat, count)[:count])
+        indices = largest(self._stat, count)
         return Download(indices=indices, values=self._w[indices])
 
     def push(
@@ -173,25 +174,22 @@ class ParameterServer:
             )
         if not values.size:
             return indices
-        low, high = int(indices.min()), int(indices.max())
+        rising = bool((indices[1:] > indices[:-1]).all())
+        low, high = (indices[0], indices[-1]) if rising else (indices.min(), indices.max())
         if low < 0 or high >= size:
-            wrong = low if low < 0 else high
-            raise Refused(Reason.RANGE, f"index {wrong} is out of range; there are {size} parameters.")
-        whole = False
-        if not (indices[1:] > indices[:-1]).all():
-            seen = np.zeros(size, dtype=np.bool_)
-            seen[indices] = True
-            if np.count_nonzero(seen) != indices.size:
-                counts = np.bincount(indices.astype(np.int64), minlength=size)
+            raise Refused(
+                Reason.RANGE, f"index {low if low < 0 else high} is out of range; there are {size} parameters."
+            )
+        if not rising:
+            counts = np.bincount(indices.astype(np.int64), minlength=size)
+            if counts.max() > 1:
                 raise Refused(Reason.DUPLICATE, f"index {int(np.argmax(counts > 1))} occurs more than once.")
-        else:
-            whole = indices.size == size
-        largest = float(np.abs(values).max())
-        if not math.isfinite(largest):
+        highest = float(np.abs(values).max())
+        if not math.isfinite(highest):
             raise Refused(Reason.NOT_FINITE, "a value is not finite.")
-        if largest > self.rules.bound:
-            raise Refused(Reason.BOUND, f"a value has size {largest:g}; the bound is {self.rules.bound:g}.")
-        return slice(None) if whole else indices
+        if highest > self.rules.bound:
+            raise Refused(Reason.BOUND, f"a value has size {highest:g}; the bound is {self.rules.bound:g}.")
+        return slice(None) if rising and indices.size == size else indices
 
     def _decay(self) -> None:
         """stat := β · stat, by letting one update count for 1/β as much as before; the order of stat is the same."""
