@@ -23,7 +23,7 @@ class Uploads(Protocol):
 
 
 class Participant:
-    """One party: the parameters of a model, a way to train it for an epoch on records that stay here, and a way to upload.
+    """One party: a model's parameters, a way to train them for an epoch on records that stay here, a way to upload.
 
         participant.begin(server.pull())        # download, overwrite
         participant.train()                     # one epoch of local SGD
@@ -116,7 +116,7 @@ class LocalSgd:
     def __call__(self) -> None:
         order = torch.randperm(len(self._inputs), generator=self._generator)
         self._model.train()
-        for rows in order.split(self._size):
+        for rows in torch.split(order, self._size):
             self._optimizer.param_groups[0]["lr"] = self._rate / (1 + self._steps * self._decay)
             self._optimizer.zero_grad()
             torch.autograd.backward(F.cross_entropy(self._model(self._inputs[rows]), self._labels[rows]))

@@ -96,9 +96,7 @@ class GaussianUploads:
     for another moves it by at most twice that (replace-one, which the accountants know). Bounding is post-processing.
     """
 
-    def __init__(
-        self, query: SumQuery, selection: AtRandom, *, bound: float, ledger: Ledger, source: Source
-    ) -> None:
+    def __init__(self, query: SumQuery, selection: AtRandom, *, bound: float, ledger: Ledger, source: Source) -> None:
         if ledger.header.unit != UNIT:
             raise ValueError(f"the ledger's unit is {ledger.header.unit}; these uploads protect a {UNIT} as a whole.")
         _check_source(ledger, source)
@@ -178,7 +176,9 @@ class PrivateTraining:
     it uploaded before. So the change over an epoch, and whatever is selected from it by any rule, is post-processing.
     """
 
-    def __init__(self, run: PrivateRun, *, lots: int, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> None:
+    def __init__(
+        self, run: PrivateRun, *, lots: int, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    ) -> None:
         self.run = run
         self._lots, self._loss = lots, loss
 
@@ -211,7 +211,7 @@ class Claim:
         text = f"whole model, whole training: {self.whole}"
         if self.per_parameter is None:
             return text
-        return f"{text}; per parameter and epoch, as the paper counts (not a guarantee): ε/c = {_short(self.per_parameter)}"
+        return f"{text}; per parameter, as the paper counts (not a guarantee): ε/c = {_short(self.per_parameter)}"
 
 
 def claim(ledgers: Sequence[Ledger], *, delta: float, query: SparseVectorQuery | None = None) -> Claim:

@@ -33,7 +33,7 @@ class SelectiveSGD(torch.optim.Optimizer):
         self.fraction = fraction
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; ``closure``, if given, computes the loss and the gradients first."""
         loss = None
         if closure is not None:
@@ -56,4 +56,4 @@ class SelectiveSGD(torch.optim.Optimizer):
             chosen.fill_(True)
         else:
             chosen[sizes.topk(count, sorted=False).indices] = True
-        return chosen.split([gradient.numel() for gradient in gradients])
+        return torch.split(chosen, [gradient.numel() for gradient in gradients])

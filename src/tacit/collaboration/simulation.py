@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.collaboration.exchange import Lease, Protocol, turns
-from tacit.collaboration.messages import Positions, Vector, check_fraction, portion
+from tacit.collaboration.messages import Positions, Vector, portion
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Uploads
 from tacit.collaboration.privacy import (
@@ -20,15 +20,15 @@ from tacit.collaboration.privacy import (
     GaussianPrivacy,
     GaussianUploads,
     LocalDpSgd,
-    Privacy,
     SparseVectorPrivacy,
     SparseVectorUploads,
     claim,
     whole_data_set,
 )
 from tacit.collaboration.problem import Problem, share_out
-from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest, Selection
+from tacit.collaboration.selection import AtRandom
 from tacit.collaboration.server import ParameterServer, Rules
+from tacit.collaboration.settings import Settings
 from tacit.ledger import Header, Ledger
 from tacit.mechanisms import SparseVectorQuery, SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
@@ -36,55 +36,6 @@ from tacit.randomness import SecureSource, SeededSource, Source
 log = logging.getLogger("tacit")
 
 _STANDALONE = 10  # participants whose lonely training is averaged; the others fare alike
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A simulation. ``upload`` and ``download`` are θ_u and θ_d, ``bound`` is γ and ``threshold`` is τ.
-
-    Each participant holds the fraction ``share`` of the training set. ``selection`` is ``"largest"``, ``"threshold"``
-    or ``"random"``; uploads by sparse vector or Gaussian noise make their own. γ and τ must not come from the
-    participants' records: `tacit.collaboration.calibrate` finds them on public ones. With a ``seed`` everything is
-    repeatable, and noise protects nobody.
-    """
-
-    participants: int = 30
-    epochs: int = 10
-    upload: float = 0.1
-    download: float = 1.0
-    protocol: Protocol = Protocol.ROUND_ROBIN
-    selection: str = "largest"
-    share: float = 0.01
-    learning_rate: float = 0.05
-    batch_size: int = 32
-    bound: float = 0.01
-    threshold: float = 0.0001
-    privacy: Privacy | None = None
-    delta: float = 1e-5
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("participants", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number, at least 1.")
-        for name in ("upload", "download", "share"):
-            check_fraction(name, getattr(self, name))
-        for name in ("learning_rate", "bound", "threshold"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
-        object.__setattr__(self, "protocol", Protocol(self.protocol))
-        self.rule()
-
-    def rule(self) -> Selection:
-        """How changes are selected where the privacy mechanism leaves a choice."""
-        if self.selection == "largest":
-            return Largest(fraction=self.upload)
-        if self.selection == "threshold":
-            return AboveThreshold(fraction=self.upload, threshold=self.threshold)
-        if self.selection == "random":
-            return AtRandom(fraction=self.upload)
-        raise ValueError(f"selection is {self.selection!r}; choose largest, threshold or random.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +67,7 @@ class Result:
     protocol_seconds: float
     seconds: float
     claim: Claim | None
+    notes: tuple[str, ...]
 
 
 def simulate(
@@ -151,6 +103,7 @@ def simulate(
         protocol_seconds=world.protocol_seconds,
         seconds=time.perf_counter() - started,
         claim=world.claim(),
+        notes=world.notes(),
     )
 
 
@@ -173,11 +126,11 @@ class _World:
                 group="upload",
                 epsilon=settings.privacy.epsilon_per_epoch,
                 releases=portion(settings.upload, self._judged.vector.size),
-                bound=settings.bound,
+                bound=settings.limit,
                 threshold=settings.threshold,
             )
         self._people = [self._participant(number) for number in range(settings.participants)]
-        rules = Rules(bound=settings.bound, upload=settings.upload, decay_every=settings.participants)
+        rules = Rules(bound=settings.limit, upload=settings.upload, decay_every=settings.participants)
         self.server = ParameterServer(self._judged.vector, rules, [person.name for person in self._people])
         self.bytes_up = self.bytes_down = 0
         self.protocol_seconds = 0.0
@@ -218,12 +171,12 @@ class _World:
             uploads = GaussianUploads(
                 SumQuery(group="upload", clip_norm=norm, noise_std=self._noise * norm),
                 AtRandom(fraction=settings.upload),
-                bound=settings.bound,
+                bound=settings.limit,
                 ledger=self._ledger(whole_data_set(secure=source.secure)),
                 source=source,
             )
         else:
-            uploads = SelectedUploads(settings.rule(), bound=settings.bound, source=source)
+            uploads = SelectedUploads(settings.rule(), bound=settings.limit, source=source)
         return uploads if self._watch is None else _Watched(uploads, self._watch)
 
     def _ledger(self, header: Header) -> Ledger:
@@ -288,7 +241,28 @@ class _World:
         return accuracy(model, self._problem)
 
     def claim(self) -> Claim | None:
+        """Of the participant who spent most."""
         return claim(self._ledgers, delta=self._settings.delta, query=self._query) if self._ledgers else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers should know."""
+        held = sum(hand.size for hand in self._hands)
+        copies = -(-held // len(self._problem.inputs))
+        notes = [
+            "centralised: SGD on the pooled records of all participants, for as many epochs; standalone: the mean of "
+            f"{min(len(self._hands), _STANDALONE)} participants who train alone.",
+            "inputs are normalised by the mean and standard deviation of the training set, which are taken to be "
+            "public: no ε covers them.",
+        ]
+        if self._ledgers:
+            notes.append("ε is of one participant's ledger, everything it uploads in the whole training.")
+            if copies > 1:
+                notes.append(
+                    f"a record can be held by {copies} participants: its own ε is then up to {copies} times that."
+                )
+            if self._settings.seed is not None:
+                notes.append("the noise comes from a seed: for debugging, it protects nobody.")
+        return tuple(notes)
 
 
 class _Watched:
@@ -306,7 +280,7 @@ def accuracy(model: nn.Module, problem: Problem) -> float:
     """The fraction of the test set that ``model`` classifies as labelled."""
     model.eval()
     with torch.no_grad():
-        pairs = zip(problem.test_inputs.split(1000), problem.test_labels.split(1000), strict=True)
+        pairs = zip(torch.split(problem.test_inputs, 1000), torch.split(problem.test_labels, 1000), strict=True)
         right = sum(int((model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in pairs)
     return right / len(problem.test_labels)
 
