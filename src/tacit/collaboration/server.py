@@ -130,7 +130,8 @@ class ParameterServer:
         """
         self._check_sender(participant, sequence)
         where = self._check_indices(indices, values)
-        total = self._w[where] + values
+        with np.errstate(over="ignore"):
+            total = self._w[where] + values
         if not np.isfinite(total).all():
             raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
         self._w[where] = total
