@@ -10,7 +10,7 @@ from enum import StrEnum
 from tacit.randomness import Source
 
 STALE = 0.5
-"""How likely it is in an asynchronous simulation that a participant works on the parameters of the last epoch."""
+"""How likely it is in an asynchronous simulation that a participant works on outdated parameters."""
 
 
 class Protocol(StrEnum):
@@ -25,7 +25,7 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: ``stale`` if the download is the state of the server at the end of the epoch before."""
+    """One exchange: ``stale`` if what is downloaded was on the server when this participant came an epoch ago."""
 
     participant: int
     stale: bool = False

@@ -22,13 +22,13 @@ class Settings:
     """
 
     participants: int = 30
-    epochs: int = 10
+    epochs: int = 15
     upload: float = 0.1
     download: float = 1.0
     protocol: Protocol = Protocol.ROUND_ROBIN
     selection: str = "largest"
     share: float = 0.01
-    learning_rate: float = 0.05
+    learning_rate: float = 0.02
     batch_size: int = 32
     bound: float | None = None
     threshold: float = 0.0001

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.collaboration.exchange import Lease, Protocol, turns
-from tacit.collaboration.messages import Positions, Vector, portion
+from tacit.collaboration.exchange import Lease, Protocol, Turn, turns
+from tacit.collaboration.messages import Download, Positions, Vector, portion
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Uploads
 from tacit.collaboration.privacy import (
@@ -132,6 +132,7 @@ class _World:
         self._people = [self._participant(number) for number in range(settings.participants)]
         rules = Rules(bound=settings.limit, upload=settings.upload, decay_every=settings.participants)
         self.server = ParameterServer(self._judged.vector, rules, [person.name for person in self._people])
+        self._start, self._seen = self.server.pull(settings.download), dict[int, Download]()
         self.bytes_up = self.bytes_down = 0
         self.protocol_seconds = 0.0
 
@@ -199,12 +200,11 @@ class _World:
         """One exchange of everybody."""
         settings, server = self._settings, self.server
         lease = Lease(1.0)
-        before = server.pull(settings.download) if settings.protocol is Protocol.ASYNCHRONOUS else None
         for turn in turns(settings.protocol, settings.participants, self._source):
             person = self._people[turn.participant]
             clock = time.thread_time()
             token = lease.acquire(person.name, now=0.0) if settings.protocol is Protocol.RANDOM_ORDER else None
-            download = before if turn.stale and before is not None else server.pull(settings.download)
+            download = self._download(turn)
             person.begin(download)
             self.protocol_seconds += time.thread_time() - clock
             person.train()
@@ -217,6 +217,14 @@ class _World:
             self.bytes_down += download.size
             self.bytes_up += upload.size
             yield
+
+    def _download(self, turn: Turn) -> Download:
+        """What is on the server, or was when this participant last came, an epoch ago."""
+        latest = self.server.pull(self._settings.download)
+        if self._settings.protocol is not Protocol.ASYNCHRONOUS:
+            return latest
+        outdated, self._seen[turn.participant] = self._seen.get(turn.participant, self._start), latest
+        return outdated if turn.stale else latest
 
     def accuracy(self) -> float:
         """Of the global parameters."""
