@@ -116,14 +116,15 @@ class GaussianUploads:
 class LocalDpSgd:
     """Local training by DP-SGD: (``epsilon``, ``delta``) for all epochs of a participant, for each example.
 
-    ``lots_per_epoch`` lots are drawn from the participant's records in an epoch, by Poisson sampling.
+    ``lots_per_epoch`` lots are drawn from the participant's records in an epoch, by Poisson sampling. The learning rate
+    is 0.5, or 0.5 / z where the noise multiplier z is above 1, unless it is given: the server adds up all noise.
     """
 
     epsilon: float
     delta: float
     lots_per_epoch: int = 4
     clip_norm: float = 1.0
-    learning_rate: float = 0.5
+    learning_rate: float | None = None
 
     def noise_multiplier(self, *, records: int, epochs: int) -> float:
         """The least noise with which ``epochs`` epochs on ``records`` records stay within the budget."""
@@ -153,7 +154,8 @@ class LocalDpSgd:
         seed: int | None,
     ) -> PrivateTraining:
         """Local training of one participant."""
-        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate)
+        rate = self.learning_rate if self.learning_rate is not None else 0.5 / max(noise_multiplier, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         run = make_private(
             model,
             optimizer,

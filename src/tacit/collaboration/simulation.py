@@ -263,7 +263,10 @@ class _World:
             "public: no ε covers them.",
         ]
         if self._ledgers:
-            notes.append("ε is of one participant's ledger, everything it uploads in the whole training.")
+            notes.append(
+                "ε is of one participant's ledger, everything it uploads in the whole training; how many records each "
+                "participant has is taken to be public."
+            )
             if copies > 1:
                 notes.append(
                     f"a record can be held by {copies} participants: its own ε is then up to {copies} times that."
