@@ -11,7 +11,7 @@ from tacit.collaboration.settings import Settings
 from tacit.collaboration.simulation import Progress, simulate
 
 CLIP_NORM = 0.2
-"""The usual L2 norm of a local epoch's change of all parameters, as `calibrate` found it on scikit-learn's digits (α = 0.05)."""
+"""The usual L2 norm of a local epoch's change of all parameters, as `calibrate` found it on digits (α = 0.05)."""
 
 
 @dataclass(frozen=True, kw_only=True)
