@@ -9,6 +9,7 @@ import typer
 
 from tacit._version import __version__
 from tacit.cli.account import account
+from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
@@ -32,6 +33,7 @@ app.command()(predict)
 app.command()(report)
 app.command()(reproduce)
 app.add_typer(data)
+app.add_typer(collaborate)
 
 
 def _version(value: bool) -> None:
