@@ -45,7 +45,7 @@ class Held:
         if now is not self.tensor or type(now) is Traced or not _alike(now, self._memory):
             return False
         if self._copy is not None:
-            return torch.equal(_bits(now), _bits(self._copy))
+            return _equal(now, self._copy)
         assert self._sum is not None
         return torch.equal(_sum(now), self._sum)
 
@@ -76,6 +76,14 @@ def put_back(model: nn.Module, kind: Kind, held: Mapping[str, Held], found: Mapp
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.layout == b.layout
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.numel() <= 4096:
+        return torch.equal(a, b) or torch.equal(_bits(a), _bits(b))
+    if a.device.type == "cpu":  # NumPy is several times as fast here: 0.13 ms for 800 000 values, not 0.7 ms
+        return bool((_bits(a).numpy() == _bits(b).numpy()).all())
+    return torch.equal(_bits(a), _bits(b))
 
 
 def _bits(tensor: Tensor) -> Tensor:
