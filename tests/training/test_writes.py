@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +172,19 @@ def test_a_public_buffer_may_be_written_but_not_from_the_batch(make: Any, train:
     with pytest.raises(RuntimeError, match="buffer 'stat'"):
         train(run)
     assert torch.equal(model.stat, torch.zeros(4)) and type(model.stat) is Tensor
+
+
+def test_a_checkpoint_brings_its_buffers(make: Any, train: Any, tmp_path: Path) -> None:
+    pretrained = Writer(lambda model, x: None)
+    pretrained.stat.fill_(2.0)
+    _, _, run = make(pretrained, steps=2, ledger=tmp_path / "ledger.jsonl")
+    train(run)
+    run.save(tmp_path / "checkpoint")
+    run.close()
+    run.ledger.close()
+    model, _, again = make(Writer(lambda model, x: None), steps=4, ledger=tmp_path / "ledger.jsonl")
+    again.load(tmp_path / "checkpoint")
+    assert train(again) == 2 and model.stat.tolist() == [2.0] * 4
 
 
 def test_weights_may_be_changed_after_the_step(make: Any) -> None:

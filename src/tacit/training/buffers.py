@@ -27,6 +27,10 @@ class WatchedBuffers:
             if isinstance(module, PrivateBatchNorm)
             for name, _ in module.named_buffers()
         }
+        self.hold()
+
+    def hold(self) -> None:
+        """The buffers of now are right: the run begins, or a checkpoint was loaded."""
         self._held = {name: Held(buffer) for name, buffer in self._find().items()}
 
     def _find(self) -> dict[str, Tensor]:

@@ -246,6 +246,7 @@ class PrivateRun:
         from tacit.training.checkpoint import load
 
         load(self, directory, others)
+        self._buffers.hold()
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
