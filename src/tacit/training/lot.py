@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout
@@ -52,10 +53,29 @@ class Lot:
         if rows.shape != (self.size,):
             what = "another length than the batch" if rows.ndim == 1 else f"{rows.ndim} dimensions instead of one"
             raise ValueError(f"metric {name!r} has {what}; give one number for each example of the batch.")
-        if isinstance(rows, Traced) and not isinstance(rows._tag, Layout):
-            raise ValueError(
-                f"metric {name!r} has values that depend on several examples; one record would count in all of "
-                "them. Give each example's own value, for example a loss with reduction='none'."
-            )
+        if isinstance(rows, Traced):
+            _check_rows(name, rows, self.size)
         self.observed.add(name)
         tallies[group].add(rows.detach().as_subclass(Tensor))
+
+
+def _check_rows(name: str, rows: Traced, size: int) -> None:
+    """Every example of this batch must own exactly one value: the sensitivity of the sum is that of one row."""
+    layout = rows._tag
+    if not isinstance(layout, Layout):
+        raise ValueError(
+            f"metric {name!r} has values that depend on several examples; one record would count in all of "
+            "them. Give each example's own value, for example a loss with reduction='none'."
+        )
+    if not rows._recorder.follows(rows):
+        raise ValueError(f"metric {name!r} has values of an earlier batch; a record would count in several batches.")
+    once = layout.dim == 0 and rows._recorder.batch == size
+    if layout.owner is None:
+        once = once and layout.inner == 1
+    else:
+        once = once and torch.equal(layout.owner.sort().values, torch.arange(size, device=layout.owner.device))
+    if not once:
+        raise ValueError(
+            f"metric {name!r} has several values of one example and none of another; one record would count several "
+            "times. Give each example's own value once, in any order."
+        )

@@ -83,6 +83,10 @@ def make_private(
     ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
     decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
     but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers.
+    Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
+    and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
+    undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python
+    numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
     The number of records (or users) is taken to be public.
     """
     _check_one_process(model)

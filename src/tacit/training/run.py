@@ -31,6 +31,7 @@ from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.lot import Lot
+from tacit.training.parameters import WatchedParameters
 from tacit.training.plain import Stateful
 from tacit.training.questions import Questionnaire
 from tacit.training.recipe import Recipe
@@ -74,7 +75,7 @@ class PrivateRun:
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
         self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
         self._sums = GradientSums(engine.parameters)
-        self._buffers = WatchedBuffers(model, public_buffers)
+        self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
         self._attached = True
         self._updates = Updates(optimizer, engine.parameters, self._take)
@@ -107,18 +108,29 @@ class PrivateRun:
                 lot.turn(size, last=number == len(sizes))
                 for layer in self._layers.values():
                     layer.forget()
+                self._weights.hold()
                 yield self.engine.trace(batch, size)
                 if not lot.taken:
                     raise RuntimeError(
                         "optimizer.step() was not called for the last batch; call it after every batch, it acts once "
                         "a lot. (Leaving out a batch because of what is in it lets one record decide about others.)"
                     )
+            self._buffers.check()  # the model may have seen the last batch once more, after its step
         finally:
             self._lot = None
             self.engine.discard()
+            self._undo_writes()
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
+
+    def _undo_writes(self) -> None:
+        """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
+        if not self._attached:
+            return
+        changed = self._buffers.put_back() + self._weights.put_back()
+        if changed:
+            log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
     def _draw(self, receipt: Receipt) -> Integers:
         """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand."""
@@ -159,9 +171,11 @@ class PrivateRun:
                 "each record."
             )
         lot.check_observed()
-        self._buffers.check()
-        # Taken from here on: after a failure half-way the batch must not be added a second time.
+        # Taken from here on: after a failure half-way the batch must not be added a second time, nor at all where the
+        # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
+        self._buffers.check()
+        self._weights.check()
         self._sums.add(self.engine, lot.questions.clipping)
         for name, layer in self._layers.items():
             lot.questions.tallies[name].add(layer.collect(lot.size))
@@ -232,6 +246,7 @@ class PrivateRun:
         from tacit.training.checkpoint import load
 
         load(self, directory, others)
+        self._buffers.hold()
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
@@ -261,6 +276,8 @@ class PrivateRun:
     def close(self) -> None:
         """Leave model and optimizer as they were found; the ledger stays open."""
         if self._attached:
+            if self._lot is not None:
+                self._undo_writes()
             self._attached = False
             self.engine.detach()
             self._updates.restore()

@@ -1,0 +1,303 @@
+"""What a forward pass writes into the model is found out and undone, whichever way it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tacit
+from tacit.training.held import Held
+
+Write = Callable[[Any, Tensor], None]
+
+
+class Writer(nn.Module):
+    """A line that writes something somewhere while it looks at the batch."""
+
+    def __init__(self, write: Write) -> None:
+        super().__init__()
+        self.line, self.fixed, self.write = nn.Linear(4, 3), nn.Linear(4, 4), write
+        self.fixed.requires_grad_(False)
+        self.register_buffer("stat", torch.zeros(4))
+        self.register_buffer("later", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self, x)
+        return self.line(x)  # type: ignore[no-any-return]
+
+
+def rebind(model: Any, x: Tensor) -> None:
+    model.stat = model.stat * 0.9 + x.detach().mean(0) * 0.1
+
+
+def rebind_plain(model: Any, x: Tensor) -> None:
+    model.stat = model.stat + torch.as_tensor(x.detach().as_subclass(Tensor).mean(0))
+
+
+def entry(model: Any, x: Tensor) -> None:
+    model._buffers["stat"] = x.mean(0).detach().clone()
+
+
+def new_entry(model: Any, x: Tensor) -> None:
+    model.later = x.detach().as_subclass(Tensor).mean(0)
+
+
+def removed(model: Any, x: Tensor) -> None:
+    model.stat = None
+
+
+def data(model: Any, x: Tensor) -> None:
+    model.stat.data = x.detach().mean(0)
+
+
+def data_in_place(model: Any, x: Tensor) -> None:
+    model.stat.data.copy_(x.detach().mean(0))
+
+
+def weight(model: Any, x: Tensor) -> None:
+    model.line.weight.data.add_(x.detach().mean(0) * 0.01)
+
+
+def one_weight(model: Any, x: Tensor) -> None:
+    model.line.bias.data[0] = x.detach().sum()
+
+
+def weight_data(model: Any, x: Tensor) -> None:
+    model.line.bias.data = x.detach().as_subclass(Tensor).mean(0)[:3]
+
+
+def new_weight(model: Any, x: Tensor) -> None:
+    model.line.weight = nn.Parameter(x.detach().as_subclass(Tensor)[:3].clone(), requires_grad=False)
+
+
+BUFFERS = [rebind, rebind_plain, entry, new_entry, removed, data, data_in_place]
+PARAMETERS = [weight, one_weight, weight_data, new_weight]
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_untouched(model: nn.Module, before: dict[str, Tensor]) -> None:
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    for name, value in before.items():
+        assert type(after[name]) is Tensor and torch.equal(after[name], value), name
+
+
+@pytest.mark.parametrize("write", BUFFERS + PARAMETERS, ids=lambda write: str(write.__name__))
+def test_what_the_forward_pass_writes_is_refused_and_put_back(make: Any, train: Any, write: Write) -> None:
+    model, _, run = make(Writer(write), lot_size=60)
+    before = state(model)
+    with pytest.raises(RuntimeError, match="buffer '(stat|later)'" if write in BUFFERS else "parameter 'line"):
+        train(run)
+    assert_untouched(model, before)
+    assert run.abandoned == 1
+
+
+@pytest.mark.parametrize("write", BUFFERS + PARAMETERS, ids=lambda write: str(write.__name__))
+def test_nothing_stays_of_a_lot_that_was_left(make: Any, write: Write) -> None:
+    model, _, run = make(Writer(write), lot_size=60)
+    before = state(model)
+    for x, _ in run.lot():
+        model(x)
+        break
+    assert_untouched(model, before)
+
+
+def test_nor_when_the_run_is_closed_in_the_middle_of_a_lot(make: Any) -> None:
+    model, _, run = make(Writer(weight), lot_size=60)
+    before = state(model)
+    lot = run.lot()
+    model(next(lot)[0])
+    run.close()
+    assert_untouched(model, before)
+    with torch.no_grad():
+        model.line.weight.fill_(1.0)  # the caller's own again, whatever becomes of the iterator
+    lot.close()
+    assert bool((model.line.weight == 1).all())
+
+
+def test_a_batch_whose_weights_were_written_is_not_added_by_a_second_step(make: Any) -> None:
+    _, optimizer, run = make(Writer(weight), lot_size=60)
+    for x, y in run.lot():
+        F.cross_entropy(run.model(x), y).backward()
+        with pytest.raises(RuntimeError, match=r"line\.weight"):
+            optimizer.step()
+        with pytest.raises(RuntimeError, match="twice"):
+            optimizer.step()
+    assert run.step == 0 and run.abandoned == 1
+
+
+def test_the_model_may_not_write_after_the_step_either(make: Any) -> None:
+    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=60)
+    lot = run.lot()
+    x, y = next(lot)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    rebind_plain(model, x)
+    with pytest.raises(RuntimeError, match="buffer 'stat'"):
+        next(lot)
+    assert torch.equal(model.stat, torch.zeros(4))
+
+
+@pytest.mark.parametrize("how", ["data", "in place"])
+def test_frozen_parameters_are_watched_without_a_copy(make: Any, train: Any, how: str) -> None:
+    def write(model: Any, x: Tensor) -> None:
+        mean = x.detach().as_subclass(Tensor).mean(0)
+        if how == "data":
+            model.fixed.bias.data = mean
+        else:
+            model.fixed.bias.data.copy_(mean)
+
+    _, _, run = make(Writer(write), lot_size=60)
+    with pytest.raises(RuntimeError, match=r"'fixed.bias' .*could not be put back"):
+        train(run)
+    assert not run._weights._held["fixed.bias"].copied and run._weights._held["line.bias"].copied
+
+
+def test_a_public_buffer_may_be_written_but_not_from_the_batch(make: Any, train: Any) -> None:
+    def count(model: Any, x: Tensor) -> None:
+        model.stat = model.stat + 1
+
+    model, _, run = make(Writer(count), public_buffers=["st*"], steps=3)
+    assert train(run) == 3 and model.stat.tolist() == [3.0] * 4
+    model, _, run = make(Writer(rebind), public_buffers=["st*"], lot_size=60)
+    with pytest.raises(RuntimeError, match="buffer 'stat'"):
+        train(run)
+    assert torch.equal(model.stat, torch.zeros(4)) and type(model.stat) is Tensor
+
+
+def test_a_checkpoint_brings_its_buffers(make: Any, train: Any, tmp_path: Path) -> None:
+    pretrained = Writer(lambda model, x: None)
+    pretrained.stat.fill_(2.0)
+    _, _, run = make(pretrained, steps=2, ledger=tmp_path / "ledger.jsonl")
+    train(run)
+    run.save(tmp_path / "checkpoint")
+    run.close()
+    run.ledger.close()
+    model, _, again = make(Writer(lambda model, x: None), steps=4, ledger=tmp_path / "ledger.jsonl")
+    again.load(tmp_path / "checkpoint")
+    assert train(again) == 2 and model.stat.tolist() == [2.0] * 4
+
+
+def test_weights_may_be_changed_after_the_step(make: Any) -> None:
+    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=30, batch_size=10, steps=3)
+    for x, y in run.batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+    assert run.step == 3 and run.abandoned == 0
+
+
+def test_a_tied_weight_is_put_back_under_both_names(make: Any, train: Any) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+            self.write = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.write:
+                self.first.weight = nn.Parameter(x.detach().as_subclass(Tensor)[:4].clone(), False)
+            return self.second(self.first(x))  # type: ignore[no-any-return]
+
+    model = Tied()
+    before = state(model)
+    _, _, run = make(model, lot_size=60)
+    with pytest.raises(RuntimeError, match=r"first\.weight"):
+        train(run)
+    assert_untouched(model, before)
+    assert model.first.weight is model.second.weight
+    model.write = False
+    assert train(run) == 4
+
+
+def test_a_run_that_diverged_is_not_taken_for_a_write(make: Any, train: Any) -> None:
+    model, _, run = make(Writer(lambda model, x: None), steps=2)
+    with torch.no_grad():
+        model.line.weight.fill_(float("nan"))
+    assert train(run) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.bfloat16, torch.float64, torch.complex128])
+@pytest.mark.parametrize("size", [10, 5000])
+@pytest.mark.parametrize("copied", [True, False])
+def test_one_changed_value_is_seen_in_every_type(dtype: torch.dtype, size: int, copied: bool) -> None:
+    tensor = torch.zeros(2, size, dtype=dtype).T
+    held = Held(tensor, copied=copied)
+    assert held.same(tensor)
+    tensor.data[size - 1, 1] = 1
+    assert not held.same(tensor)
+    held.put_back()
+    assert held.same(tensor) is copied
+    held.renew()
+    assert held.same(tensor) and not held.same(tensor.clone()) and not held.same(None)
+
+
+def test_a_failed_first_batch_does_not_bring_back_the_sum_of_a_lot_that_was_left(make: Any, silence: Any) -> None:
+    model, optimizer, run = make(lot_size=60, batch_size=20)
+    for number, (x, y) in enumerate(run.lot(), start=1):
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if number == 2:
+            break
+    for number, (x, _) in enumerate(run.lot(), start=1):
+        if number == 1:
+            with pytest.raises(RuntimeError, match="backward"):
+                optimizer.step()
+            continue
+        (model(x) * 0).sum().backward()  # the lot itself brings nothing
+        optimizer.step()
+    assert run.step == 1
+    assert all(bool((parameter.grad == 0).all()) for parameter in model.parameters())
+
+
+REPEATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "index": lambda rows: rows[torch.zeros(len(rows), dtype=torch.long)],
+    "index_select": lambda rows: rows.index_select(0, torch.zeros(len(rows), dtype=torch.long)),
+    "one twice": lambda rows: rows[torch.arange(len(rows)).clamp(min=1)],
+}
+
+
+@pytest.mark.parametrize("how", REPEATED)
+def test_a_metric_has_each_example_once(make: Any, how: str) -> None:
+    model, _, run = make(lot_size=60, metrics={"m": tacit.Metric(bound=1.0)})
+    for x, y in run.lot():
+        loss = F.cross_entropy(model(x), y, reduction="none")
+        with pytest.raises(ValueError, match="several values of one example"):
+            run.observe(m=REPEATED[how](loss))
+        break
+
+
+def test_a_metric_may_have_the_examples_in_any_order(make: Any, silence: Any) -> None:
+    model, optimizer, run = make(lot_size=60, metrics={"m": tacit.Metric(bound=100.0)})
+    for x, y in run.lot():
+        loss = F.cross_entropy(model(x), y, reduction="none")
+        expected = float(loss.detach().mean())
+        loss.sum().backward()
+        run.observe(m=loss[torch.randperm(len(loss))])
+        optimizer.step()
+    assert run.metrics["m"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_metric_of_an_earlier_batch_is_refused(make: Any) -> None:
+    model, optimizer, run = make(lot_size=60, batch_size=30, metrics={"m": tacit.Metric(bound=1.0)})
+    kept: list[Tensor] = []
+    for x, y in run.lot():
+        loss = F.cross_entropy(model(x), y, reduction="none")
+        loss.sum().backward()
+        if kept:
+            with pytest.raises(ValueError, match="earlier batch"):
+                run.observe(m=kept[0])
+        kept.append(loss)
+        run.observe(m=loss)
+        optimizer.step()
