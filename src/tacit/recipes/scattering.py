@@ -57,7 +57,10 @@ def house_numbers(epsilon: float) -> Recipe:
 
 
 def small_digits(epsilon: float) -> Recipe:
-    """scikit-learn's digits, 8×8: one scale, so that 4×4 places are left (96 at ε = 2; the pixels gave 92)."""
+    """scikit-learn's digits, 8×8: one scale, so that 4×4 places are left.
+
+    On held-out images at ε = 2: 96, the pixels 92. The test images are other writers': there it is about 90.
+    """
     front = Scattering(scales=1, normalisation=Grouped(groups=3))
     return _linear(front, lot_size=350, epochs=30, learning_rate=2.0)
 
