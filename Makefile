@@ -37,6 +37,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/accounting.py --write
 	$(BIN)/python benchmarks/gradients.py --write
 	$(BIN)/python benchmarks/randomness.py
+	$(BIN)/python benchmarks/collaboration.py
+	$(BIN)/python benchmarks/tables.py --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -37,7 +37,7 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _CHUNK = 1 << 18  # values of one Gaussian chunk: large beside the cost of a NumPy call, small beside the cache
-_EDGE = 1 << 22  # a 32-bit radius word nearer to zero than this has too few significant bits: it gets 64 more
+_EDGE = 1 << 22  # a 32-bit radius word nearer to 0 or 2^32 than this has too few significant bits: it gets 64 more
 _ZEROS = memoryview(bytes(1 << 16))
 
 
@@ -217,10 +217,11 @@ class _Gaussian:
 
     def __init__(self) -> None:
         self._raw = bytearray(4 * _CHUNK)
-        self._small, self._near = np.empty(_CHUNK // 2, dtype=np.float32), np.empty(_CHUNK // 2, dtype=np.bool_)
+        self._one = torch.ones((), dtype=torch.float32)
+        self._near = np.empty(_CHUNK // 2, dtype=np.bool_)
 
     def single(self, source: Source, out: npt.NDArray[np.float32], std: float) -> None:
-        """Box-Muller in float32: radius sqrt(-2 log u), where u is t or 1 + t for t uniform on (-1/2, 1/2).
+        """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, more precisely near 0 and 1.
 
         Everything happens in the memory of the words and of the result, which fits in the cache.
         """
@@ -230,31 +231,28 @@ class _Gaussian:
         source.fill(raw)
         words, floats = np.frombuffer(raw, dtype=np.int32), np.frombuffer(raw, dtype=np.float32)
         radius, angle, scratch = floats[:pairs], floats[pairs:], out[:pairs]
-        np.copyto(scratch, words[:pairs], casting="unsafe")
-        np.multiply(scratch, np.float32(2.0**-32), out=scratch)
-        small = np.abs(scratch, out=self._small[:pairs])
-        near = np.flatnonzero(np.less(small, np.float32(_EDGE * 2.0**-32), out=self._near[:pairs]))
+        shifted = np.add(words[:pairs], np.int32(_EDGE), out=scratch.view(np.int32)).view(np.uint32)
+        near = np.flatnonzero(np.less(shifted, np.uint32(2 * _EDGE), out=self._near[:pairs]))
         logs = _log_uniform(words[near], source.words(near.size)) if near.size else None
-        np.floor(scratch, out=radius)
-        np.subtract(scratch, radius, out=radius)
+        np.copyto(scratch, words[:pairs].view(np.uint32), casting="unsafe")
+        np.multiply(scratch, np.float32(2.0**-32), out=radius)
         _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
         if logs is not None:
             radius[near] = logs
         fold = 1e-12 < std < 1e12  # the square of std does not leave the range of float32
-        np.multiply(radius, np.float32(-2 * std**2 if fold else -2), out=radius)
-        np.sqrt(radius, out=radius)
+        np.multiply(radius, np.float32(-8 * std**2 if fold else -8), out=radius)
+        np.sqrt(radius, out=radius)  # from here on twice the radius
         if not fold:
             np.multiply(radius, np.float32(std), out=radius)
         np.copyto(angle, words[pairs:], casting="unsafe")
         np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
         _torch(torch.tan, angle, angle)
         # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
-        np.multiply(angle, angle, out=scratch)
-        np.add(scratch, np.float32(1), out=scratch)
-        np.divide(radius, scratch, out=scratch)
-        np.add(scratch, scratch, out=scratch)
+        twice, tangent, first = (torch.from_numpy(each) for each in (radius, angle, scratch))
+        torch.addcmul(self._one, tangent, tangent, out=first)
+        torch.div(twice, first, out=first)
         np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
-        np.subtract(scratch, radius, out=scratch)
+        torch.sub(first, twice, alpha=0.5, out=first)
 
     def double(self, source: Source, out: Floats, std: float) -> None:
         """Box-Muller in float64, with 64 bits for the radius and 64 for the angle."""

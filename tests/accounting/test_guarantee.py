@@ -2,20 +2,22 @@
 
 import itertools
 import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from tacit.accounting import account, guarantee
+from tacit.accounting import account, guarantee, plan
 from tacit.accounting.guarantee import rounded_up
-from tacit.ledger import Ledger
+from tacit.accounting.pld import Pld
+from tacit.ledger import AdaptiveBudget, Budget, Ledger
 from tacit.ledger import events as ev
 
 
-def gaussian(noise, rate=1.0):
-    sampling = ev.Everyone() if rate == 1 else ev.Poisson(rate=rate)
+def gaussian(noise, rate=1.0, unit="example"):
+    sampling = ev.Everyone(unit=unit) if rate == 1 else ev.Poisson(rate=rate, unit=unit)
     return ev.Step(sampling, (ev.GaussianSum(group="g", clip_norm=2.0, noise_std=2 * noise),))
 
 
@@ -24,10 +26,61 @@ def laplace(scale):
 
 
 def test_prints_one_honest_line():
-    found = guarantee([(gaussian(4.0, 0.01), 10_000)], ev.Header(unit="user"), delta=1e-5)
-    assert str(found) == "(ε = 0.948, δ = 1e-05) user-level, add/remove, Poisson, pld"
-    assert found.epsilon_lower <= 0.946867 <= found.epsilon
+    found = guarantee([(gaussian(4.0, 0.01, "user"), 10_000)], ev.Header(unit="user"), delta=1e-5)
+    assert str(found) == "(ε = 0.947, δ = 1e-05) user-level, add/remove, Poisson, pld"
+    assert found.epsilon_lower <= 0.9468668 <= found.epsilon
     assert "all checkpoints" in found.released
+
+
+def test_units_are_not_mixed():
+    with pytest.raises(ValueError, match="the step's unit is 'user'; this ledger's header says 'example'"):
+        guarantee([(gaussian(4.0), 1), (gaussian(4.0, 0.1, "user"), 3)], ev.Header(), delta=1e-5)
+    with pytest.raises(ValueError, match="the step's unit is 'example'; this ledger's header says 'user'"):
+        plan(
+            records=1000,
+            lot_size=10,
+            steps=5,
+            noise_multiplier=2.0,
+            delta=1e-5,
+            also=[(gaussian(9.0, 1.0, "user"), 1), (gaussian(9.0), 1)],
+        )
+    promised = plan(
+        records=1000, lot_size=10, steps=5, noise_multiplier=2.0, delta=1e-5, also=[(gaussian(9.0, 1.0, "user"), 1)]
+    )
+    assert promised.guarantee.unit == "user"
+
+
+def test_the_long_form_says_what_is_assumed():
+    ledger, budget = Ledger(), AdaptiveBudget(8.0, 1e-5)
+    ledger.record(gaussian(4.0, 0.1))
+    fixed, adaptive = account(ledger, delta=1e-5), account(ledger, delta=1e-5, budget=budget)
+    assert str(fixed) == str(adaptive)
+    assert adaptive.epsilon < 1
+    for found in (fixed, adaptive):
+        for fact in ("number of records is taken as public", "floating point", "all checkpoints"):
+            assert fact in found.describe()
+    assert "Where the end depended on what was released, what holds is the budget" in fixed.describe()
+    assert "what holds is the adaptive budget, ε = 8.00 at δ = 1e-05, provided that it was fixed" in adaptive.describe()
+    assert account(ledger, delta=1e-5, budget=Budget(8.0, 1e-5)) == fixed
+    ledger.record(gaussian(0.1))  # more than the budget ever let through
+    assert "adaptive budget" not in account(ledger, delta=1e-5, budget=budget).describe()
+
+
+@pytest.mark.parametrize("steps", [[(gaussian(4.0, 0.01), 1000)], [(gaussian(2.0, 0.05), 50), (laplace(9.0), 3)]])
+def test_the_curve_is_made_of_single_answers(steps):
+    """All at once, on the lattice or without it, is as sound as one at a time and as close."""
+    found = guarantee(steps, ev.Header(), delta=1e-5)
+    epsilons = [0.0, 0.25 * found.epsilon, found.epsilon, 2 * found.epsilon, 1e4]
+    for epsilon, value in zip(epsilons, found.curve(epsilons)):
+        alone = Pld().delta(found.composition, epsilon)
+        assert alone.lower <= value <= 1.05 * alone.upper + 1e-15
+
+
+def test_the_attack_bound_does_not_account_again_and_again():
+    found = guarantee([(gaussian(4.0, 0.01), 10_000), (gaussian(7.0), 1)], ev.Header(), delta=1e-5)
+    start = time.process_time()
+    found.attack_power([0.01, 0.001])
+    assert time.process_time() - start < 1.0
 
 
 def test_seeded_runs_are_marked():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.features import Front, Pca, Pixels, RandomProjection
-from tacit.ledger import Ledger
+from tacit.ledger import Header, Ledger
 from tacit.randomness import SecureSource
 
 SOURCE = SecureSource()
@@ -29,7 +29,7 @@ def images() -> Tensor:
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
 def test_a_row_is_made_from_its_record_alone(front: Front, images: Tensor) -> None:
-    fitted = front.fit(images, ledger=Ledger(), source=SOURCE)
+    fitted = front.fit(images, ledger=Ledger(Header(secure_randomness=False)), source=SOURCE)
     rows = fitted.transform(images)
     assert rows.dtype == torch.float32
     assert tuple(rows.shape) == (50, *fitted.shape) == (50, *front.features((1, 4, 6)))
@@ -40,14 +40,14 @@ def test_a_row_is_made_from_its_record_alone(front: Front, images: Tensor) -> No
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
 def test_what_is_charged_is_what_was_announced(front: Front, images: Tensor) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     front.fit(images, ledger=ledger, source=SOURCE)
     assert [step for step, count in ledger.entries for _ in range(count)] == list(front.charges(50))
 
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
 def test_a_restored_front_is_the_same(front: Front, images: Tensor) -> None:
-    fitted = front.fit(images, ledger=Ledger(), source=SOURCE)
+    fitted = front.fit(images, ledger=Ledger(Header(secure_randomness=False)), source=SOURCE)
     again = front.restore(fitted.state(), (1, 4, 6))
     assert torch.equal(again.transform(images), fitted.transform(images))
     assert again.shape == fitted.shape
@@ -55,13 +55,13 @@ def test_a_restored_front_is_the_same(front: Front, images: Tensor) -> None:
 
 def test_pixels_are_between_zero_and_one(images: Tensor) -> None:
     images[0, 0, 0, 0], images[0, 0, 0, 1] = 0, 255
-    rows = Pixels().fit(images, ledger=Ledger(), source=SOURCE).transform(images)
+    rows = Pixels().fit(images, ledger=Ledger(Header(secure_randomness=False)), source=SOURCE).transform(images)
     assert (rows[0, 0], rows[0, 1]) == (0.0, 1.0)
     assert torch.allclose(rows * 255, images.flatten(1).float(), atol=1e-4)
 
 
 def test_a_random_projection_is_orthonormal_new_each_time_and_free(images: Tensor) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     first, second = (RandomProjection(dimensions=7).fit(images, ledger=ledger, source=SOURCE) for _ in range(2))
     directions = first.state()["directions"]
     assert torch.allclose(directions @ directions.T, torch.eye(7), atol=1e-5)
@@ -72,7 +72,7 @@ def test_a_random_projection_is_orthonormal_new_each_time_and_free(images: Tenso
 @pytest.mark.parametrize("front", FRONTS, ids=str)
 @pytest.mark.parametrize("bad", [torch.rand(5, 1, 4, 6), torch.zeros(5, 24, dtype=torch.uint8)], ids=["float", "flat"])
 def test_images_that_are_not_bytes_in_four_dimensions_are_refused(front: Front, bad: Tensor) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     with pytest.raises(ValueError, match=r"images are torch\.(float32|uint8) of shape"):
         front.fit(bad, ledger=ledger, source=SOURCE)
     assert len(ledger) == 0
@@ -88,6 +88,6 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_projection_refuses_images_of_another_size(images: Tensor) -> None:
-    fitted = RandomProjection(dimensions=2).fit(images, ledger=Ledger(), source=SOURCE)
+    fitted = RandomProjection(dimensions=2).fit(images, ledger=Ledger(Header(secure_randomness=False)), source=SOURCE)
     with pytest.raises(ValueError, match="images have 25 values; the directions were made for 24"):
         fitted.transform(torch.zeros(1, 1, 5, 5, dtype=torch.uint8))

@@ -16,7 +16,7 @@ from torch import Tensor
 from tacit.accounting import Filter, account
 from tacit.features import pca as module
 from tacit.features.pca import Pca, private_moments, private_pca
-from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Ledger, Poisson, Step
+from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.randomness import SecureSource
 
 SOURCE = SecureSource()
@@ -25,7 +25,11 @@ any_float = st.floats(allow_nan=True, allow_infinity=True)
 
 
 def moments(rows: Tensor, **settings: Any) -> Tensor:
-    settings = {"noise_multiplier": QUIET, "ledger": Ledger(), "source": SOURCE} | settings
+    settings = {
+        "noise_multiplier": QUIET,
+        "ledger": Ledger(Header(secure_randomness=False)),
+        "source": SOURCE,
+    } | settings
     return private_moments(rows, **settings)
 
 
@@ -41,7 +45,9 @@ def test_without_noise_it_is_numpy(rows: Tensor) -> None:
     units /= np.linalg.norm(units, axis=1, keepdims=True)
     values, vectors = np.linalg.eigh(units.T @ units)
     expected = vectors[:, np.argsort(values)[::-1][:4]].T
-    found = private_pca(rows, 4, noise_multiplier=QUIET, ledger=Ledger(), source=SOURCE).numpy()
+    found = private_pca(
+        rows, 4, noise_multiplier=QUIET, ledger=Ledger(Header(secure_randomness=False)), source=SOURCE
+    ).numpy()
     assert found.shape == (4, 12)
     assert np.abs(np.sum(found * expected, axis=1)) == pytest.approx(np.ones(4), abs=1e-6)
     assert np.allclose(found @ found.T, np.eye(4), atol=1e-9)
@@ -111,12 +117,12 @@ def test_rows_far_too_large_or_small_keep_their_direction() -> None:
 
 
 def test_the_ledger_says_what_was_done(rows: Tensor) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     query = GaussianSum(group="pca", clip_norm=1.0, noise_std=4.0)
     private_pca(rows, 3, noise_multiplier=4.0, ledger=ledger, source=SOURCE)
     private_pca(rows, 3, noise_multiplier=4.0, ledger=ledger, source=SOURCE, sampling_rate=0.25)
     assert ledger.entries == ((Step(Everyone(), (query,)), 1), (Step(Poisson(rate=0.25, records=400), (query,)), 1))
-    assert account(ledger, delta=1e-5).epsilon > account(Ledger(), delta=1e-5).epsilon
+    assert account(ledger, delta=1e-5).epsilon > account(Ledger(Header(secure_randomness=False)), delta=1e-5).epsilon
 
 
 def test_a_sample_takes_about_its_share(rows: Tensor) -> None:
@@ -126,7 +132,7 @@ def test_a_sample_takes_about_its_share(rows: Tensor) -> None:
 
 
 def test_a_refused_release_learns_nothing(rows: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     ledger.guard(Filter(Budget(epsilon=0.01, delta=1e-5)))
     looked: list[int] = []
     monkeypatch.setattr(module, "_units", lambda values: looked.append(1))
@@ -148,7 +154,7 @@ def test_a_refused_release_learns_nothing(rows: Tensor, monkeypatch: pytest.Monk
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str, rows: Tensor) -> None:
     with pytest.raises(ValueError, match=message):
         Pca(**settings)
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     chosen: dict[str, Any] = {"dimensions": 2, "noise_multiplier": 1.0} | settings
     with pytest.raises(ValueError, match=message):
         private_pca(rows, ledger=ledger, source=SOURCE, **chosen)
@@ -156,7 +162,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 
 
 def test_more_directions_than_columns_are_refused_before_anything_is_charged(rows: Tensor) -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     with pytest.raises(ValueError, match="dimensions is 13; the images have only 12"):
         private_pca(rows, 13, noise_multiplier=1.0, ledger=ledger, source=SOURCE)
     with pytest.raises(ValueError, match="one record in each row"):

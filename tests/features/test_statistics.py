@@ -10,7 +10,7 @@ import torch
 
 from tacit.accounting import Filter, account
 from tacit.features import Statistics
-from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Ledger
+from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger
 from tacit.randomness import SecureSource, SeededSource
 
 CHANNELS = 6
@@ -21,7 +21,7 @@ def released(rows: torch.Tensor, statistics: Statistics, *, ledger: Ledger | Non
         lambda chosen: rows[torch.from_numpy(chosen)],
         channels=rows.shape[1],
         records=len(rows),
-        ledger=ledger or Ledger(),
+        ledger=ledger or Ledger(Header(secure_randomness=False)),
         source=SeededSource(1),
     )
 
@@ -55,7 +55,7 @@ def test_the_noise_is_the_recorded_one() -> None:
 
 
 def test_the_cost_is_that_of_a_gaussian_sum() -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     released(normal(100), Statistics(noise_multiplier=8.0, sampling_rate=1.0, bound=2.0), ledger=ledger)
     ((step, count),) = ledger.entries
     assert count == 1 and isinstance(step.sampling, Everyone)
@@ -66,14 +66,14 @@ def test_the_cost_is_that_of_a_gaussian_sum() -> None:
 def test_sampling_makes_it_cheaper() -> None:
     costs = []
     for rate in (1.0, 0.1):
-        ledger = Ledger()
+        ledger = Ledger(Header(secure_randomness=False))
         released(normal(100), Statistics(noise_multiplier=4.0, sampling_rate=rate), ledger=ledger)
         costs.append(account(ledger, delta=1e-5).epsilon)
     assert costs[1] < 0.4 * costs[0]
 
 
 def test_nothing_is_read_when_the_budget_refuses() -> None:
-    ledger = Ledger()
+    ledger = Ledger(Header(secure_randomness=False))
     ledger.guard(Filter(Budget(epsilon=0.01, delta=1e-6)))
     looked: list[np.ndarray] = []
 

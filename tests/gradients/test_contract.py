@@ -238,26 +238,6 @@ def test_norms_before_backward() -> None:
             tape.norms()
 
 
-def test_backward_twice() -> None:
-    model = net()
-    with gradients.record(model):
-        loss = model(torch.randn(B, 5)).sum(1).mean()
-        loss.backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="twice"):
-            loss.backward()
-
-
-def test_two_batches_without_taking_the_sum() -> None:
-    model = net()
-    gradients.attach(model)
-    model(torch.randn(B, 5)).sum().backward()
-    with pytest.raises(RuntimeError, match="not yet taken"):
-        model(torch.randn(B + 1, 5))
-    loss = model(torch.randn(B, 5)).sum()
-    with pytest.raises(RuntimeError, match="twice"):
-        loss.backward()
-
-
 def test_inputs_that_disagree_about_the_batch() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -67,7 +67,7 @@ MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "shifted examples": (lambda m, x: m.b(m.a(x) + m.a(x).roll(1, 0)), "roll"),
     "flipped examples": (lambda m, x: m.b(m.a(x) + m.a(x).flip(0)), "flip"),
     "next example": (lambda m, x: (lambda h: h + torch.cat([h[1:], h[:1]]))(m.a(x)), "index"),
-    "first example as reference": (lambda m, x: m.a(x) - m.a(x)[0], "index"),
+    "first example as reference": (lambda m, x: m.a(x) - m.a(x)[0], "different examples"),
     "sum over examples as context": (lambda m, x: m.b(m.a(x)) * m.a(x).sum(0), "whole batch"),
     "maximum over examples": (lambda m, x: m.a(x) - m.a(x).amax(0), "amax"),
     "cumulative sum over examples": (lambda m, x: m.a(x).cumsum(0), "cumsum"),

@@ -98,7 +98,7 @@ def test_embedding(agree: Any, shape: tuple[int, ...], padding_idx: int | None) 
     agree(nn.Embedding(6, 4, padding_idx=padding_idx), torch.randint(0, 6, (B, *shape)))
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding_idx", [None, 2])
 def test_embedding_bag(agree: Any, mode: str, padding_idx: int | None) -> None:
     agree(nn.EmbeddingBag(6, 4, mode=mode, padding_idx=padding_idx), torch.randint(0, 6, (B, 7)))
@@ -110,7 +110,7 @@ def test_embedding_bag_with_sample_weights(agree: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_embedding_bag_with_offsets(agree: Any, mode: str) -> None:
     bag = nn.EmbeddingBag(6, 4, mode=mode)
     words, starts = torch.randint(0, 6, (12,)), torch.tensor([0, 3, 3, 8, 10])

@@ -245,3 +245,12 @@ def test_a_forked_child_may_not_use_the_ledger_nor_a_receipt(ledger: Ledger) -> 
     receipt.spend("a")
     ledger.record(step())
     assert len(ledger) == 2
+
+
+def test_a_ledger_that_promises_secure_randomness_takes_no_other() -> None:
+    ledger = Ledger(Header(secure_randomness=True))
+    step = Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=1.0),))
+    with pytest.raises(ValueError, match="promises secure randomness"):
+        ledger.record(step, secure=False)
+    assert not len(ledger)
+    Ledger(Header(secure_randomness=False)).record(step, secure=False)

@@ -199,3 +199,22 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 def length(out: Path) -> int:
     ledger = out / "ledger.jsonl"
     return len(Ledger.load(ledger)) if ledger.exists() and ledger.stat().st_size else 0
+
+
+def test_a_run_whose_ledger_is_gone_is_not_resumed(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=stop_at(30))
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(ValueError, match="is gone"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_front_that_the_ledger_does_not_list_is_not_used(images: Images, recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, progress=stop_at(30))
+    header = Ledger.load(tmp_path / "ledger.jsonl").header
+    (tmp_path / "ledger.jsonl").unlink()
+    Ledger.open(tmp_path / "ledger.jsonl", header).close()
+    with pytest.raises(ValueError, match="does not list it"):
+        train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)

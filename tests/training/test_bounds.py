@@ -28,8 +28,15 @@ def test_a_wrong_batch_dimension_is_refused(make: Any, train: Callable[..., int]
     # Time first: with batch_dim=0 every "example" would be a time step of everybody.
     sequences = torch.randn(30, 5, 2)
     model, _, run = make(nn.LSTM(2, 3, batch_first=True), None, sequences, lot_size=30)
-    with pytest.raises(ValueError, match=r"another number of examples than the batch has records; .*batch_dim"):
+    with pytest.raises(ValueError, match="examples are not in the dimension"):
         train(run, lambda x: model(x.transpose(0, 1))[0].square().mean())
+
+
+def test_a_batch_the_engine_could_not_follow_must_have_its_size(make: Any, train: Callable[..., int]) -> None:
+    sequences = torch.randn(30, 5, 2)
+    model, _, run = make(nn.LSTM(2, 3, batch_first=True), None, sequences, lot_size=30)
+    with pytest.raises(ValueError, match=r"another number of examples than the batch has records; .*batch_dim"):
+        train(run, lambda x: model(torch.from_numpy(x.numpy()).transpose(0, 1))[0].square().mean())
 
 
 def test_a_metric_is_observed_once_a_batch(make: Any) -> None:

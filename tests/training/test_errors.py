@@ -147,7 +147,7 @@ def test_a_step_without_the_model(make: Any) -> None:
     _, optimizer, run = make(lot_size=60)
     lot = run.lot()
     next(lot)
-    with pytest.raises(RuntimeError, match="no batch was seen"):
+    with pytest.raises(RuntimeError, match="backward was not run"):
         optimizer.step()
 
 

@@ -14,13 +14,17 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
 
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition, compose
-from tacit.accounting.rdp import divergences
+from tacit.accounting.mixture import Array
+from tacit.accounting.rdp import DEFAULT_ORDERS, between, divergences
+from tacit.accounting.tail import MOST_ORDER
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Step
-from tacit.ledger.events import Header, Sampling, Shuffled
+from tacit.ledger.events import Adjacency, Header, Sampling, Shuffled
 
 _LEASE = 4096
 
@@ -67,10 +71,10 @@ class Filter:
             lease //= 4
         return lease
 
-    def _fits(self, entries: Iterable[tuple[Step, int]], header: Header) -> bool:
-        composition = compose(entries, header.adjacency)
+    def _fits(self, entries: Sequence[tuple[Step, int]], header: Header) -> bool:
         if isinstance(self.budget, AdaptiveBudget):
-            return fits_adaptively(composition, self.budget)
+            return fits_adaptively(entries, header.adjacency, self.budget)
+        composition = compose(entries, header.adjacency)
         return self._accountant.epsilon(composition, self.budget.delta).upper <= self.budget.epsilon
 
 
@@ -82,18 +86,33 @@ def _lots_left(ledger: Ledger, sampling: Sampling) -> int:
     return max(sampling.lots - done, 1)
 
 
-def filter_order(budget: AdaptiveBudget) -> float:
-    """The order of the Rényi filter: the best one for Gaussian noise, a function of the budget alone.
+def filter_order(budget: AdaptiveBudget, first: Composition) -> float:
+    """The order of the Rényi filter: the one that admits most steps like the first one, of a ladder and then finer.
 
-    A Gaussian composition with divergence order·r at every order costs r + 2 sqrt(r log(1/δ)) at the order
-    1 + sqrt(log(1/δ)/r); r is taken so that this is the whole budget.
+    The theorem wants an order fixed beforehand. The first step's parameters depend on no release, so neither does an
+    order that is a function of them and of the budget.
     """
-    log = math.log(1 / budget.delta)
-    root = math.sqrt(log + budget.epsilon) - math.sqrt(log)
-    return 1 + math.sqrt(log) / root
+
+    def admitted(orders: tuple[float, ...]) -> Array:
+        shares = np.array([share(budget, order) for order in orders])
+        return np.asarray(shares / np.maximum(divergences(first, orders), 1e-300))
+
+    orders = (*DEFAULT_ORDERS, MOST_ORDER)
+    for _ in range(3):
+        best = int(np.argmax(admitted(orders)))
+        order = orders[best]
+        orders = between(orders[max(best - 1, 0)], orders[min(best + 1, len(orders) - 1)])
+    return order
 
 
-def fits_adaptively(composition: Composition, budget: AdaptiveBudget) -> bool:
-    order = filter_order(budget)
-    share = budget.epsilon + (math.log(budget.delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
-    return float(divergences(composition, (order,))[0]) <= share
+def share(budget: AdaptiveBudget, order: float) -> float:
+    """The Rényi divergence of this order that the budget pays for; see `tacit.accounting.tail.epsilons`."""
+    return budget.epsilon + (math.log(budget.delta) + math.log(order)) / (order - 1) - math.log1p(-1 / order)
+
+
+def fits_adaptively(entries: Sequence[tuple[Step, int]], adjacency: Adjacency, budget: AdaptiveBudget) -> bool:
+    """Whether the filter lets these steps through, in the order they are given."""
+    if not entries:
+        return True
+    order = filter_order(budget, compose([(entries[0][0], 1)], adjacency))
+    return float(divergences(compose(entries, adjacency), (order,))[0]) <= share(budget, order)

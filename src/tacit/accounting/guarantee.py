@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Best, Composition, compose
+from tacit.accounting.filter import fits_adaptively
 from tacit.accounting.selection import in_words
 from tacit.accounting.tail import check_delta, check_epsilon
-from tacit.ledger import Ledger
+from tacit.ledger import AdaptiveBudget, Budget, Ledger
 from tacit.ledger import events as ev
+from tacit.ledger.contents import check_unit
 
 _RELEASED = "every noisy value the ledger lists, and whatever is computed from them (all checkpoints)"
 
@@ -34,6 +36,7 @@ class Guarantee:
     sampling: str
     secure_randomness: bool
     released: str = _RELEASED
+    adaptive_budget: AdaptiveBudget | None = None
     composition: Composition = field(repr=False)
 
     def __str__(self) -> str:
@@ -51,10 +54,34 @@ class Guarantee:
         chosen = [(term.base, count) for term, count in self.composition.terms if isinstance(term.base, Best)]
         return " and ".join(f"{count} × " * (count > 1) + in_words(base.selection) for base, count in chosen)
 
+    @property
+    def assumptions(self) -> list[str]:
+        """What the claim takes for granted, a sentence each."""
+        if self.adaptive_budget is None:
+            parameters = (
+                "Every step's noise, sampling and number are taken as fixed before the first release. Where the end "
+                "depended on what was released, what holds is the budget, or the cost of all the steps planned."
+            )
+        else:
+            budget = self.adaptive_budget
+            parameters = (
+                "The figure takes every step's parameters as fixed before the first release. If they were chosen from "
+                f"earlier releases, what holds is the adaptive budget, ε = {rounded_up(budget.epsilon)} at δ = "
+                f"{_three_figures(budget.delta)}, provided that it was fixed, and guarded the ledger, before the first."
+            )
+        return [
+            parameters,
+            "The number of records is taken as public.",
+            "Noise and sums are computed in floating point; the proof is for real numbers.",
+        ]
+
+    def describe(self) -> str:
+        """The claim with what is released and what is assumed, a line each."""
+        return "\n".join([f"{self}.", f"Released: {self.released}.", *self.assumptions])
+
     def curve(self, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
-        accountant = find(self.accountant)
-        return [accountant.delta(self.composition, epsilon).upper for epsilon in epsilons]
+        return find(self.accountant).deltas(self.composition, epsilons)
 
     def attack_power(self, false_positive_rates: Sequence[float]) -> list[float]:
         """The largest true-positive rate any membership attack can have at each false-positive rate.
@@ -118,13 +145,23 @@ def _up(value: float, decimals: int) -> Decimal:
 
 
 def account(
-    ledger: Ledger, *, delta: float | None = None, epsilon: float | None = None, accountant: str = "pld"
+    ledger: Ledger,
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    accountant: str = "pld",
+    budget: Budget | AdaptiveBudget | None = None,
 ) -> Guarantee:
     """The guarantee of what a ledger lists: ε for a given δ, or δ for a given ε.
 
-    Reading changes nothing; the same ledger can be accounted again, by another accountant, years later.
+    Reading changes nothing; the same ledger can be accounted again, by another accountant, years later. With the
+    ``budget`` that guarded it, the guarantee says what holds if parameters were chosen on the way.
     """
-    return guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant)
+    found = guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant)
+    if not isinstance(budget, AdaptiveBudget) or found.composition.slack:  # slack has no proof under an adaptive one
+        return found
+    fits = fits_adaptively(ledger.entries, ledger.header.adjacency, budget)
+    return replace(found, adaptive_budget=budget) if fits else found
 
 
 def guarantee(
@@ -139,6 +176,8 @@ def guarantee(
     if (delta is None) == (epsilon is None):
         raise ValueError("give either delta, to get epsilon, or epsilon, to get delta.")
     entries = list(entries)
+    for step, _ in entries:
+        check_unit(header, step)
     composition = compose(entries, header.adjacency)
     method, lower = find(accountant), None
     if delta is not None:

@@ -97,7 +97,7 @@ def _integrate(rate: float, noise: float, p: Array) -> Array:
             part = rows[begin : begin + block]
             grid = np.arange(points[part].max()) * step[part, None] + start[part, None]
             log_ratio = grid / noise - 0.5 / noise / noise
-            terms = _log_excess(_log_mixture(rate, log_ratio), p[part, None]) - grid * grid / 2
+            terms = _log_excess(log_mixture(rate, log_ratio), p[part, None]) - grid * grid / 2
             total = log_sum(terms, axis=1) + np.log(step[part] / math.sqrt(2 * math.pi))
             out[part] = np.logaddexp(0.0, total)
     return out
@@ -127,14 +127,17 @@ def _lowest_mode(rate: float, noise: float, p: Array) -> Array:
     return low
 
 
-def _log_mixture(rate: float, log_ratio: Array) -> Array:
+def log_mixture(rate: float | Array, log_ratio: Array) -> Array:
     """log(1 - q + q exp(x)) to full relative precision, also where it is close to 0."""
-    with np.errstate(over="ignore"):
-        near = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30.0)))
-    far = math.log(rate) + log_ratio + np.log1p((1 - rate) / rate * np.exp(-np.maximum(log_ratio, 30.0)))
-    out = np.where(log_ratio > 30, far, near)
-    if rate > 0.5:
-        out = np.where(log_ratio < -1, np.log((1 - rate) + rate * np.exp(np.minimum(log_ratio, 0.0))), out)
+    large = log_ratio > 30
+    out = np.log1p(rate * np.expm1(np.minimum(log_ratio, 30.0)))
+    if large.any():
+        far = np.log(rate) + log_ratio + np.log1p((1 - rate) / rate * np.exp(-np.maximum(log_ratio, 30.0)))
+        out = np.where(large, far, out)
+    if np.any(np.greater(rate, 0.5)):
+        # 1 - q + q exp(x) is a sum of two positive numbers; 1 + q (exp(x) - 1) is not.
+        low = np.log((1 - rate) + rate * np.exp(np.minimum(log_ratio, 0.0)))
+        out = np.where((log_ratio < -1) & np.greater(rate, 0.5), low, out)
     return np.asarray(out)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from tacit.accounting.guarantee import Guarantee, guarantee
@@ -55,7 +55,7 @@ def plan(
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
 
-    ``also`` lists other steps on the same records that the budget has to pay for.
+    ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
     True
@@ -108,6 +108,12 @@ class _Draft:
     adjacency: ev.Adjacency
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
+    made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
+
+    @property
+    def unit(self) -> str:
+        """That of the other steps; `guarantee` refuses steps of different units."""
+        return self.also[0][0].sampling.unit if self.also else "example"
 
     def entries(self, lot_size: int, steps: int, noise_multiplier: float) -> list[tuple[ev.Step, int]]:
         query = ev.GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
@@ -115,9 +121,9 @@ class _Draft:
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
         if self.sampling == "poisson":
-            return [(ev.Poisson(rate=lot_size / self.records, records=self.records), steps)]
+            return [(ev.Poisson(rate=lot_size / self.records, records=self.records, unit=self.unit), steps)]
         if self.sampling == "fixed-size":
-            return [(ev.FixedSize(size=lot_size, records=self.records), steps)]
+            return [(ev.FixedSize(size=lot_size, records=self.records, unit=self.unit), steps)]
         if self.sampling == "shuffled":
             lots = math.ceil(self.records / lot_size)
             whole, rest = divmod(steps, lots)
@@ -125,16 +131,20 @@ class _Draft:
             if len(counts) > 100_000:
                 raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
             return [
-                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records), count) for epoch, count in enumerate(counts)
+                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records, unit=self.unit), count)
+                for epoch, count in enumerate(counts)
             ]
         raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
 
     def guarantee(
         self, lot_size: int, steps: int, z: float, *, delta: float | None = None, epsilon: float | None = None
     ) -> Guarantee:
-        header = ev.Header(adjacency=self.adjacency)
-        entries = self.entries(lot_size, steps, z)
-        return guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=self.accountant)
+        key = self.accountant, lot_size, steps, z, delta, epsilon
+        if key not in self.made:
+            header = ev.Header(adjacency=self.adjacency, unit=self.unit)
+            entries = self.entries(lot_size, steps, z)
+            self.made[key] = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=self.accountant)
+        return self.made[key]
 
     def epsilon(self, lot_size: int, steps: int, z: float, delta: float) -> float:
         return self.guarantee(lot_size, steps, z, delta=delta).epsilon
@@ -187,15 +197,17 @@ def _least_noise(epsilon_at: Callable[[float], float], target: float, guess: flo
 
     low = high = guess
     over = under = gap(guess)
-    factor = 1.25
+    move = 0.2
     while over <= 0 and low > 1e-4:
-        high, under, low = low, over, low / factor
-        over, factor = gap(low), factor**2
+        high, under, low = low, over, low * math.exp(-move)
+        over = gap(low)
+        move = _onward(move, -under, -over)
     while under > 0:
-        low, over, high = high, under, high * factor
+        low, over, high = high, under, high * math.exp(move)
         if high > 1e9:
             raise ValueError(f"epsilon is {target:g}; no noise multiplier up to 1e9 reaches it.")
-        under, factor = gap(high), factor**2
+        under = gap(high)
+        move = _onward(move, over, under)
     if over <= 0:
         return high
     # Illinois: regula falsi in log z, halving the weight of an end that stays.
@@ -211,6 +223,13 @@ def _least_noise(epsilon_at: Callable[[float], float], target: float, guess: flo
             high, under, short = middle, value, value
             over, stayed = (over / 2 if stayed == -1 else over), -1
     return high
+
+
+def _onward(move: float, before: float, after: float) -> float:
+    """How far to go on if ``move`` changed what is missing from ``before`` to ``after``: a little beyond zero."""
+    if not 0 < after < before < math.inf:
+        return 2 * move
+    return min(1.2 * after / (before - after) + 0.05, 4.0) * move
 
 
 def _check(

@@ -94,7 +94,7 @@ class Rdp:
             return best
         low, high = float(orders[max(at - 1, 0)]), float(orders[min(at + 1, len(orders) - 1)])
         for _ in range(3):
-            finer = _between(low, high)
+            finer = between(low, high)
             costs = cost(np.array(finer), divergences(composition, finer))
             at = int(np.argmin(costs))
             best = min(best, float(costs[at]))
@@ -103,7 +103,7 @@ class Rdp:
         return best
 
 
-def _between(low: float, high: float) -> tuple[float, ...]:
+def between(low: float, high: float) -> tuple[float, ...]:
     """Eight orders from ``low`` to ``high``, whole ones where fractions bring nothing, and the whole ones if few."""
     finer = 1 + np.geomspace(low - 1, high - 1, 10)[1:-1]
     whole = finer > 64

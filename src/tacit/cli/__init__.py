@@ -9,10 +9,12 @@ import typer
 
 from tacit._version import __version__
 from tacit.cli.account import account
+from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
 from tacit.cli.report import report
+from tacit.cli.reproduce import reproduce
 from tacit.cli.train import train
 
 app = typer.Typer(
@@ -29,7 +31,9 @@ app.command()(plan)
 app.command()(train)
 app.command()(predict)
 app.command()(report)
+app.command()(reproduce)
 app.add_typer(data)
+app.add_typer(collaborate)
 
 
 def _version(value: bool) -> None:

@@ -2,10 +2,12 @@
 
 from tacit.features.front import Fitted, Front, Pixels, Projection, RandomProjection
 from tacit.features.pca import Pca, private_pca
+from tacit.features.public import Convolutions
 from tacit.features.scattering import Grouped, Scattering, Whitened
 from tacit.features.statistics import Statistics
 
 __all__ = [
+    "Convolutions",
     "Fitted",
     "Front",
     "Grouped",

@@ -102,7 +102,7 @@ def private_moments(
     if rows.ndim != 2 or not rows.numel():
         raise ValueError(f"rows have shape {tuple(rows.shape)}; give a matrix with one record in each row.")
     records, width = rows.shape
-    receipt = ledger.record(_step(records, noise_multiplier, sampling_rate))
+    receipt = ledger.record(_step(records, noise_multiplier, sampling_rate), secure=source.secure)
     chosen = torch.from_numpy(_sampler(records, sampling_rate, source).draw(receipt))
     moments = torch.zeros(width, width, dtype=torch.float64)
     for piece in pieces(chosen):

@@ -60,7 +60,7 @@ class Statistics:
         public. All else is post-processing.
         """
         (step,) = self.charges(records)
-        receipt = ledger.record(step)
+        receipt = ledger.record(step, secure=source.secure)
         sampler = self._sampler(records, source)
         chosen = sampler.draw(receipt)
         scale, total = math.sqrt(channels), self._query().total((channels,))

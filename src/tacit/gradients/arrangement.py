@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.indexing import indexed, written
-from tacit.gradients.layout import Layout, Tag, Total, owners, reshaped
+from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 from tacit.gradients.probing import probed
 from tacit.gradients.rules import Call, aligned, mixes, pairs, removed, rule
+from tacit.gradients.singles import picked
 
 
 @rule("view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view _reshape_alias")
@@ -65,11 +66,17 @@ def _split(call: Call) -> Tag:
 
 
 @rule("unbind select narrow")
-def _select(call: Call) -> Tag:
+def _select(call: Call) -> Any:
     x, layout = call.first()
     dim = call.arg(1, "dim", default=0) % x.ndim
     if dim != layout.dim:
         return layout if call.name == "narrow" else removed(layout, [dim], False)
+    if call.name != "narrow" and layout.owner is None and layout.inner == 1 and x.shape[dim] == call.batch:
+        if call.name == "unbind":
+            return [Only(i) for i in range(call.batch)]
+        index = call.arg(2, "index")
+        if type(index) is int:
+            return Only(index % call.batch)
     return mixes(call, "picks single examples out of the batch")
 
 
@@ -93,6 +100,10 @@ def _cat(call: Call) -> Tag:
 
 @rule("getitem")
 def _getitem(call: Call) -> Any:
+    own = next((tag for t, tag in call.tagged if t is call.args[0]), None)
+    only = picked(call.args[0], own, call.args[1], call.batch) if isinstance(own, Layout) else None
+    if only is not None:
+        return only
     return indexed(call.args[0], call.args[1], call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients.layout import Layout, select_examples
-from tacit.gradients.recorder import ValuesRead
+from tacit.gradients.nested import mapped, tensors
+from tacit.gradients.problems import ValuesRead, refuse
 from tacit.gradients.traced import Traced
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -22,6 +23,10 @@ def module_problems(model: nn.Module) -> list[str]:
     problems = []
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
+        if getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None:
+            problems.append(
+                f"{where} is compiled, and compiled code hides its operations: give the module before torch.compile"
+            )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm):
             if module.track_running_stats and module.training:
                 problems.append(
@@ -41,12 +46,6 @@ def module_problems(model: nn.Module) -> list[str]:
     return problems
 
 
-def refuse(problems: list[str]) -> None:
-    if problems:
-        listed = "\n".join(f"  - {p}" for p in problems)
-        raise ValueError(f"this model has no per-example gradients:\n{listed}")
-
-
 def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int = 1, **kwargs: Any) -> None:
     """Raise a ValueError that lists everything that stands in the way of per-example gradients.
 
@@ -62,7 +61,7 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
     with _undisturbed(model), _NoDropout():
         engine = Engine(model, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
-            inputs, named = engine._marked(args, kwargs)
+            inputs, named = engine._inputs.marked(args, kwargs)
             engine._recorder.inside = True
             try:
                 output = model.forward(*inputs, **named)
@@ -71,7 +70,7 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
                 raise
             finally:
                 engine._recorder.inside = False
-            engine._recorder.check_problems()
+            engine._recorder.problems.check()
             problems += _disagreements(engine, model, inputs, named, output)
         finally:
             engine.detach()
@@ -80,19 +79,19 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
 
 def _disagreements(engine: Any, model: nn.Module, args: Any, kwargs: Any, output: Any) -> list[str]:
     batch = engine.batch_size
-    whole = [t for t in _tensors(output) if type(t) is Traced and isinstance(t._tag, Layout) and t._tag.owner is None]
+    whole = [t for t in tensors(output) if type(t) is Traced and isinstance(t._tag, Layout) and t._tag.owner is None]
     layouts = [t._tag for t in whole if isinstance(t._tag, Layout)]
     engine._recorder.active = False
     bare = [t.as_subclass(Tensor).detach() for t in whole]
-    indices = [i for i, t in enumerate(_tensors(output)) if any(t is w for w in whole)]
+    indices = [i for i, t in enumerate(tensors(output)) if any(t is w for w in whole)]
     with torch.no_grad():
-        again = [_tensors(model.forward(*_plain(args), **_plain(kwargs)))[i] for i in indices]
+        again = [tensors(model.forward(*_plain(args), **_plain(kwargs)))[i] for i in indices]
         if any(not torch.equal(a, b) for a, b in zip(bare, again)) and not all(
             torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(bare, again)
         ):
             return []
         for b in range(min(batch, 4)):
-            single = _tensors(model.forward(*_one(args, batch, b), **_one(kwargs, batch, b)))
+            single = tensors(model.forward(*_one(args, batch, b), **_one(kwargs, batch, b)))
             for i, full, layout in zip(indices, bare, layouts):
                 share = select_examples(full, layout, batch, b, b + 1)
                 tolerance = _TOLERANCE.get(full.dtype, 3e-2)
@@ -137,18 +136,8 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
                     b.copy_(value)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensors(v)]
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in _tensors(v)]
-    return []
-
-
 def _plain(value: Any) -> Any:
-    return _map(value, lambda t: t.as_subclass(Tensor))
+    return mapped(value, lambda t: t.as_subclass(Tensor))
 
 
 def _one(value: Any, batch: int, b: int) -> Any:
@@ -157,16 +146,4 @@ def _one(value: Any, batch: int, b: int) -> Any:
             return t
         return select_examples(t.as_subclass(Tensor), t._tag, batch, b, b + 1)
 
-    return _map(value, cut)
-
-
-def _map(value: Any, function: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map(v, function) for v in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(v, function) for v in value)
-    if isinstance(value, dict):
-        return {k: _map(v, function) for k, v in value.items()}
-    return value
+    return mapped(value, cut)

@@ -5,6 +5,7 @@ The strategies themselves live elsewhere; anything with these two methods will d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -33,6 +34,8 @@ class Clipping(Protocol):
 def checked_partition(groups: Sequence[tuple[str, ...]], shapes: Mapping[str, torch.Size]) -> list[tuple[str, ...]]:
     """Refuse a partition that leaves a parameter unclipped or counts it twice."""
     named = [name for group in groups for name in group]
+    if len(named) == len(shapes) and shapes.keys() == set(named):
+        return list(groups)
     twice = sorted({name for name in named if named.count(name) > 1}) if len(named) != len(set(named)) else []
     missing = sorted(set(shapes) - set(named))
     unknown = sorted(set(named) - set(shapes))
@@ -51,6 +54,7 @@ def checked_weights(weights: Tensor, norms: Tensor) -> Tensor:
             f"the clipping strategy returned weights of shape {tuple(weights.shape)} for norms of shape "
             f"{tuple(norms.shape)}; it must return one factor per example and group"
         )
-    if weights.numel() and not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+    least, most = weights.aminmax() if weights.numel() else (0.0, 0.0)
+    if not (float(least) >= 0 and float(most) < math.inf):  # a NaN is both, and neither comparison holds
         raise ValueError("the clipping strategy returned a weight that is negative, infinite or not a number")
     return weights.to(norms.dtype)

@@ -102,6 +102,10 @@ class Contribution(ABC):
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
         """total += Σ_i weights[i]·G_i."""
 
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        """total = Σ_i weights[i]·G_i, whatever it held."""
+        self.accumulate(total.zero_(), weights)
+
     @abstractmethod
     def without(self, bad: Tensor) -> Contribution:
         """The same with G_i = 0 wherever bad[i]: multiplying by zero would keep a NaN."""
@@ -208,10 +212,11 @@ class Outer(Contribution):
     def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
-            of_g = guarded_squares(g, (2, 3)) if self.output is None else self.output.squares().view(-1, 1)
             if self.output is not None:
-                of_g = of_g + self.width_out * torch.finfo(of_g.dtype).tiny
-            found = (guarded_squares(a, (2, 3)) * of_g).sum(1)
+                of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
+                found = guarded_squares(a.reshape(self.batch, -1), 1).mul_(of_g)
+            else:
+                found = (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
             return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
@@ -264,6 +269,13 @@ class Outer(Contribution):
         return self.shaped(self.product(*self.factors(lo, hi)))
 
     def accumulate(self, total: Tensor, weights: Tensor) -> None:
+        self._contract(total, weights, 1)
+
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        self._contract(total, weights, 0)
+
+    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
+        """total = beta·total + Σ_i weights[i]·G_i, in one matrix product where the shapes allow it."""
         a, g = self.factors(0, self.batch)
         weights = weights.to(a.dtype).view(-1, 1, 1, 1)
         if self.width_in < self.width_out:
@@ -273,14 +285,17 @@ class Outer(Contribution):
         if self.blocks == 1:
             a, g = a.reshape(-1, self.width_in), g.reshape(-1, self.width_out)
             if not self.order and total.is_contiguous() and total.dtype == a.dtype:
-                total.view(self.width_out, self.width_in).addmm_(g.t(), a)
+                total.view(self.width_out, self.width_in).addmm_(g.t(), a, beta=beta)
                 return
             canonical = torch.mm(g.t(), a).unsqueeze(0)
         else:
             a = a.transpose(0, 1).reshape(self.blocks, -1, self.width_in)
             g = g.transpose(0, 1).reshape(self.blocks, -1, self.width_out)
             canonical = torch.bmm(g.transpose(1, 2), a)
-        total += self.shaped(canonical)
+        if beta:
+            total += self.shaped(canonical)
+        else:
+            total.copy_(self.shaped(canonical))
 
     def without(self, bad: Tensor) -> Outer:
         return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, precise
 from tacit.gradients.layout import Layout, Tag
-from tacit.gradients.lifting import personal, replaced
+from tacit.gradients.lifting import personal
+from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.probing import run_on_example
 from tacit.gradients.propagation import propagate
 from tacit.gradients.rules import Call
@@ -84,8 +85,6 @@ def generic(
     shared: list[Tensor],
 ) -> Any:
     """Run an operation on detached parameters and keep its inputs, to be differentiated example by example later."""
-    from tacit.gradients.recorder import detached
-
     batch = recorder.batch
     assert batch is not None
     with torch._C.DisableTorchFunctionSubclass():
@@ -101,16 +100,16 @@ def generic(
         copies = {id(q): _as_data(recorder, q, layout, size) for q in shared if _has_slot(q, layout, size)}
         if copies:
             return func(*replaced(args, copies), **replaced(kwargs, copies))
-        recorder.problem(
+        recorder.problems.add(
             f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations"
         )
         return recorder.finish(name, func, args, kwargs, out, tagged)
-    recorder.report_slow(name)
+    recorder.problems.report_slow(name)
     inputs = tuple(split_batch(t.as_subclass(Tensor).detach(), layout, batch) for t, layout in layouts)
     keys = [id(t) for t, _ in layouts]
     originals = [t for t, _ in tagged]
     bare_args, bare_kwargs = detached(args, shared), detached(kwargs, shared)
-    stand_ins = {id(q): d for q, d in zip(_tensors((args, kwargs)), _tensors((bare_args, bare_kwargs)))}
+    stand_ins = {id(q): d for q, d in zip(tensors((args, kwargs)), tensors((bare_args, bare_kwargs)))}
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         shares = split_batch(grad, tag, batch)
@@ -158,13 +157,3 @@ def _has_slot(q: Tensor, layout: Layout, size: int) -> bool:
 def _as_data(recorder: Recorder, q: Tensor, layout: Layout, size: int) -> Tensor:
     """A shared tensor with one slot per example, as data."""
     return mark(personal(recorder, q, layout, size, q.ndim), recorder, layout)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensors(v)]
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in _tensors(v)]
-    return []

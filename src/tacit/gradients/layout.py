@@ -1,8 +1,9 @@
 """Where each example's entries live inside a tensor.
 
-A tensor that depends on the batch carries one of three tags:
+A tensor that depends on the batch carries one of four tags:
 
 - `Layout`: every entry belongs to exactly one example, found from its position along one dimension;
+- `Only`: every entry belongs to one and the same example, picked out of the batch;
 - `Total`: a linear reduction over examples (a loss, or a batch mean used for logging);
 - `Mixed`: entries that depend on several examples in any other way. No per-example gradient exists beyond this point.
 
@@ -38,6 +39,13 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Only:
+    """Every entry belongs to this example: a row picked out of the batch, to be put back beside the others."""
+
+    example: int
+
+
+@dataclass(frozen=True, slots=True)
 class Total:
     """Σ_i or (1/batch)·Σ_i over examples of something linear in each."""
 
@@ -55,7 +63,15 @@ class Mixed:
     order: bool = False
 
 
-Tag = Layout | Total | Mixed
+Tag = Layout | Only | Total | Mixed
+
+
+def uneven(layout: Layout, batch: int) -> bool:
+    """Whether some examples have more entries along the layout's dimension than others."""
+    if layout.owner is None:
+        return False
+    counts = torch.bincount(layout.owner, minlength=batch)
+    return bool((counts != counts[0]).any())
 
 
 def owners(layout: Layout, batch: int, size: int, device: torch.device | None = None) -> Tensor:

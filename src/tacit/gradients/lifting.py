@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, Dense
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.nested import detached, replaced
 from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
@@ -37,13 +38,11 @@ def lift(
         if isinstance(tag, Layout):
             here = tag.at(tag.dim if joins else rank - t.ndim + tag.dim)
             if place is not None and (place.dim != here.dim or not place.same_order(here)):
-                recorder.problem(f"`{name}` combines different examples of the batch with each other")
+                recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
                 place = None
                 break
             place, size = here, t.shape[tag.dim]
     if place is None:
-        from tacit.gradients.recorder import detached
-
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*detached(args, shared), **detached(kwargs, shared))
         return recorder.finish(name, func, args, kwargs, out, [(t, Mixed("mixed examples")) for t, _ in tagged])
@@ -52,7 +51,7 @@ def lift(
         if id(q) in copies:
             continue
         copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim)
-    new_args, new_kwargs = _replaced(args, copies), _replaced(kwargs, copies)
+    new_args, new_kwargs = replaced(args, copies), replaced(kwargs, copies)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*new_args, **new_kwargs)
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
@@ -86,16 +85,3 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int)
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)
-
-
-def _replaced(value: Any, copies: dict[int, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return copies.get(id(value), value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replaced(v, copies) for v in value)
-    if isinstance(value, dict):
-        return {k: _replaced(v, copies) for k, v in value.items()}
-    return value
-
-
-replaced = _replaced

@@ -25,7 +25,7 @@ def embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if layout is None or type(weight) is Traced:
         return fallback(recorder, "embedding", func, args, kwargs)
     if by_frequency:
-        recorder.problem("an embedding with scale_grad_by_freq counts words over the whole batch; set it to False")
+        recorder.problems.add("an embedding with scale_grad_by_freq counts words over the whole batch; set it to False")
     rows = plain(index)
     out = torch.embedding(bare(weight), rows)
 
@@ -48,7 +48,7 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
 
 @operation("embedding_renorm", always=True)
 def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    recorder.problem(
+    recorder.problems.add(
         "an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out"
     )
     return args[0]
@@ -78,10 +78,10 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         place = Layout(0, max(1, own.inner * bags // rows.numel())) if rows.numel() else Layout(0)
     else:
         place = None
-    if place is None or mode == 2 or (isinstance(scales, Tensor) and trainable(scales)):
-        recorder.problem(
+    if place is None or (isinstance(scales, Tensor) and trainable(scales)):
+        recorder.problems.add(
             "embedding_bag in this form has no per-example rule: pass offsets with one bag per example (declared "
-            "as data), use mode 'sum' or 'mean', or an embedding followed by a reduction"
+            "as data), or use an embedding followed by a reduction"
         )
         place = place or Layout(0)
     assert place is not None
@@ -95,6 +95,11 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     examples = owners(place, batch, bags, rows.device)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        if mode == 2:  # each coordinate comes from one row of its bag, named in the last result
+            key = torch.unique(bag * weight.shape[0] + rows)  # a row that a bag holds twice is still one row
+            of, row = key.div(weight.shape[0], rounding_mode="floor"), key.remainder(weight.shape[0])
+            g = grad[of] * (rest[2][of] == row.unsqueeze(1))
+            return [(weight, _lookups(row, examples[of], g, weight, batch, padding_idx))]
         g = grad[bag]
         if scales is not None:
             g = g * bare(scales).detach().unsqueeze(1)

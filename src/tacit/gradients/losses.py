@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.rules import Call, aligned, mixes, rule
@@ -40,7 +40,7 @@ def _loss(call: Call) -> Tag:
     reduction = call.arg(_POSITION[call.name], "reduction", default=1)
     layouts = call.layouts()
     if reduction != 0:
-        if reduction == 1 and any(layout.owner is not None for _, layout in layouts):
+        if reduction == 1 and any(uneven(layout, call.batch) for _, layout in layouts):
             return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
         if len({(layout.dim - t.ndim if t.ndim > 1 else 0) for t, layout in layouts[:1]}) != 1:
             return mixes(call, "combines different examples")
@@ -96,10 +96,10 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
     hard = isinstance(target, Tensor) and not target.is_floating_point()
-    uneven = hard and (weight is not None or bool((plain(target) == ignore).any()))
+    counted = hard and (weight is not None or bool((plain(target) == ignore).any()))
     if reduction == 1 and layout is not None and recorder.batch:
-        uneven = uneven or layout.owner is not None
-        if uneven and recorder.reduction == "mean":
+        counted = counted or uneven(layout, recorder.batch)
+        if counted and recorder.reduction == "mean":
             ce = func.__name__ == "cross_entropy_loss"
             each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
             bare_target = plain(target)
@@ -112,13 +112,13 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             shape = [1] * each.ndim
             shape[per_layout.dim] = -1
             return (each * (1 / counts)[ids].view(shape)).sum().div(recorder.batch)
-        if uneven:
+        if counted:
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
                 "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "
                 "take the mean over examples of each one's own mean"
             )
-            recorder.problem(reason)
+            recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, Dense, precise
 from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.nested import detached
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
-from tacit.gradients.recorder import Recorder, detached
+from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import plain
 
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.nested import detached, replaced
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
-from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder, detached
-from tacit.gradients.traced import Traced, plain
+from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
+from tacit.gradients.traced import Traced, mark, plain
 
 
 def operation(names: str, always: bool = False) -> Callable[[Operation], Operation]:
@@ -30,9 +31,7 @@ def operation(names: str, always: bool = False) -> Callable[[Operation], Operati
 
 
 def layout_of(recorder: Recorder, x: Any) -> Layout | None:
-    if type(x) is Traced and x._recorder is recorder and x._epoch == recorder.epoch and isinstance(x._tag, Layout):
-        return x._tag
-    return None
+    return x._tag if recorder.follows(x) and isinstance(x._tag, Layout) else None
 
 
 def trainable(q: Any) -> bool:
@@ -65,6 +64,8 @@ def finish(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any, out
 
 def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
     """[batch, 1, positions, width] from a tensor whose last dimension is the feature."""
+    if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0]:
+        return x.reshape(batch, 1, -1, width) if batch else x.reshape(0, 1, 0, width)
     return by_example(x, layout, batch).reshape(batch, 1, -1, width)
 
 
@@ -75,10 +76,10 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if layout is None or type(weight) is Traced or type(bias) is Traced:
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
-    if layout.dim == x.ndim - 1:
-        return fallback(recorder, "linear", func, args, kwargs)
     assert batch is not None
     features = plain(x)
+    if layout.dim == features.ndim - 1:
+        return fallback(recorder, "linear", func, args, kwargs)
     out = F.linear(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
@@ -92,7 +93,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return pairs
 
     out = recorder.tap(out, [features] if trainable(weight) else [], make)
-    return finish(recorder, "linear", func, args, kwargs, out)
+    return mark(out, recorder, layout)
 
 
 @operation("matmul rmatmul mm bmm mv dot")
@@ -148,7 +149,7 @@ def contraction(
         return fallback(recorder, name, func, args, kwargs)
     places = [c for c in xs if c in output and c != example and c not in qs]
     data = plain(x)
-    result = func(*detached(_swap(args, x, data), [q]), **kwargs)
+    result = func(*detached(replaced(args, {id(x): data}), [q]), **kwargs)
 
     def shaped(t: Tensor, letters_of: str, features: list[str]) -> Tensor:
         own = [c for c in letters_of if c != example]
@@ -175,14 +176,6 @@ def contraction(
 
     result = recorder.tap(result, [data], make)
     return finish(recorder, name, func, args, kwargs, result)
-
-
-def _swap(value: Any, old: Tensor, new: Tensor) -> Any:
-    if value is old:
-        return new
-    if isinstance(value, (tuple, list)):
-        return type(value)(_swap(v, old, new) for v in value)
-    return value
 
 
 @operation("addmm baddbmm addmv")

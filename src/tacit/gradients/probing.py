@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
+from tacit.gradients.nested import tensors
 from tacit.gradients.rules import Call
 
 
@@ -37,20 +38,43 @@ def probed(call: Call) -> Any:
     outs = list(call.out) if many else [call.out]
     if call.batch == 1:
         layout = next(iter(tags.values()))
-        found: list[Tag | None] = [_of_one(o, layout) if isinstance(o, Tensor) else None for o in outs]
-        return found if many else found[0]
+        alone: list[Tag | None] = [_of_one(o, layout) if isinstance(o, Tensor) else None for o in outs]
+        return alone if many else alone[0]
+    found = _tried(call, outs, many, tags)
+    if found is None or _UNEXPLAINED in found:
+        # Perhaps a constant has a row for each example (where to sample each image): then each is given its own.
+        rows = {id(t): tag for t in tensors((call.args, call.kwargs)) for tag in [_rows(t, call, tags)] if tag}
+        again = _tried(call, outs, many, {**rows, **tags}) if rows else None
+        found = again if again is not None else found
+    if found is None:
+        return refused
+    found = [refused if tag is _UNEXPLAINED else tag for tag in found]
+    return found if many else found[0]
+
+
+_UNEXPLAINED = Mixed("unexplained")
+
+
+def _rows(t: Tensor, call: Call, tags: dict[int, Layout]) -> Layout | None:
+    """The layout of a constant that is as long as the batch where the batch is."""
+    first, layout = call.first()
+    regular = layout.owner is None and id(t) not in tags and t.ndim > layout.dim
+    return layout if regular and t.shape[layout.dim] == first.shape[layout.dim] else None
+
+
+def _tried(call: Call, outs: list[Any], many: bool, tags: dict[int, Layout]) -> list[Tag | None] | None:
     try:
         singles = [run_on_example(call, tags, b) for b in (0, call.batch - 1)]
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return refused
-    found = []
+        return None
+    found: list[Tag | None] = []
     for i, out in enumerate(outs):
         if not isinstance(out, Tensor):
             found.append(None)
             continue
         pair = [s[i] if many else s for s in singles]
-        found.append(_explain(out.as_subclass(Tensor).detach(), pair, call.batch, tags) or refused)
-    return found if many else found[0]
+        found.append(_explain(out.as_subclass(Tensor).detach(), pair, call.batch, tags) or _UNEXPLAINED)
+    return found
 
 
 def _of_one(out: Tensor, layout: Layout) -> Layout:

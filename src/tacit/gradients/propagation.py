@@ -11,9 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from tacit.gradients import arrangement, layers, products, reductions
-from tacit.gradients.layout import Layout, Mixed, Tag, Total
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
+from tacit.gradients.names import words
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import RULES, Call, broadcast, words
+from tacit.gradients.rules import RULES, Call, broadcast
+from tacit.gradients.singles import of_singles
 from tacit.gradients.traced import Traced
 
 __all__ = ["POINTWISE", "arrangement", "layers", "products", "propagate", "reductions"]
@@ -67,7 +69,9 @@ def propagate(call: Call) -> Any:
 
 
 def _alone(tag: Tag | None, out: Any) -> Tag | None:
-    if tag is None or not isinstance(out, Tensor) or (isinstance(tag, Layout) and tag.dim < out.ndim):
+    if tag is None or isinstance(tag, Only) or not isinstance(out, Tensor):
+        return tag
+    if isinstance(tag, Layout) and tag.dim < out.ndim:
         return tag
     return Layout(0, 1) if out.ndim else Total("sum")
 
@@ -78,6 +82,9 @@ def _propagate(call: Call) -> Any:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):
                 return tag if call.name in _SAME_VALUES or not tag.order else Mixed(tag.reason)
+    singles = [tag for _, tag in call.tagged if isinstance(tag, Only)]
+    if singles:
+        return of_singles(call, singles)
     totals = [t for t, tag in call.tagged if isinstance(tag, Total)]
     if totals and not (exempt and call.layouts()):
         return _after_total(call, len(totals))

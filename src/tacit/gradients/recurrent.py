@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from tacit.gradients import cells
 from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
+from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
-from tacit.gradients.recorder import Recorder, detached
+from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -124,10 +126,12 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     _, shared = recorder.scan(args, kwargs)
     if recorder.batch == 0:
         return (
-            recorder._empty(func, args, kwargs, bool(shared)) if not packed else _nothing(recorder, args, bool(shared))
+            run_empty(recorder, func, args, kwargs, bool(shared))
+            if not packed
+            else _nothing(recorder, args, bool(shared))
         )
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
-        recorder.problem(
+        recorder.problems.add(
             "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
         )
         with torch._C.DisableTorchFunctionSubclass():
@@ -162,8 +166,8 @@ def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
     x, _, hx = args[:3]
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     width = states[0].shape[-1] * (2 if args[8] else 1)
-    return recorder._empty(
-        lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
+    return run_empty(
+        recorder, lambda: (plain(x).new_zeros(0, width), *(plain(s).detach().clone() for s in states)), (), {}, trained
     )
 
 
@@ -228,7 +232,7 @@ def _state(recorder: Recorder, state: Tensor, columns: Layout) -> Tensor:
     if type(state) is Traced:
         own = layout_of(recorder, state)
         if own is None or own.dim != 1 or not own.same_order(columns):
-            recorder.problem("the initial state's examples are in another order or dimension than the input's")
+            recorder.problems.add("the initial state's examples are in another order or dimension than the input's")
         return plain(state)  # type: ignore[no-any-return]
     if trainable(state):
         return personal(recorder, state, columns, state.shape[1], 3)

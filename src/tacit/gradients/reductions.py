@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.layout import Mixed, Tag, Total
+from tacit.gradients.layout import Mixed, Tag, Total, uneven
 from tacit.gradients.rules import Call, broadcast, mixes, removed, rule
 
 
@@ -22,7 +22,7 @@ def _linear_reduction(call: Call) -> Tag:
     x, layout = call.first()
     dims = _dims(call, 1, x.ndim)
     if layout.dim in dims:
-        if call.name == "mean" and layout.owner is not None:
+        if call.name == "mean" and uneven(layout, call.batch):
             return mixes(
                 call, "divides by a number of rows that depends on the examples; use a sum, or a mean per example"
             )

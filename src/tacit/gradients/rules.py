@@ -44,10 +44,6 @@ class Call:
         return self.layouts()[0]
 
 
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 Rule = Callable[[Call], Any]
 
 

@@ -171,13 +171,19 @@ class Uses:
             total[i] = row_squares(instantiate(parts, self.shape, i, i + 1))[0]
         return total, sizes
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        """total += Σ_i weights[i]·G_i over all uses."""
+    def accumulate(self, total: Tensor, weights: Tensor, *, overwrite: bool = False) -> None:
+        """total += Σ_i weights[i]·G_i over all uses; with `overwrite`, total = the same."""
         together = weights
         if self.apart:
             together = weights.index_fill(0, torch.tensor(self.apart, device=weights.device), 0)
+        if overwrite and self.parts[0].region is not None:
+            total.zero_()
+            overwrite = False
         for part in self.parts:
-            if part.region is None:
+            if overwrite:
+                part.contribution.assign(total, together)
+                overwrite = False
+            elif part.region is None:
                 part.contribution.accumulate(total, together)
             elif total.is_contiguous():
                 part.contribution.accumulate(part.region.of(total), together)

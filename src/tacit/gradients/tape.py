@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -10,19 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
-from tacit.gradients import convolutions, lookups, losses, normalisations, operations, recurrent, sources
-from tacit.gradients.check import module_problems, refuse
+from tacit.gradients import backward, convolutions, lookups, losses, normalisations, operations, recurrent, sources
+from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
-from tacit.gradients.layout import Layout
+from tacit.gradients.inputs import BatchDim, Inputs
+from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
-from tacit.gradients.traced import Traced, mark
 
-RULES = (operations, convolutions, lookups, normalisations, recurrent)
+RULES = (backward, operations, convolutions, lookups, normalisations, recurrent)
 """Modules that register rules when they are imported."""
-
-BatchDim = int | Mapping[str | int, int | None]
 
 
 class Engine:
@@ -58,17 +55,19 @@ class Engine:
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
-        self._rows = rows_per_record
-        self._recorder = Recorder(model, reduction, batch_dim)
+        self._recorder = Recorder(model, reduction)
+        self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
         for name, parameter in self._recorder.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
-        self._squares: dict[str, Tensor] | None = None
+        self._measured = 0
+        """How many captures the following were computed from."""
+        self._squares: dict[str, Tensor] = {}
         self._uses: dict[str, sources.Uses] = {}
-        self._known_scale: float | None = None
+        self._known_scale = 1.0
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
@@ -82,8 +81,8 @@ class Engine:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
-        self._recorder.problems = []
-        marked = self._marked(args, kwargs)
+        self._recorder.problems.begin()
+        marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True
         return marked
 
@@ -92,93 +91,15 @@ class Engine:
         if self._depth == 0:
             self._recorder.inside = False
             if output is not None:
-                self._recorder.check_problems()
+                self._recorder.problems.check()
 
-    def _marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        dims = self._recorder.batch_dim
-        found: list[tuple[Tensor, int]] = []
+    def trace(self, batch: Any, size: int) -> Any:
+        """A batch of `size` examples, so that what is done to it before the model is followed too.
 
-        def dim_of(key: str | int) -> int | None:
-            return dims if isinstance(dims, int) else dims.get(key, dims.get("*", 0))
-
-        def walk(value: Any, dim: int | None, key: str | int | None = None) -> Any:
-            if isinstance(value, PackedSequence):
-                return self._packed(value)
-            if isinstance(value, Tensor):
-                if (
-                    dim is None
-                    or value.ndim == 0
-                    or (
-                        type(value) is Traced
-                        and value._recorder is self._recorder
-                        and value._epoch == self._recorder.epoch
-                    )
-                ):
-                    if type(value) is Traced:
-                        found.append((value, -1))
-                    return value
-                copy = value.as_subclass(torch.Tensor)
-                copy = copy.view_as(copy) if copy is value else copy
-                found.append((copy, dim % value.ndim))
-                return copy
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*(walk(v, dim) for v in value))
-            if isinstance(value, (tuple, list)):
-                return type(value)(walk(v, dim) for v in value)
-            if isinstance(value, dict):
-                pairs = {
-                    k: walk(v, dim_of(k) if isinstance(k, str) and not isinstance(dims, int) else dim)
-                    for k, v in value.items()
-                }
-                try:
-                    return type(value)(pairs)
-                except TypeError:
-                    return pairs
-            return value
-
-        if isinstance(dims, Mapping):
-            positions = {name: i for i, name in enumerate(inspect.signature(self._recorder.model.forward).parameters)}
-            dims = {**{positions[k]: d for k, d in dims.items() if k in positions}, **dims}
-        new_args = tuple(walk(a, dim_of(i)) for i, a in enumerate(args))
-        new_kwargs = {k: walk(v, dim_of(k)) for k, v in kwargs.items()}
-        fresh = [(t, d) for t, d in found if d >= 0]
-        sizes = {t.shape[d] for t, d in fresh}
-        if len(sizes) > 1:
-            shown = ", ".join(f"{tuple(t.shape)} (dimension {d})" for t, d in fresh)
-            raise ValueError(
-                f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
-                "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
-            )
-        if sizes:
-            self._recorder.begin(self._records(sizes.pop()))
-            self._squares = self._known_scale = None
-        for t, d in fresh:
-            mark(t, self._recorder, Layout(d, self._rows))
-        return new_args, new_kwargs
-
-    def _records(self, rows: int) -> int:
-        if rows % self._rows:
-            raise ValueError(
-                f"a batch of {rows} rows does not divide into records of rows_per_record={self._rows} rows each"
-            )
-        return rows // self._rows
-
-    def _packed(self, packed: PackedSequence) -> PackedSequence:
-        sizes = packed.batch_sizes
-        sequences = int(sizes[0]) if sizes.numel() else 0
-        self._recorder.begin(self._records(sequences))
-        order = (
-            packed.sorted_indices
-            if packed.sorted_indices is not None
-            else torch.arange(sequences, device=packed.data.device)
-        )
-        order = order.div(self._rows, rounding_mode="floor")
-        if not sequences:
-            sizes = sizes.new_zeros(1)  # recurrent layers read the first entry
-        owner = torch.cat([order[:n] for n in sizes.tolist()])
-        data = packed.data.view_as(packed.data)
-        mark(data, self._recorder, Layout(0, 1, owner))
-        return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+        Tensors with one row for each example (inputs, labels) come back as tensors that know whose their entries are;
+        all else as it was. Mixing examples (subtracting the batch's mean, mixup) is then refused like in the model.
+        """
+        return self._inputs.traced(batch, size)
 
     # -- results -----------------------------------------------------------------------------------------------------
 
@@ -201,12 +122,12 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether a backward pass has run whose clipped sum was not yet taken."""
-        return self._recorder.task is not None or (self._recorder.batch == 0)
+        return self._recorder.captures > 0 or (self._recorder.batch == 0)
 
     @property
     def slow_operations(self) -> frozenset[str]:
         """Operations without a fast rule that were met so far."""
-        return frozenset(self._recorder.slow)
+        return frozenset(self._recorder.problems.slow)
 
     def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
         """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.
@@ -214,20 +135,17 @@ class Engine:
         The values are upper bounds: each is the computed norm enlarged by a few units of rounding, so that a factor
         S / norm brings the true norm to at most S. A NaN or infinite gradient has norm infinity.
         """
-        squares = self._all_squares()
         if groups is None:
-            partition = [tuple(self.shapes)]
-        else:
-            listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
-            partition = checked_partition(listed, self.shapes)
-        columns = []
-        for group in partition:
-            total = torch.stack([squares[name] for name in group]).sum(0)
-            columns.append(total)
-        stacked = torch.stack(columns, 1)
-        norms = stacked.clamp_min(0).sqrt() * (1 + 16 * torch.finfo(stacked.dtype).eps)
-        norms = torch.where(torch.isfinite(stacked), norms, torch.inf)
-        return norms[:, 0] if groups is None else norms
+            return _infinite(self._norms([tuple(self.shapes)]))[:, 0]
+        listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
+        return _infinite(self._norms(checked_partition(listed, self.shapes)))
+
+    def _norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
+        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite."""
+        squares = self._all_squares()
+        sums = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
+        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt_().unsqueeze(1)
+        return norms.mul_(self._scale() * (1 + 16 * torch.finfo(norms.dtype).eps))
 
     @torch.no_grad()
     def clipped_sum(
@@ -235,6 +153,7 @@ class Engine:
         clipping: Clipping,
         *,
         out: Mapping[str, Tensor] | None = None,
+        overwrite: bool = False,
         scale: float = 1.0,
         keep: bool = False,
     ) -> dict[str, Tensor]:
@@ -244,31 +163,38 @@ class Engine:
         max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
         (checked operation by operation) and its weight on its own norms alone. That holds for the computed tensors, up
         to the roundings accounted for in `contributions.cancelled`: huge terms that cancel within one example are never
-        added where others are. An example with a NaN or infinite
-        gradient contributes zero.
+        added where others are. An example with a NaN or infinite gradient contributes zero.
 
-        With `out` the sum is added into the given tensors, to gather the batches of a lot. The batch is forgotten
-        afterwards unless `keep` is set. `scale` must be public (one over the expected lot size, say), never the number
-        of examples that happened to be drawn.
+        With `out` the sum is added into the given tensors, to gather the batches of a lot; with `overwrite` it replaces
+        what they held, as for a lot's first batch. The batch is forgotten afterwards unless `keep` is set. `scale` must
+        be public (one over the expected lot size, say), never the number of examples that happened to be drawn.
         """
         shapes = self.shapes
         partition = checked_partition(clipping.partition(shapes), shapes)
-        norms = self.norms(partition)
-        finite = torch.isfinite(norms).all(1)
-        all_finite = bool(finite.all())
-        weights = checked_weights(clipping.weights(torch.where(finite.unsqueeze(1), norms, 0.0)), norms)
-        weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        scale = scale * self._scale()
+        norms = self._norms(partition)
+        finite: Tensor | None = None
+        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
+            finite = torch.isfinite(norms).all(1)
+            norms = torch.where(finite.unsqueeze(1), norms, 0.0)
+        weights = checked_weights(clipping.weights(norms), norms)
+        if finite is not None:
+            weights = torch.where(finite.unsqueeze(1), weights, 0.0)
+        columns = (weights * (scale * self._scale())).unbind(1)
         result: dict[str, Tensor] = {}
-        column = {name: g for g, group in enumerate(partition) for name in group}
+        column = {name: columns[g] for g, group in enumerate(partition) for name in group}
         for name, parameter in self._recorder.parameters.items():
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            total = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device) if out is None else out[name]
+            if out is None:
+                dtype = torch.promote_types(parameter.dtype, torch.float32)
+                total = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+            else:
+                total = out[name]
             uses = self._uses.get(name)
             if uses is not None:
-                if not all_finite:
+                if finite is not None:
                     uses = uses.without(~finite)
-                uses.accumulate(total, weights[:, column[name]] * scale)
+                uses.accumulate(total, column[name], overwrite=overwrite or out is None)
+            elif overwrite or out is None:
+                total.zero_()
             result[name] = total
         if not keep:
             self.discard()
@@ -277,8 +203,8 @@ class Engine:
     def discard(self) -> None:
         """Forget the current batch."""
         self._recorder.reset()
-        self._squares = self._known_scale = None
-        self._uses = {}
+        self._measured = 0
+        self._squares, self._uses = {}, {}
 
     def detach(self) -> None:
         """Leave the model as it was."""
@@ -289,34 +215,40 @@ class Engine:
         self._recorder.active = self._stays_readable
 
     def _scale(self) -> float:
-        if self._known_scale is None:
-            self._known_scale = losses.scale_of(self._recorder) if self._recorder.parts else 1.0
+        self._all_squares()
         return self._known_scale
 
     def _all_squares(self) -> dict[str, Tensor]:
+        """Every example's squared norm for every parameter, before the loss's own scale."""
         recorder = self._recorder
         if recorder.batch is None:
             raise RuntimeError(
                 "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
             )
-        if recorder.task is None and recorder.batch > 0:
+        if not recorder.captures and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
-        if self._squares is None:
-            scale = self._scale()
-            self._squares = {}
-            with torch.no_grad():
-                for name, parameter in recorder.parameters.items():
-                    parts = recorder.parts.get(name)
-                    if parts:
-                        uses = self._uses[name] = sources.Uses(parts, parameter.shape)
-                        recorder.parts[name] = uses.parts
-                        found = uses.squares() * scale**2
-                    else:
-                        found = torch.zeros(recorder.batch, device=parameter.device)
-                    self._squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
-            if len({s.dtype for s in self._squares.values()}) > 1:
-                self._squares = {name: s.double() for name, s in self._squares.items()}
-        return self._squares
+        if self._squares and self._measured == recorder.captures:
+            return self._squares
+        self._known_scale = losses.scale_of(recorder) if recorder.parts else 1.0
+        squares: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, parameter in recorder.parameters.items():
+                parts = recorder.parts.get(name)
+                if parts:
+                    uses = self._uses[name] = sources.Uses(parts, parameter.shape)
+                    recorder.parts[name] = uses.parts
+                    found = uses.squares()
+                    squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
+                else:
+                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
+        if len({s.dtype for s in squares.values()}) > 1:
+            squares = {name: s.double() for name, s in squares.items()}
+        self._squares, self._measured = squares, recorder.captures
+        return squares
+
+
+def _infinite(norms: Tensor) -> Tensor:
+    return norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def _refuse(name: str) -> Any:
@@ -350,10 +282,11 @@ class Tape(Engine, AbstractContextManager["Tape"]):
         clipping: Clipping,
         *,
         out: Mapping[str, Tensor] | None = None,
+        overwrite: bool = False,
         scale: float = 1.0,
         keep: bool = True,
     ) -> dict[str, Tensor]:
-        return super().clipped_sum(clipping, out=out, scale=scale, keep=keep)
+        return super().clipped_sum(clipping, out=out, overwrite=overwrite, scale=scale, keep=keep)
 
 
 def record(

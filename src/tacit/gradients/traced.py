@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Tag
+from tacit.gradients.nested import mapped
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -67,13 +68,7 @@ def plain(value: Any) -> Any:
     if type(value) is Traced:
         with torch._C.DisableTorchFunctionSubclass():
             return value.as_subclass(torch.Tensor)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(plain(v) for v in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(plain(v) for v in value)
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return value
+    return mapped(value, plain) if isinstance(value, (tuple, list, dict)) else value
 
 
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

@@ -84,7 +84,7 @@ class Convolution(Outer):
         of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
         return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
         image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
         grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
         spatial = len(self.kernel)
@@ -103,7 +103,10 @@ class Convolution(Outer):
             self.blocks,
             [False, True, False],
         )[1]
-        total += result
+        if beta:
+            total += result
+        else:
+            total.copy_(result)
 
     def without(self, bad: Tensor) -> Convolution:
         return Convolution(

@@ -87,8 +87,10 @@ class Ledger:
         ledger._start(contents, None, f"was loaded from {path} for reading; use Ledger.open to continue it")
         return ledger
 
-    def record(self, step: Step) -> Receipt:
+    def record(self, step: Step, *, secure: bool = True) -> Receipt:
         """Write one step down, for good, and give the receipt that lets it be taken. Safe to call from any thread.
+
+        ``secure`` says whether the randomness that the step will use is; a ledger that promises so takes no other.
 
         If this raises, nothing may be released for the step; it may or may not be in the ledger (never the other way
         round), but it is not if a gate refused it.
@@ -97,6 +99,8 @@ class Ledger:
             raise LedgerUnavailable("This ledger belongs to the process that opened it, not to a forked child.")
         if not isinstance(step, Step):
             raise ValueError(f"a ledger records a Step, not {type(step).__name__}; wrap sampling and queries in one.")
+        if self.header.secure_randomness and not secure:
+            raise ValueError("the ledger promises secure randomness; a seeded source needs a ledger of its own.")
         with self._lock:
             if self._shut is not None:
                 raise LedgerUnavailable(f"This ledger {self._shut}.")

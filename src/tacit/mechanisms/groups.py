@@ -21,7 +21,7 @@ from tacit.randomness import Source
 Shapes = Mapping[str, torch.Size]
 
 MARGIN = 2.0**-20
-"""How far below the clip norm a float32 vector is clipped: covers the rounding of its norm and of the product."""
+"""How far below the clip norm a float32 vector is clipped: covers the rounding of norm, factor and product."""
 
 
 class Spendable(Protocol):
@@ -81,6 +81,7 @@ class Clipping:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = tuple(groups)
+        self._bounds: _Bounds | None = None  # of the groups when last used
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -97,31 +98,37 @@ class Clipping:
 
     def joint(self, norms: torch.Tensor) -> torch.Tensor:
         """The norm of each group of each record, its vectors scaled: (batch, groups) from (batch, vectors)."""
-        owners = self._owners(norms)
-        scales = _column([vector.scale for group in self.groups for vector in group.vectors], norms)
-        squares = (norms.to(torch.float64) / scales).square()
-        return squares.new_zeros(len(norms), len(self.groups)).index_add_(1, owners, squares).sqrt_()
+        bound = self._bound(norms)
+        scaled = norms.to(torch.float64) / bound.scales
+        if len(bound.owners) == len(bound.groups):
+            return scaled
+        return scaled.new_zeros(len(norms), len(bound.groups)).index_add_(1, bound.owner, scaled.square_()).sqrt_()
 
     def weights(self, norms: torch.Tensor) -> torch.Tensor:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
+        bound = self._bound(norms)
+        dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
+        if bound.simple and float(norms.sum(dtype=dtype)) < bound.largest:
+            # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
+            return (bound.quotient(dtype) / norms).clamp_(max=1.0)
         joint = self.joint(norms)
-        bounds = (1 - MARGIN) * _column([group.clip_norm for group in self.groups], norms)
-        factors = (bounds / joint).clamp_(max=1.0)
-        for index, group in enumerate(self.groups):
+        factors = (bound.norms / joint).clamp_(max=1.0)
+        for index, group in enumerate(bound.groups):
             if group.stability is not None:
-                factors[:, index] = bounds[index] / (joint[:, index] + group.stability)
-        exact = factors[:, self._owners(norms)]
+                factors[:, index] = bound.norms[index] / (joint[:, index] + group.stability)
+        exact = factors[:, bound.owner]
         exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
-        return _rounded_down(exact, norms.dtype if norms.dtype == torch.float64 else torch.float32)
+        return _rounded_down(exact, dtype)
 
-    def _owners(self, norms: torch.Tensor) -> torch.Tensor:
-        """The number of the group that each vector is in."""
-        owners = [index for index, group in enumerate(self.groups) for _ in group.vectors]
-        if norms.ndim != 2 or norms.shape[1] != len(owners):
-            raise ValueError(
-                f"norms have shape (records, {list(norms.shape[1:])}); they must have {len(owners)} columns."
-            )
-        return torch.tensor(owners, device=norms.device)
+    def _bound(self, norms: torch.Tensor) -> _Bounds:
+        """The groups as tensors, made anew when they change; the norms must have a column for each vector."""
+        groups = self.groups
+        if self._bounds is None or self._bounds.groups != groups or self._bounds.owner.device != norms.device:
+            self._bounds = _Bounds(groups, norms.device)
+        columns = len(self._bounds.owners)
+        if norms.ndim != 2 or norms.shape[1] != columns:
+            raise ValueError(f"norms have shape (records, {list(norms.shape[1:])}); they must have {columns} columns.")
+        return self._bounds
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
         """What to record for a step."""
@@ -156,11 +163,30 @@ def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float) -> Gau
     return query
 
 
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)
+class _Bounds:
+    """The owning group and the scale of every vector, and the norm that every group is clipped to."""
+
+    def __init__(self, groups: tuple[Group, ...], device: torch.device) -> None:
+        self.groups = groups
+        self.owners = [index for index, group in enumerate(groups) for _ in group.vectors]
+        self.owner = torch.tensor(self.owners, device=device)
+        self.scales = torch.tensor([v.scale for g in groups for v in g.vectors], dtype=torch.float64, device=device)
+        self.norms = torch.tensor([g.clip_norm for g in groups], dtype=torch.float64, device=device) * (1 - MARGIN)
+        self.simple = all(len(g.vectors) == 1 and g.stability is None for g in groups)
+        """Whether every group is one vector, clipped: its factor is a quotient."""
+        self.largest = 2.0**100 * min([g.clip_norm * g.vectors[0].scale for g in groups], default=0.0)
+        self._quotients: dict[torch.dtype, torch.Tensor] = {}
+
+    def quotient(self, dtype: torch.dtype) -> torch.Tensor:
+        """What to divide by the norms of simple groups."""
+        if dtype not in self._quotients:
+            self._quotients[dtype] = (self.norms * self.scales).to(dtype)
+        return self._quotients[dtype]
 
 
 def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``exact`` (float64, at least 0) in ``dtype``, never larger."""
+    if dtype == exact.dtype:
+        return exact
     rounded = exact.to(dtype)
-    return torch.where(rounded.to(torch.float64) > exact, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+    return torch.where(rounded > exact, torch.nextafter(rounded, rounded.new_zeros(())), rounded)

@@ -34,7 +34,11 @@ def add_laplace_(sums: Noisy, source: Source) -> None:
     _add_(sums, source.laplace_)
 
 
-def _add_(sums: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
+Draw = Callable[[torch.Tensor, float], torch.Tensor]
+"""Overwrite a tensor with noise of the given standard deviation (or scale)."""
+
+
+def _add_(sums: Noisy, draw_: Draw) -> None:
     for total, scale in sums:
         if total.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
@@ -65,39 +69,33 @@ def _trays(flats: Noisy) -> Iterator[Noisy]:
         yield tray
 
 
-def _add_to_tray_(tray: Noisy, draw_: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    pieces, scales = [piece for piece, _ in tray], [scale for _, scale in tray]
+def _add_to_tray_(tray: Noisy, draw_: Draw) -> None:
+    """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does."""
+    pieces = [piece for piece, _ in tray]
+    grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for _, scale in tray]
+    units = [scale / grid for (_, scale), grid in zip(tray, grids)]
     sizes = [piece.numel() for piece in pieces]
-    noise = draw_(_scratch("noise", pieces[0].dtype, torch.device("cpu"))[: sum(sizes)]).to(pieces[0].device)
-    values = pieces[0]
-    if len(pieces) > 1:
-        values = torch.cat(pieces, out=_scratch("values", values.dtype, values.device)[: sum(sizes)])
-    grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for scale in scales]
-    if len(set(scales)) == 1:
-        values.add_(noise, alpha=scales[0]).mul_(1 / grids[0]).round_().mul_(grids[0])
-    else:
-        repeats = torch.tensor(sizes, device=values.device)
-        scale, grid = (
-            torch.tensor(each, dtype=values.dtype, device=values.device).repeat_interleave(repeats)
-            for each in (scales, grids)
-        )
-        values.add_(noise.mul_(scale)).div_(grid).round_().mul_(grid)
-    if len(pieces) > 1:
-        for piece, value in zip(pieces, torch.split(values, sizes)):
-            piece.copy_(value)
+    same = len(set(units)) == 1
+    noise = draw_(_scratch(pieces[0].dtype)[: sum(sizes)], units[0] if same else 1.0)
+    noisy = noise.to(pieces[0].device)
+    parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)
+    for part, piece, grid, unit in zip(parts, pieces, grids, units):
+        (part if same else part.mul_(unit)).add_(piece, alpha=1 / grid)
+    noisy.round_()
+    for part, piece, grid in zip(parts, pieces, grids):
+        torch.mul(part, grid, out=piece)
 
 
-def _scratch(name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _scratch(dtype: torch.dtype) -> torch.Tensor:
     """Memory of this thread for `_PIECE` values, kept: touching new pages costs more than the arithmetic."""
-    kept = _memory.kept
-    if (name, dtype, device) not in kept:
-        kept[name, dtype, device] = torch.empty(_PIECE, dtype=dtype, device=device)
-    return kept[name, dtype, device]
+    if dtype not in _memory.kept:
+        _memory.kept[dtype] = torch.empty(_PIECE, dtype=dtype, device="cpu")
+    return _memory.kept[dtype]
 
 
 class _Memory(threading.local):
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+        self.kept: dict[torch.dtype, torch.Tensor] = {}
 
 
 _memory = _Memory()

@@ -5,15 +5,16 @@ Everything done to an image depends on that image alone, so it changes no sensit
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
+from tacit.features.public import CROP, centre_crop, check_images, standardise
 from tacit.randomness import Source
 
-CROP = 24
+__all__ = ["CROP", "augment", "centre_crop", "cifar_cnn", "mnist_mlp", "standardise"]
+
 _BRIGHTNESS = 63.0  # of 255; this and the contrasts are the TensorFlow tutorial's
 _CONTRAST = (0.2, 1.8)
 
@@ -44,7 +45,7 @@ def augment(images: Tensor, source: Source) -> Tensor:
 
     The result is float32 on the scale of bytes; `standardise` comes after it.
     """
-    count, channels, height, width = _checked(images).shape
+    count, channels, height, width = check_images(images).shape
     tops, lefts = (torch.from_numpy(source.integers(side - CROP + 1, count)) for side in (height, width))
     mirrored = torch.from_numpy(source.integers(2, count)).bool()
     along = torch.arange(CROP)
@@ -58,24 +59,5 @@ def augment(images: Tensor, source: Source) -> Tensor:
     return means + (patches - means) * (low + (high - low) * _uniform(source, patches))
 
 
-def centre_crop(images: Tensor) -> Tensor:
-    """The 24×24 patch in the middle: what the network sees when it is tested, or trained without distortions."""
-    top, left = ((side - CROP) // 2 for side in _checked(images).shape[2:])
-    return images[:, :, top : top + CROP, left : left + CROP]
-
-
-def standardise(images: Tensor) -> Tensor:
-    """Each image minus its own mean, divided by its own standard deviation; in an even image, by 1/√(its values)."""
-    centred = images.float() - images.float().mean(dim=(1, 2, 3), keepdim=True)
-    spread = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()
-    return centred / spread.clamp(min=math.prod(images.shape[1:]) ** -0.5)
-
-
 def _uniform(source: Source, images: Tensor) -> Tensor:
     return torch.from_numpy(source.uniform(len(images))).to(images).view(-1, 1, 1, 1)
-
-
-def _checked(images: Tensor) -> Tensor:
-    if images.ndim != 4 or min(images.shape[2:]) < CROP:
-        raise ValueError(f"images have shape {tuple(images.shape)}; it must be (n, channels, at least {CROP} a side).")
-    return images

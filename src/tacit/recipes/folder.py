@@ -53,6 +53,11 @@ class Folder:
                 raise ValueError(f"the run in {self.out} was begun with another {name}; resume it with the same.")
         return found
 
+    def check_ledger(self) -> None:
+        """What was released is in the ledger; without it a resumed run would forget what it cost."""
+        if not self.ledger.exists():
+            raise ValueError(f"{self.ledger} is gone, and with it what the run has cost; put it back, or begin anew.")
+
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Say what is begun, before anything is learned."""
         write_json(self.facts, facts)

@@ -93,6 +93,9 @@ class Job:
     def front(self, saved: Path, ledger: Ledger) -> Fitted:
         """The front end, fitted once: what it learned is kept at once, so that a resumed run need not pay again."""
         if saved.exists():
+            held = {step for step, _ in ledger.entries}
+            if not held.issuperset(self.recipe.front.charges(self.records)):
+                raise ValueError(f"{saved} was learned from the records, but the ledger does not list it; begin anew.")
             return self.recipe.front.restore(read_tensors(saved), self._shape)
         fitted = self.recipe.front.fit(self.images.train, ledger=ledger, source=self._source(f"front {len(ledger)}"))
         write_tensors(saved, fitted.state())

@@ -77,6 +77,7 @@ def train(
     facts = job.facts()
     if resume:
         facts = folder.saved(facts)
+        folder.check_ledger()
         job.plan = Schedule(**facts["plan"])
     else:
         folder.make()

@@ -80,7 +80,7 @@ class LotReader:
     def _fetch(self, piece: Integers) -> Any:
         if self._tensors is not None:
             rows = torch.from_numpy(piece)
-            picked = tuple(tensor[rows.to(tensor.device)] for tensor in self._tensors)
+            picked = tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors)
             batch: Any = picked[0] if isinstance(self._dataset, torch.Tensor) else picked
         elif callable(getattr(self._dataset, "__getitems__", None)):
             batch = self._collate(list(self._dataset.__getitems__(piece.tolist())) if piece.size else [])

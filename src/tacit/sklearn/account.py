@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from tacit.accounting import Filter, Guarantee, account, guarantee, plan
-from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Header, Ledger, Poisson, Step
+from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Receipt, Step
+from tacit.mechanisms import CountsQuery, SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
 
 
@@ -76,6 +78,13 @@ class Purse:
     def budget(self) -> Budget:
         """The budget of the ledger as a whole."""
         return self._total
+
+    def look(self, queries: Sequence[SumQuery | CountsQuery]) -> Receipt:
+        """Record one look at everyone that answers ``queries``."""
+        step = Step(Everyone(unit=self.ledger.header.unit), tuple(query.event() for query in queries))
+        receipt = self.ledger.record(step, secure=self.source.secure)
+        receipt.draw()
+        return receipt
 
     @property
     def epsilon(self) -> float:

@@ -12,7 +12,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
-from tacit.ledger import Everyone, Step
 from tacit.mechanisms import CountsQuery
 from tacit.sklearn.account import Account, Purse
 from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
@@ -182,8 +181,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 def _discovered(labels: NDArray[Any], purse: Purse) -> NDArray[Any]:
     """The classes that enough records have, released with noise."""
     query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
-    receipt = purse.ledger.record(Step(Everyone(unit=purse.ledger.header.unit), (query.event(),)))
-    receipt.draw()
+    receipt = purse.look([query])
     kind = labels.dtype.kind
     found = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
     if kind in "US":

@@ -9,7 +9,6 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
 
 from tacit.features.pca import private_pca
-from tacit.ledger import Everyone, Step
 from tacit.mechanisms import SumQuery
 from tacit.sklearn.account import Account, Purse
 from tacit.sklearn.inputs import Numbers, bound, declared, fitted_rows, new_rows, seed_of, tensor
@@ -55,10 +54,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
         scaled = bound(rows, (self.low_, self.high_))
         std = purse.rest(1, 1, 1) * math.sqrt(2 * width)
         queries = [SumQuery(group=f"moment/{order}", clip_norm=math.sqrt(width), noise_std=std) for order in (1, 2)]
-        receipt = purse.ledger.record(
-            Step(Everyone(unit=purse.ledger.header.unit), tuple(query.event() for query in queries))
-        )
-        receipt.draw()
+        receipt = purse.look(queries)
         means = []
         for order, query in enumerate(queries, start=1):
             total = query.total((width,))
@@ -141,10 +137,7 @@ def _released_bounds(rows: Numbers, purse: Purse) -> tuple[Numbers, Numbers]:
     width = rows.shape[1]
     std = purse.once(_BOUNDS) * math.sqrt(width)
     queries = [SumQuery(group=f"bounds/{place}", clip_norm=1.0, noise_std=std) for place in range(width)]
-    receipt = purse.ledger.record(
-        Step(Everyone(unit=purse.ledger.header.unit), tuple(query.event() for query in queries))
-    )
-    receipt.draw()
+    receipt = purse.look(queries)
     pairs = []
     for place, query in enumerate(queries):
         ones = histogram(rows[:, place])

@@ -50,7 +50,7 @@ def discover(
     sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
     tallies = {name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack / len(texts)) for name in texts}
     events = [query.event() for query in sums.values()], [tally.event() for tally in tallies.values()]
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (*events[0], *events[1])))
+    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (*events[0], *events[1])), secure=source.secure)
     receipt.draw()
     totals = {name: query.total((len(_EDGES) - 1,)) for name, query in sums.items()}
     counts: dict[str, Counter[str]] = {name: Counter() for name in tallies}

@@ -193,7 +193,7 @@ def _private_score(model: TableModel, held: Records, query: SumQuery, ledger: Le
     Formal guarantee: the record is a row; it adds a number in [0, 1] to one sum, so its sensitivity is 1. The noise is
     the recorded one. The divisor is the number of held-out records, which is taken to be public like the number of all.
     """
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (query.event(),)))
+    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (query.event(),)), secure=source.secure)
     receipt.draw()
     total = query.total()
     for rows in _slices(len(held)):

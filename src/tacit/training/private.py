@@ -81,7 +81,8 @@ def make_private(
 
     What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
     ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
-    decision for all examples because of one). The engine sees what happens inside the model and after it, not before.
+    decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
+    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers.
     The number of records (or users) is taken to be public.
     """
     _check_one_process(model)

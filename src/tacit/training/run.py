@@ -107,7 +107,7 @@ class PrivateRun:
                 lot.turn(size, last=number == len(sizes))
                 for layer in self._layers.values():
                     layer.forget()
-                yield batch
+                yield self.engine.trace(batch, size)
                 if not lot.taken:
                     raise RuntimeError(
                         "optimizer.step() was not called for the last batch; call it after every batch, it acts once "
@@ -209,7 +209,7 @@ class PrivateRun:
             if self.budget is None:
                 raise ValueError("give delta (for example 1e-5); the run has no budget to take it from.")
             delta = self.budget.delta
-        return account(self.ledger, delta=delta, accountant=self.accountant)
+        return account(self.ledger, delta=delta, accountant=self.accountant, budget=self.budget)
 
     def statement(self, delta: float | None = None) -> str:
         """The guarantee in full sentences, for a report or a model card."""

@@ -48,6 +48,7 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         "reaches the model; a lot is not abandoned because of what is in it.",
         "",
         f"Accounting: {found.accountant}, sampling as carried out: {found.sampling}.",
+        found.assumptions[0],
     ]
     if any(isinstance(step.sampling, Shuffled) for step, _ in entries):
         lines.append("Shuffled lots: each record once an epoch; no amplification by sampling is claimed.")

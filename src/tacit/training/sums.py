@@ -23,17 +23,21 @@ class GradientSums:
             for name, parameter in parameters.items()
         }
         self._gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
+        self._empty = True
 
     def clear(self) -> None:
-        for total in self._sums.values():
-            total.zero_()
+        """Begin a lot: the next batch takes the place of what the sums hold."""
+        self._empty = True
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
-        engine.clipped_sum(clipping, out=self._sums)
+        engine.clipped_sum(clipping, out=self._sums, overwrite=self._empty)
+        self._empty = False
 
     def release(self, receipt: Receipt, clipping: Clipping, source: Source, *, lot_size: float) -> None:
         """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
+        if self._empty:
+            raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
         clipping.release_(receipt, self._sums, source)
         for name, parameter in self._parameters.items():
             # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.

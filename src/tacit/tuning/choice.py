@@ -74,11 +74,9 @@ def choose(
         raise ValueError("candidates is empty; give at least one setting.")
     header = ledger.header
     source = source or SecureSource()
-    if header.secure_randomness and not source.secure:
-        raise ValueError("the ledger promises secure randomness; a seeded source needs a ledger of its own.")
     if budget is not None:
         ledger.guard(Filter(budget, accountant="rdp"))
-    receipt = ledger.record(Step(Everyone(unit=header.unit), (trials.event(base),)))
+    receipt = ledger.record(Step(Everyone(unit=header.unit), (trials.event(base),)), secure=source.secure)
     picks = source.integers(len(candidates), trials.draw(source))
     best: Outcome[S, T] | None = None
     for pick in picks:

@@ -50,8 +50,6 @@ def median_gradient_norm(
     """
     _check(low, high, quantile, rounds)
     source = source or SecureSource()
-    if ledger.header.secure_randomness and not source.secure:
-        raise ValueError("the ledger promises secure randomness; a seeded source needs a ledger of its own.")
     if ledger.header.unit != "example":
         raise ValueError(f"the ledger's unit is {ledger.header.unit!r}; the norms are those of single examples.")
     records = len(dataset)
@@ -64,7 +62,7 @@ def median_gradient_norm(
         for number in range(rounds)
     ]
     reader = LotReader(dataset, batch_size=batch_size)
-    receipt = ledger.record(Step(sampler.event(), tuple(query.event() for query in queries)))
+    receipt = ledger.record(Step(sampler.event(), tuple(query.event() for query in queries)), secure=source.secure)
     norms = []
     for x, y in reader.read(sampler.draw(receipt)):
         with gradients.record(model, reduction=reduction) as tape:  # type: ignore[arg-type]

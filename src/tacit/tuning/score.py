@@ -49,9 +49,7 @@ class PrivateAccuracy:
                 f"it must be bool of shape {(self.records, self.models)}."
             )
         source = source or SecureSource()
-        if ledger.header.secure_randomness and not source.secure:
-            raise ValueError("the ledger promises secure randomness; a seeded source needs a ledger of its own.")
-        receipt = ledger.record(self.step())
+        receipt = ledger.record(self.step(), secure=source.secure)
         rows = self._sampler().draw(receipt)
         total = self._query().total((self.models,))
         total.add(correct[torch.from_numpy(rows)].to(torch.float64) - 0.5)

@@ -1,0 +1,309 @@
+"""The loss of sampled Gaussian sums through its characteristic function, with every error bounded.
+
+One step's loss is L(x) = log(1 - q + q e^(x/σ - 1/(2σ²))) when a record is removed, and -L(x) when it is added, with x
+standard normal when the record is not there. So the moment generating function under the first distribution of the
+pair is M(s) = E[e^(u L(x))], u = s + 1 or u = -s, at any complex s = t + iy. A tilt t turns the loss into one with the
+density e^(t·loss) / M(t) and the characteristic function M(t + iy) / M(t).
+
+What is computed and what it can be off by, relative to M(t):
+
+* *The trapezoidal rule.* The integrand φ(x) e^(u L(x)) is analytic for |Im x| < πσ. On the line Im x = d, θ = d/σ,
+  |φ| grows by e^(d²/2); |1 - q + q r e^(iθ)| lies between cos(θ/2) (1 - q + q r) and 1 - q + q r, and its argument
+  between 0 and θ. So the integral of the modulus along the line is at most
+  e^(d²/2 + |y| d/σ) cos(θ/2)^(-n) M(t), n = max(0, -Re u), and the rule with step h is off by at most twice that over
+  e^(2πd/h) - 1 (Trefethen & Weideman 2014, Theorem 5.1). `_spacing` makes it e^-`_DIGITS`.
+* *The tails.* Beyond the last nodes the logarithm of the integrand at t falls at least like that of a Gaussian beyond
+  its mode: for Re u <= 0 it is concave with second derivative at most -1, for Re u > 0 its slope is at least -x below
+  0 and at most Re u/σ - x above Re u/σ. So either tail holds at most sqrt(π/2) times the integrand at the last node.
+* *The cut.* With rare sampling a tilt that suits the bulk would blow up the far tail of a removed record's loss, which
+  hardly ever occurs. So the law may be multiplied by Φ((c - x)/ω) before anything else, and what that takes away is
+  counted as infinite loss. This factor is entire, in size at most e^(d²/(2ω²)) times its value at Re x, and its
+  logarithm falls at least like -(x - c)²/(2ω²) beyond c; growth and tails above change accordingly.
+* *Rounding* of the exponents and of the sums, node by node.
+* *Frequencies beyond the last one.* |characteristic function|² is that of the difference of two independent losses.
+  Below its density `_layers` finds nested intervals around 0. A uniform law on an interval of length w has
+  sin(yw/2)/(yw/2) for its characteristic function, so the square is at most 1 - Σ m_i (1 - sinc(y w_i/2)), m_i the mass
+  of layer i: a bound for every y from some y on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from tacit.accounting.losses import Array
+from tacit.accounting.mixture import log_mixture
+
+_DIGITS = 40.0
+_WIDTH = 9.5
+_EPS = float(np.finfo(np.float64).eps)
+_MOST_NODES = 200_000
+_CHUNK = 1 << 19
+# Bins of the loss for the bound on high frequencies, and where they end, in deviations beyond the peak.
+_BINS = 96
+_ENDS = (0.7, 2.0, 4.5)
+# sin v / v never exceeds this in size from the first minimum on.
+_LOBE = 0.2173
+
+
+class OutOfReach(ArithmeticError):
+    """This way of computing takes too long or too much here; the lattice is there for that."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Φ((place - x)/width) for each term."""
+
+    place: Array
+    width: Array
+
+    def log(self, x: Array) -> tuple[Array, Array]:
+        """The logarithm, and what rounding does to it, in units of 4 eps."""
+        away = (self.place[:, None] - x) / self.width[:, None]
+        below = np.minimum(away, 0.0)
+        return log_ndtr(away), below * (below - (np.abs(x) + self.place[:, None]) / self.width[:, None])
+
+
+@dataclass(frozen=True)
+class SampledGaussians:
+    """Terms with a rate, a noise multiplier and a count each, all seen from one side, and one unsampled Gaussian."""
+
+    rates: Array
+    noises: Array
+    counts: Array
+    shift: float
+    added: bool
+    cut: Cut | None = None
+
+    def without_tail(self, mass: float, tilt: float) -> SampledGaussians:
+        """The same less about ``mass``, if at this tilt a removed record's loss would lie far out in its tail.
+
+        The cut is as sharp as it must be for that, and no sharper: nodes lie closer for a sharper cut.
+        """
+        if self.added:
+            return self
+        tail, reach = mass / float(self.counts.sum()), (tilt + 1) / self.noises
+        place = np.zeros_like(reach)
+        for _ in range(3):
+            width = np.clip(1.5 / np.maximum(reach - place, 1e-9), 0.02, 1.0)
+            spread = np.sqrt(1 + width**2)
+            sampled = 1 / self.noises - spread * ndtri(np.minimum(tail / (2 * self.rates), 0.5))
+            place = np.maximum(-spread * ndtri(tail / 2), sampled)
+        return replace(self, cut=Cut(place, width)) if (reach > place).any() else replace(self, cut=None)
+
+    @property
+    def infinite(self) -> float:
+        """What was cut off: E[1 - Φ((c - x)/ω)] = Φ((m - c)/sqrt(1 + ω²)) for x of mean m, at most once a step."""
+        if self.cut is None:
+            return 0.0
+        spread = np.sqrt(1 + self.cut.width**2)
+        sampled = self.rates * ndtr((1 / self.noises - self.cut.place) / spread)
+        return float(self.counts @ (sampled + ndtr(-self.cut.place / spread))) * (1 + 1e-9)
+
+    @property
+    def largest(self) -> float:
+        """No loss is larger."""
+        if not self.added or self.shift:
+            return math.inf
+        return float(-self.counts @ np.log1p(-self.rates)) * (1 + 1e-12)
+
+    def tilted(self, tilt: float, reach: float = 0.0) -> Tilted:
+        """The tilted laws, with nodes close enough for frequencies up to ``reach``."""
+        rate, noise = self.rates[:, None], self.noises[:, None]
+        power = -tilt if self.added else tilt + 1
+        step = self._spacing(max(-power, 0.0), reach)
+        low, high = self._modes(power)
+        nodes = math.ceil(float(((high - low + 2 * _WIDTH) / step).max())) + 2
+        if not nodes * len(rate) <= _MOST_NODES:
+            raise OutOfReach(f"{nodes} nodes")
+        x = (low - _WIDTH) + step * np.arange(nodes)
+        ratio = x / noise - 0.5 / noise / noise
+        loss = log_mixture(rate, ratio)
+        square = x * x
+        exponent = power * loss - square / 2
+        if self.cut is not None:
+            kept, hurt = self.cut.log(x)
+            exponent += kept
+            square += hurt
+        top = exponent.max(axis=1, keepdims=True)
+        weight = np.exp(exponent - top)
+        total = weight.sum(axis=1, keepdims=True)
+        tails = (weight[:, 0] + weight[:, -1]) * (1.2534 / (total[:, 0] * step[:, 0]))
+        weight /= total
+        log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
+        # What rounding does to a loss, and through it to a weight.
+        part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
+        blur = 4 * _EPS * (np.abs(loss) + part * (np.abs(x) + 0.5 / noise) / noise + 2.0 * (rate > 0.5))
+        hurt = 4 * _EPS * (square + np.abs(top) + 32) + abs(power) * blur
+        loss = -loss if self.added else loss
+        mean = (weight * loss).sum(axis=1, keepdims=True)
+        missed = tails + 2 * math.exp(-_DIGITS)
+        return Tilted(self, tilt, x, weight, loss - mean, mean[:, 0], log_mass, missed, hurt, blur)
+
+    def _spacing(self, fall: float, reach: float) -> Array:
+        """The step of the trapezoidal rule; ``fall`` is n of the module's text."""
+        noise = self.noises[:, None]
+        bend = np.ones_like(noise) if self.cut is None else 1 + self.cut.width[:, None] ** -2
+        strip = np.sqrt(_DIGITS / (bend / 2 + fall / (8 * noise * noise)))
+        strip = np.minimum(strip, (0.9 if fall > 0 else 0.98) * math.pi * noise)
+        growth = bend * strip * strip / 2 + reach * strip / noise - fall * np.log(np.cos(strip / (2 * noise)))
+        return np.asarray(2 * math.pi * strip / (_DIGITS + growth + 1))
+
+    def _modes(self, power: float) -> tuple[Array, Array]:
+        """Between these lies every mode of the integrand at the tilt."""
+        rate, noise = self.rates[:, None], self.noises[:, None]
+        if power > 0:
+            high = power / noise
+            if self.cut is not None:
+                inverse = self.cut.width[:, None] ** -2
+                high = np.minimum(high, (high + self.cut.place[:, None] * inverse) / (1 + inverse))
+            return np.zeros_like(noise), high
+        low, high = power / noise, np.zeros_like(noise)
+        bias = np.log(rate) - np.log1p(-rate) - 0.5 / noise / noise
+        for _ in range(12):
+            middle = (low + high) / 2
+            slope = 0.5 * (1 + np.tanh((middle / noise + bias) / 2)) / noise
+            left = power * slope > middle
+            low, high = np.where(left, middle, low), np.where(left, high, middle)
+            if float((high - low).max()) < 0.5:
+                break
+        return low, high
+
+
+@dataclass(frozen=True)
+class Tilted:
+    """The tilted laws of one step of each term: masses ``weight`` at ``loss`` (less its mean), a row a term."""
+
+    source: SampledGaussians
+    tilt: float
+    nodes: Array
+    weight: Array
+    loss: Array
+    mean: Array
+    log_mass: Array
+    missed: Array  # by tails and quadrature
+    hurt: Array  # what rounding can do to each weight, relatively; sums of positive numbers are pairwise and included
+    blur: Array  # and to each loss
+
+    @cached_property
+    def doubt(self) -> Array:
+        """How far log_mass may be off."""
+        return np.asarray((self.weight * self.hurt).sum(axis=1) + self.missed + 8 * _EPS * np.abs(self.log_mass))
+
+    @property
+    def value(self) -> float:
+        """K(t) of the whole sum."""
+        return float(self.source.counts @ self.log_mass) + self.source.shift**2 * self.tilt * (self.tilt + 1) / 2
+
+    @property
+    def value_doubt(self) -> float:
+        rounding = 8 * _EPS * (abs(self.value) + (self.source.shift * (self.tilt + 1)) ** 2)
+        return float(self.source.counts @ self.doubt) + rounding
+
+    @property
+    def centre(self) -> float:
+        """K'(t)."""
+        return float(self.source.counts @ self.mean) + self.source.shift**2 * (self.tilt + 0.5)
+
+    @cached_property
+    def variance(self) -> float:
+        """K''(t)."""
+        own = (self.weight * self.loss * self.loss).sum(axis=1)
+        return float(self.source.counts @ own) + self.source.shift**2
+
+    def characteristic(self, spacing: float, count: int) -> tuple[NDArray[np.complex128], Array]:
+        """log of the sum's tilted characteristic function, centred, at spacing · 1 .. count, and of its bound.
+
+        The bound is what the modulus can be with all errors of this room. What is summed is e^(iyl) - 1, so that
+        rounding hurts only in proportion to y|l|, however many steps follow. At y = (aB + b) spacing it is
+        (g_a - 1) e_b + (e_b - 1), so the sums over the nodes are matrix products.
+        """
+        terms, nodes = self.weight.shape
+        inner = max(math.isqrt(count), 1)
+        outer = -(-count // inner)
+        less = np.zeros((terms, outer, inner), dtype=np.complex128)
+        chunk = min(max(_CHUNK // (terms * (inner + outer)), 16), 256)
+        near, far = spacing * np.arange(1, inner + 1), spacing * inner * np.arange(outer)
+        for start in range(0, nodes, chunk):
+            loss, weight = self.loss[:, start : start + chunk], self.weight[:, start : start + chunk]
+            baby = _turn(loss[:, :, None] * near)
+            giant = _turn(far[:, None] * loss[:, None, :]) * weight[:, None, :]
+            less += (weight[:, None, :] @ baby) + giant @ (baby + 1)
+        less = less.reshape(terms, -1)[:, :count]
+        y = spacing * np.arange(1, count + 1)
+        # |e^(iyl) - 1| <= min(2, y|l|), times: each weight's error, those of two exponentials and of sums in chunks.
+        size = np.abs(self.loss)
+        each = self.hurt + self.doubt[:, None] + _EPS * (64 + 2 * chunk + 2 * nodes / chunk)
+        off = np.minimum(
+            2 * (self.weight * each).sum(axis=1)[:, None], (self.weight * each * size).sum(axis=1)[:, None] * y
+        )
+        off += (self.weight * (16 * _EPS * size + self.blur)).sum(axis=1)[:, None] * y + 4 * self.missed[:, None]
+        modulus = np.maximum(np.abs(1 + less), 1e-300)
+        square = np.maximum(less.real * (2 + less.real) + less.imag**2, -0.9)
+        log_size = np.where(modulus > 0.5, 0.5 * np.log1p(square), np.log(modulus))
+        counts = self.source.counts
+        gauss = self.source.shift**2 / 2 * y * y
+        log_value = counts @ (log_size + 1j * np.arctan2(less.imag, 1 + less.real)) - gauss
+        off += 8 * _EPS * np.abs(less)  # of the logarithm and the angle
+        return log_value, counts @ (log_size + np.log1p(off / modulus)) - gauss + 8 * _EPS * (1 + gauss)
+
+    def log_decay(self, frequency: float) -> float:
+        """A bound on log |characteristic function| at every frequency from this one on."""
+        half = frequency * self._layers[1] / 2
+        sinc = np.sinc(half / math.pi)
+        most = np.where((half < 2.6) & (sinc > _LOBE), sinc, np.minimum(_LOBE, 1 / np.maximum(half, 1.0)))
+        kept = np.minimum((self._layers[0] * (1 - most)).sum(axis=2).max(axis=0), 1 - 1e-12)
+        return float(self.source.counts @ np.log1p(-kept)) / 2 - (self.source.shift * frequency) ** 2 / 2
+
+    @cached_property
+    def _layers(self) -> tuple[Array, Array]:
+        """Masses and widths of the layers of a difference of losses, for each of `_ENDS`."""
+        peak = np.take_along_axis(self.nodes, np.argmax(self.weight, axis=1)[:, None], axis=1)
+        found = [self._layers_between(peak - 5.0, peak + end) for end in _ENDS]
+        return np.stack([mass for mass, _ in found]), np.stack([width for _, width in found])
+
+    def _layers_between(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """The loss between two nodes in `_BINS` equal bins, a density below its own in each, and then its difference.
+
+        The difference of two histograms has a density that is linear between multiples of the bin width, so its least
+        value in a bin is at an end; running minima from 0 outwards make it fall.
+        """
+        rate, noise = self.source.rates[:, None], self.source.noises[:, None]
+        power = -self.tilt if self.source.added else self.tilt + 1
+        ends = log_mixture(rate, np.hstack([low, high]) / noise - 0.5 / noise / noise)
+        bins = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0.0, 1.0, _BINS + 1)
+        inner = np.expm1(np.minimum(bins, 30.0)) / rate + 1
+        ratio = np.where(bins > 30, bins - np.log(rate), np.log(np.maximum(inner, 1e-300)))
+        x = noise * ratio + 0.5 / noise
+        normal, mixed = -x * x / 2, power * bins
+        # L grows with x and so does its slope: the least density in a bin is at least this.
+        least = np.minimum(normal[:, :-1], normal[:, 1:]) + np.minimum(mixed[:, :-1], mixed[:, 1:])
+        least[inner[:, :-1] < 1e-6] = -math.inf  # too much rounding to tell
+        if self.source.cut is not None:
+            least += self.source.cut.log(x[:, 1:])[0]
+        log_slope = np.minimum(np.log(rate) + ratio[:, 1:] - bins[:, 1:], 0.0) - np.log(noise)
+        log_density = least - self.log_mass[:, None] - math.log(math.sqrt(2 * math.pi)) - log_slope
+        width = np.diff(bins, axis=1)[:, :1]
+        mass = np.exp(np.minimum(log_density, 600.0)) * width * (1 - 1e-6)
+        padded = np.hstack([mass, np.zeros_like(mass)])
+        shifted = np.lib.stride_tricks.sliding_window_view(padded, _BINS, axis=1)
+        overlap = (shifted @ mass[:, :, None])[:, :, 0]  # P(the bins differ by i) for i = 0 .. _BINS, the last one 0
+        falling = np.minimum.accumulate(overlap, axis=1)
+        # Between i and i + 1 bins from 0 the density is at least that at i + 1, or further out if it dips: as layers,
+        # one on (-i, i) bins for every i.
+        i = np.arange(1, _BINS)
+        return (falling[:, 1:-1] - falling[:, 2:]) * 2 * i, 2 * width * i
+
+
+def _turn(angle: Array) -> NDArray[np.complex128]:
+    """e^(i·angle) - 1, accurate relative to itself."""
+    sine = np.sin(angle / 2)
+    out = np.empty(angle.shape, dtype=np.complex128)
+    out.real = -2 * sine * sine
+    out.imag = 2 * sine * np.cos(angle / 2)
+    return out

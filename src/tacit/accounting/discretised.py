@@ -1,0 +1,202 @@
+"""Bounds for any losses, by way of the lattice: how fine it has to be, and what to do where a window does not do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tacit.accounting.composition import Interval
+from tacit.accounting.convolution import (
+    TiltedSum,
+    WindowTooLarge,
+    cumulants,
+    tilt_for_delta,
+    tilt_for_epsilon,
+    tilted,
+)
+from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
+from tacit.accounting.losses import LaplaceLoss, Pair, Plain, ResponseLoss
+from tacit.accounting.sides import Side, largest_loss
+
+_LARGEST_WINDOW = 2**22
+_LARGEST_SUPPORT = 2**21
+# An ε below this is found to an absolute, not a relative, tolerance.
+_SMALL = 1e-2
+
+
+def bounds(
+    side: Side, accuracy: float, delta: float | None, epsilon: float | None, *, floor: float, coarse: float
+) -> tuple[Interval, float]:
+    """Both bounds in one direction, and the step used; only an upper one as soon as that is at most ``floor``.
+
+    The step is chosen for the tolerance. Where the two bounds do not show that it was met, the lattice is refined
+    until the upper bound settles; every upper bound on the way is valid.
+    """
+    total = sum(count for _, count in side.lattice_pairs)
+    tail = 1e-7 * (delta if delta is not None else 1e-13) / total
+    sketches = [(sketch(pair).without_tails(tail), count) for pair, count in side.lattice_pairs]
+    if delta is not None:
+        tilt = tilt_for_delta(sketches, delta)
+        near = (cumulants(sketches, tilt).value - math.log(delta)) / tilt
+        least, tolerance = _SMALL, 10 * accuracy
+    else:
+        assert epsilon is not None
+        tilt = tilt_for_epsilon(sketches, epsilon - side.certain)
+        near, least, tolerance = epsilon, 0.0, 100 * accuracy
+    lattice = _Lattices(side, sketches, tilt, delta, epsilon)
+    step = _step(sketches, tilt, accuracy * max(near, _SMALL)) / (1 + 2 / total)
+    if floor and (quick := lattice.upper(max(8 * step, coarse))) <= floor:
+        return Interval(quick, 0.0), step
+    upper, lower = lattice.upper(step), 0.0
+    if upper > floor:
+        lower = min(lattice.lower(step), upper)
+    while upper - lower > tolerance * max(upper, least) and upper > floor and step > lattice.finest:
+        step /= 3
+        before, upper = upper, min(upper, lattice.upper(step))
+        if before - upper <= tolerance * max(upper, least):
+            lower = max(lower, min(lattice.lower(step), upper))
+            break
+    return Interval(upper, lower), step
+
+
+def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:
+    """An upper bound on δ at each ε, all from one lattice, as fine as the largest ε needs."""
+    total = sum(count for _, count in side.lattice_pairs)
+    sketches = [(sketch(pair).without_tails(1e-20 / total), count) for pair, count in side.lattice_pairs]
+    tilts = [tilt_for_epsilon(sketches, epsilon - side.certain) for epsilon in epsilons]
+    step = _step(sketches, max(tilts), 10 * accuracy * max(*epsilons, _SMALL)) / (1 + 2 / total)
+    lattice = _Lattices(side, sketches, 0.0, None, None)
+    return [
+        replace(lattice, tilt=tilt, epsilon=epsilon).upper(step) for tilt, epsilon in zip(tilts, epsilons, strict=True)
+    ]
+
+
+def _step(sketches: Sequence[tuple[Sketch, int]], tilt: float, excess: float) -> float:
+    """The lattice step at which the pessimistic ε exceeds the truth by about ``excess``.
+
+    Connecting the dots moves a loss l in the cell (a, b] to its ends, which raises the tilted moment by
+    t (t+1)/2 (l-a)(b-l) and with it Chernoff's ε by (t+1)/2 of that; on average over a cell (l-a)(b-l) is step²/6,
+    and at most step·|l - centre| for the bulk, which sits on a lattice point.
+    """
+    tilts = [(*part, tilted(part[0], tilt)[0]) for part in sketches]
+    widest = max(float(part.edges[-1] - part.edges[0]) for part, _ in sketches)
+
+    def cost(step: float) -> float:
+        total = 0.0
+        for part, count, weight in tilts:
+            total += count * float(weight @ np.minimum(np.abs(part.points - part.centre) * step, step * step / 6))
+        return (tilt + 1) / 2 * total
+
+    low, high = 1e-9, widest
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) <= excess else (low, middle)
+    return low
+
+
+@dataclass
+class _Lattices:
+    """The bounds of one question in one direction, for any lattice step."""
+
+    side: Side
+    sketches: Sequence[tuple[Sketch, int]]
+    tilt: float
+    delta: float | None
+    epsilon: float | None
+    too_fine: float = 0.0  # the largest step met whose window did not fit
+    made: dict[tuple[str, float], list[tuple[Lattice, int]]] = field(default_factory=dict)
+
+    @property
+    def support(self) -> float:
+        """The smallest step the largest support allows."""
+        return max(float(part.edges[-1] - part.edges[0]) for part, _ in self.sketches) / _LARGEST_SUPPORT
+
+    @property
+    def finest(self) -> float:
+        """The smallest step worth trying."""
+        return max(self.support, 3 * self.too_fine)
+
+    def upper(self, step: float) -> float:
+        parts = self._parts(pessimistic, step)
+        if any(lattice.infinite >= 1 for lattice, _ in parts):
+            return math.inf if self.delta is not None else 1.0
+        infinite = -math.expm1(sum(count * math.log1p(-lattice.infinite) for lattice, count in parts))
+        try:
+            if self.delta is None:
+                assert self.epsilon is not None
+                rest = self.epsilon - self.side.certain
+                found = TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(rest, +1)
+                if found >= 1 and self.tilt > 0:  # ε is beyond the end of the sketches: their tilt means nothing there
+                    found = _delta_at(parts, rest, +1)
+                return min(found + infinite, 1.0)
+            if self.delta <= infinite:
+                return math.inf
+            return max(_solve(parts, self.tilt, self.delta - infinite, +1) + self.side.certain, 0.0)
+        except WindowTooLarge:
+            self.too_fine = max(step, self.finest)
+            return self.upper(3 * self.too_fine)
+
+    def lower(self, step: float) -> float:
+        # A coarser lattice where the optimistic recurrence, which is not vectorised, would take long.
+        parts = self._parts(optimistic, max(step, 8 * self.support))
+        try:
+            if self.delta is not None:
+                return max(_solve(parts, self.tilt, self.delta, -1) + self.side.certain, 0.0)
+            assert self.epsilon is not None
+            return TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(self.epsilon - self.side.certain, -1)
+        except WindowTooLarge:
+            self.too_fine = max(step, self.finest)
+            return self.lower(3 * self.too_fine)
+
+    def _parts(self, discretise: Callable[[Pair, Sketch, float], Lattice], step: float) -> list[tuple[Lattice, int]]:
+        step = _fit(self.side.lattice_pairs, max(step, self.finest))
+        key = discretise.__name__, step
+        if key not in self.made:
+            places = zip(self.side.lattice_pairs, self.sketches, strict=True)
+            self.made[key] = [(discretise(pair, near, step), count) for (pair, count), (near, _) in places]
+        return self.made[key]
+
+
+def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign: int) -> float:
+    """ε from a tilted sum; where its window cannot tell, by bisection on δ(ε), each with its own saddle point."""
+    total = TiltedSum(parts, tilt, _LARGEST_WINDOW)
+    found = total.epsilon_above(delta) if sign > 0 else total.epsilon_below(delta)
+    if found is not None:
+        return found
+    if sign < 0:
+        # A lower bound may be poor: what the window's own answer would be, if it can be confirmed.
+        low = max(total.centre.mean - 3 * math.sqrt(total.centre.variance), 0.0)
+        return low if _delta_at(parts, low, -1) >= delta else -math.inf
+    low, high = 0.0, max(total.centre.mean, 10 * total.step)
+    if _delta_at(parts, low, +1) <= delta:
+        return 0.0
+    end = sum(count * (lattice.offset + float(lattice.points[-1])) for lattice, count in parts)
+    while high < end and _delta_at(parts, high, +1) > delta:
+        low, high = high, 2 * high
+    high = min(high, max(end, 0.0))  # no loss is larger: there δ is 0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if high - low <= 2e-3 * high + 1e-6:
+            break
+        low, high = (middle, high) if _delta_at(parts, middle, +1) > delta else (low, middle)
+    return high
+
+
+def _delta_at(parts: Sequence[tuple[Lattice, int]], epsilon: float, sign: int) -> float:
+    return TiltedSum(parts, tilt_for_epsilon(parts, epsilon), _LARGEST_WINDOW).delta_at(epsilon, sign)
+
+
+def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:
+    """A step near ``step`` that puts the atoms of the most frequent bounded loss on the lattice."""
+    atoms = [
+        (count, largest_loss(pair.base))
+        for pair, count in pairs
+        if isinstance(pair, Plain) and isinstance(pair.base, LaplaceLoss | ResponseLoss)
+    ]
+    if not atoms:
+        return step
+    size = max(atoms)[1]
+    return size / math.ceil(size / step)

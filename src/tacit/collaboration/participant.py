@@ -1,0 +1,124 @@
+"""A participant of distributed selective SGD (Shokri & Shmatikov 2015, Figure 3): a state machine without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tacit.collaboration.messages import Download, Positions, Upload, Vector
+from tacit.collaboration.parameters import FlatParameters
+from tacit.collaboration.selection import Selection
+from tacit.randomness import Source
+
+
+class Uploads(Protocol):
+    """How the change of all parameters over a local epoch becomes what is sent. Called once for each upload."""
+
+    def __call__(self, change: Vector) -> tuple[Positions, Vector]: ...
+
+
+class Participant:
+    """One party: a model's parameters, a way to train them for an epoch on records that stay here, a way to upload.
+
+        participant.begin(server.pull())        # download, overwrite
+        participant.train()                     # one epoch of local SGD
+        upload = participant.finish()           # the change: selected, bounded, perhaps with noise
+
+    An upload that `finish` returned is to be sent as it is, as often as it takes: finishing again would be another
+    release. ``sequence`` is the number of the next upload.
+    """
+
+    def __init__(
+        self, name: str, parameters: FlatParameters, train: Callable[[], None], uploads: Uploads, *, sequence: int = 0
+    ) -> None:
+        self.name, self.sequence, self.parameters = name, sequence, parameters
+        self._train, self._uploads = train, uploads
+        self._before = np.empty_like(parameters.vector)
+        self._begun = False
+
+    def begin(self, download: Download) -> None:
+        """Overwrite local parameters with downloaded ones."""
+        vector = self.parameters.vector
+        places = slice(None) if download.indices is None else download.indices
+        if download.indices is None and download.values.shape != vector.shape:
+            raise ValueError(
+                f"the download has {download.values.size} values, the model {vector.size} parameters; the participants "
+                "must have the same network."
+            )
+        vector[places] = download.values
+        np.copyto(self._before, vector)
+        self._begun = True
+
+    def train(self) -> None:
+        """One epoch on the local records."""
+        self._train()
+
+    def finish(self) -> Upload:
+        """The upload of this epoch. An entry that is not finite counts as unchanged."""
+        if not self._begun:
+            raise RuntimeError("there is nothing to upload; begin with a download.")
+        change = np.subtract(self.parameters.vector, self._before, out=self._before)
+        self._begun = False
+        if not np.isfinite(change).all():
+            change = np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
+        indices, values = self._uploads(change)
+        sequence, self.sequence = self.sequence, self.sequence + 1
+        return Upload(
+            participant=self.name,
+            sequence=sequence,
+            indices=indices,
+            values=values,
+            whole=indices.size == change.size,
+        )
+
+
+class SelectedUploads:
+    """The selected changes, bounded to [-γ, γ], without noise: nothing is promised about the records behind them."""
+
+    def __init__(self, selection: Selection, *, bound: float, source: Source) -> None:
+        self._selection, self._bound, self._source = selection, inside(bound), source
+
+    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+        indices = self._selection.choose(change, self._source)
+        return indices, np.clip(change[indices], -self._bound, self._bound)
+
+
+def inside(bound: float) -> np.float32:
+    """The largest float32 that does not exceed ``bound``: a value clipped to it passes the server's check."""
+    nearest = np.float32(bound)
+    return nearest if float(nearest) <= bound else np.nextafter(nearest, np.float32(0))
+
+
+class LocalSgd:
+    """One epoch of plain SGD for each call: minibatches in an order drawn anew, learning rate α / (1 + t · decay)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        learning_rate: float,
+        decay: float = 1e-7,
+        batch_size: int = 32,
+        generator: torch.Generator,
+    ) -> None:
+        self._model, self._inputs, self._labels = model, inputs, labels
+        self._rate, self._decay, self._size, self._generator = learning_rate, decay, batch_size, generator
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+        self._steps = 0
+
+    def __call__(self) -> None:
+        order = torch.randperm(len(self._inputs), generator=self._generator)
+        self._model.train()
+        for rows in torch.split(order, self._size):
+            self._optimizer.param_groups[0]["lr"] = self._rate / (1 + self._steps * self._decay)
+            self._optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(self._model(self._inputs[rows]), self._labels[rows]))
+            self._optimizer.step()
+            self._steps += 1

@@ -1,0 +1,85 @@
+"""What is learned: a data set as the paper's networks want it, and a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.collaboration.messages import Positions
+from tacit.data import Images, load
+from tacit.models import shokri
+from tacit.randomness import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Training and test records, and a function that makes a network, initialised by torch's generator."""
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+    build: Callable[[], nn.Module]
+
+    def network(self, seed: int) -> nn.Module:
+        """A network whose initial parameters depend on ``seed`` alone; torch's own generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.build()
+
+
+def problem(dataset: str, model: str) -> Problem:
+    """An image data set with one of the paper's networks: ``"mlp"`` or ``"cnn"``.
+
+    Inputs are normalised by the mean and standard deviation of each channel over the training set. Those are taken to
+    be public: they are not in any ledger.
+    """
+    return of_images(load(dataset), model)
+
+
+def of_images(images: Images, model: str) -> Problem:
+    """The problem of images that are already loaded; see `problem`."""
+    channels = images.train.shape[1]
+    networks: dict[str, Callable[[], nn.Module]] = {
+        "mlp": lambda: shokri.mlp(channels=channels),
+        "cnn": shokri.mnist_cnn if channels == 1 else shokri.svhn_cnn,
+    }
+    if model not in networks:
+        raise ValueError(f"model is {model!r}; choose mlp or cnn.")
+    if images.classes != 10:
+        raise ValueError(f"{images.name} has {images.classes} classes; the paper's networks tell 10 apart.")
+    train, test = shokri.inputs(images.train), shokri.inputs(images.test)
+    mean, std = train.mean(dim=(0, 2, 3), keepdim=True), train.std(dim=(0, 2, 3), keepdim=True)
+    return Problem(
+        name=f"{images.name}, {model}",
+        inputs=train.sub_(mean).div_(std),
+        labels=images.train_labels,
+        test_inputs=test.sub_(mean).div_(std),
+        test_labels=images.test_labels,
+        build=networks[model],
+    )
+
+
+def share_out(records: int, participants: int, each: int, source: Source) -> list[Positions]:
+    """The records of each participant: ``each`` of them, dealt from shuffled decks, so that none is dealt a second
+    time before all were dealt once.
+    """
+    if not 1 <= each <= records:
+        raise ValueError(f"each participant would have {each} records; it must be from 1 to {records}.")
+    dealt: list[Positions] = []
+    deck = source.permutation(records)
+    for _ in range(participants):
+        if deck.size < each:  # the rest of the deck, and the first of a new one that are not in it
+            fresh = source.permutation(records)
+            missing = each - deck.size
+            new = fresh[~np.isin(fresh, deck)]
+            hand, deck = np.concatenate([deck, new[:missing]]), fresh[~np.isin(fresh, new[:missing])]
+        else:
+            hand, deck = deck[:each], deck[each:]
+        dealt.append(hand)
+    return dealt

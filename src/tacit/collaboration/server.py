@@ -1,0 +1,234 @@
+"""The parameter server (Shokri & Shmatikov 2015, Figure 4): a state machine that trusts nobody and does no I/O.
+
+What it is told and in which order is all that its state depends on, so a transport can log accepted uploads and come
+back from a crash by `ParameterServer.restore` and pushing again what the log has beyond the snapshot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.collaboration.messages import Download, Vector, check_fraction, portion
+from tacit.collaboration.selection import largest
+
+_LARGEST_UNIT = 1e100  # far from the end of float64, which a unit grown by 1/β at a time could reach
+
+
+class Reason(StrEnum):
+    """Why an upload was refused; for a transport that has a status code for each."""
+
+    UNKNOWN = "unknown participant"
+    REVOKED = "revoked participant"
+    REPLAYED = "replayed sequence number"
+    REORDERED = "sequence number out of order"
+    SHAPE = "wrong shape"
+    TYPE = "wrong type"
+    TOO_MANY = "too many entries"
+    RANGE = "index out of range"
+    DUPLICATE = "duplicated index"
+    NOT_FINITE = "value not finite"
+    BOUND = "value beyond the bound"
+    OVERFLOW = "sum not finite"
+
+
+class Refused(ValueError):
+    """An upload that was not applied. The server is as it was before."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What participants have agreed on: ``bound`` is γ, ``upload`` is θ_u, ``decay`` is β.
+
+    The update counters are multiplied by β after every ``decay_every`` accepted uploads; with as many as there are
+    participants that is once an epoch.
+    """
+
+    bound: float
+    upload: float = 1.0
+    decay: float = 0.8
+    decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bound, bool) or not isinstance(self.bound, int | float) or not 0 < self.bound < math.inf:
+            raise ValueError(f"bound is {self.bound!r}; it must be a finite number above 0.")
+        check_fraction("upload", self.upload)
+        check_fraction("decay", self.decay)
+        if isinstance(self.decay_every, bool) or not isinstance(self.decay_every, int) or self.decay_every < 1:
+            raise ValueError(f"decay_every is {self.decay_every!r}; it must be a whole number, at least 1.")
+
+
+class ParameterServer:
+    """Global parameters that participants add to, and how often each was lately updated."""
+
+    def __init__(self, initial: Vector, rules: Rules, participants: Iterable[str] = ()) -> None:
+        vector = np.array(initial, dtype=np.float32)
+        if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
+            raise ValueError(
+                f"initial parameters have shape {vector.shape}; they must be one finite vector of at least one value."
+            )
+        self.rules = rules
+        self._w = vector
+        self._stat = np.zeros(vector.size)
+        self._unit = 1.0  # what one update adds to _stat; growing it by 1/β decays all that was added before
+        self._pushes = 0
+        self._next: dict[str, int] = {}
+        self._revoked: set[str] = set()
+        for name in participants:
+            self.admit(name)
+
+    # -- who takes part ----------------------------------------------------------------------------------------------
+
+    def admit(self, participant: str) -> None:
+        """Accept uploads of ``participant`` from now on, beginning with sequence number 0."""
+        if not isinstance(participant, str) or not participant:
+            raise ValueError(f"participant is {participant!r}; it must be a name.")
+        if participant in self._next:
+            raise ValueError(f"participant {participant!r} is here already; names must differ.")
+        self._next[participant] = 0
+
+    def revoke(self, participant: str) -> None:
+        """Accept nothing more of ``participant``; what was added stays."""
+        if participant not in self._next:
+            raise ValueError(f"participant {participant!r} is not known; admit it first.")
+        self._revoked.add(participant)
+
+    def next_sequence(self, participant: str) -> int:
+        """The sequence number that the next upload of ``participant`` must have."""
+        if participant not in self._next:
+            raise ValueError(f"participant {participant!r} is not known; admit it first.")
+        return self._next[participant]
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    def pull(self, fraction: float = 1.0) -> Download:
+        """The latest values of that fraction of the parameters (θ_d) which were updated most."""
+        check_fraction("fraction", fraction)
+        count = portion(fraction, self._w.size)
+        if count == self._w.size:
+            return Download(indices=None, values=self._w.copy())
+        indices = largest(self._stat, count)
+        return Download(indices=indices, values=self._w[indices])
+
+    def push(
+        self, participant: str, sequence: int, indices: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.float32]
+    ) -> None:
+        """Add ``values`` to the parameters at ``indices``; raise `Refused`, and change nothing, if anything is wrong.
+
+        Every sequence number is applied exactly once and in order. A sender that got no answer sends the same upload
+        again and is refused as `Reason.REPLAYED` if it had been applied.
+        """
+        self._check_sender(participant, sequence)
+        where = self._check_indices(indices, values)
+        with np.errstate(over="ignore"):
+            total = self._w[where] + values
+        if not np.isfinite(total).all():
+            raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
+        self._w[where] = total
+        self._stat[where] += self._unit
+        self._next[participant] += 1
+        self._pushes += 1
+        if self._pushes % self.rules.decay_every == 0:
+            self._decay()
+
+    def _check_sender(self, participant: str, sequence: int) -> None:
+        if not isinstance(participant, str) or participant not in self._next:
+            raise Refused(Reason.UNKNOWN, f"participant {str(participant)[:80]!r} is not known; it must be admitted.")
+        if participant in self._revoked:
+            raise Refused(Reason.REVOKED, f"participant {participant!r} was revoked; nothing more is taken from it.")
+        if isinstance(sequence, bool) or not isinstance(sequence, int):
+            raise Refused(Reason.TYPE, f"sequence is {str(sequence)[:80]!r}; it must be a whole number.")
+        due = self._next[participant]
+        if sequence < due:
+            raise Refused(Reason.REPLAYED, f"sequence is {sequence}; it was applied before, the next is {due}.")
+        if sequence > due:
+            raise Refused(Reason.REORDERED, f"sequence is {sequence}; uploads come in order, the next is {due}.")
+
+    def _check_indices(self, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any] | slice:
+        """Refuse what is malformed; the places to add to, as a slice where they are all."""
+        for name, array in (("indices", indices), ("values", values)):
+            if not isinstance(array, np.ndarray):
+                raise Refused(Reason.TYPE, f"{name} is a {type(array).__name__}; it must be an array.")
+            if array.ndim != 1:
+                raise Refused(Reason.SHAPE, f"{name} has {array.ndim} dimensions; it must have one.")
+        if indices.dtype.kind not in "iu":
+            raise Refused(Reason.TYPE, f"indices are {indices.dtype}; they must be whole numbers.")
+        if values.dtype != np.float32:
+            raise Refused(Reason.TYPE, f"values are {values.dtype}; they must be float32.")
+        if indices.size != values.size:
+            raise Refused(Reason.SHAPE, f"there are {indices.size} indices and {values.size} values; one for each.")
+        size, most = self._w.size, portion(self.rules.upload, self._w.size)
+        if values.size > most:
+            raise Refused(
+                Reason.TOO_MANY,
+                f"there are {values.size} values; an upload has at most {most}, {self.rules.upload:g} of {size}.",
+            )
+        if not values.size:
+            return indices
+        rising = bool((indices[1:] > indices[:-1]).all())
+        low, high = (indices[0], indices[-1]) if rising else (indices.min(), indices.max())
+        if low < 0 or high >= size:
+            raise Refused(
+                Reason.RANGE, f"index {low if low < 0 else high} is out of range; there are {size} parameters."
+            )
+        if not rising:
+            counts = np.bincount(indices.astype(np.int64), minlength=size)
+            if counts.max() > 1:
+                raise Refused(Reason.DUPLICATE, f"index {int(np.argmax(counts > 1))} occurs more than once.")
+        highest = float(np.abs(values).max())
+        if not math.isfinite(highest):
+            raise Refused(Reason.NOT_FINITE, "a value is not finite.")
+        if highest > self.rules.bound:
+            raise Refused(Reason.BOUND, f"a value has size {highest:g}; the bound is {self.rules.bound:g}.")
+        return slice(None) if rising and indices.size == size else indices
+
+    def _decay(self) -> None:
+        """stat := β · stat, by letting one update count for 1/β as much as before; the order of stat is the same."""
+        self._unit /= self.rules.decay
+        if self._unit > _LARGEST_UNIT:
+            self._stat /= self._unit
+            self._unit = 1.0
+
+    # -- what it holds -----------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Vector:
+        """A copy of w_global."""
+        return self._w.copy()
+
+    @property
+    def stat(self) -> npt.NDArray[np.float64]:
+        """A copy of the update counters, decayed."""
+        return self._stat / self._unit
+
+    @property
+    def participants(self) -> Mapping[str, int]:
+        """Everybody who was admitted, with the number of uploads taken from each."""
+        return dict(self._next)
+
+    def snapshot(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        """The whole state: arrays, and what fits in JSON. The agreed rules are not part of it."""
+        facts = {"unit": self._unit, "pushes": self._pushes, "next": dict(self._next), "revoked": sorted(self._revoked)}
+        return {"parameters": self._w.copy(), "stat": self._stat.copy()}, facts
+
+    @classmethod
+    def restore(cls, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any], rules: Rules) -> ParameterServer:
+        """A server in the state of a `snapshot`, bit for bit."""
+        server = cls(arrays["parameters"], rules)
+        stat = np.array(arrays["stat"], dtype=np.float64)
+        if stat.shape != server._w.shape or not (np.isfinite(stat).all() and (stat >= 0).all()):
+            raise ValueError(f"stat has shape {stat.shape}; a snapshot has one finite counter for each parameter.")
+        server._stat, server._unit, server._pushes = stat, float(facts["unit"]), int(facts["pushes"])
+        server._next = {str(name): int(due) for name, due in facts["next"].items()}
+        server._revoked = {str(name) for name in facts["revoked"]}
+        return server

@@ -1,0 +1,309 @@
+"""Distributed selective SGD with all participants in one process, and the two baselines it is measured by."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.collaboration.exchange import Lease, Protocol, Turn, turns
+from tacit.collaboration.messages import Download, Positions, Vector, portion
+from tacit.collaboration.parameters import FlatParameters
+from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Uploads
+from tacit.collaboration.privacy import (
+    Claim,
+    GaussianPrivacy,
+    GaussianUploads,
+    LocalDpSgd,
+    SparseVectorPrivacy,
+    SparseVectorUploads,
+    claim,
+    whole_data_set,
+)
+from tacit.collaboration.problem import Problem, share_out
+from tacit.collaboration.selection import AtRandom
+from tacit.collaboration.server import ParameterServer, Rules
+from tacit.collaboration.settings import Settings
+from tacit.ledger import Header, Ledger
+from tacit.mechanisms import SparseVectorQuery, SumQuery
+from tacit.randomness import SecureSource, SeededSource, Source
+
+log = logging.getLogger("tacit")
+
+_STANDALONE = 10  # participants whose lonely training is averaged; the others fare alike
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a simulation is: ``done`` of ``total`` exchanges, and the accuracy at the end of the last epoch."""
+
+    done: int
+    total: int
+    epoch: int
+    accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came out. Accuracies are of the test set, after the last epoch; ``history`` has one for each epoch.
+
+    ``centralised_accuracy`` is of SGD on the pooled records of all participants, ``standalone_accuracy`` the mean of
+    participants who train alone, both for as many epochs; None if they were not wanted. ``protocol_seconds`` is the
+    CPU time of everything but local training, all exchanges together.
+    """
+
+    test_accuracy: float
+    standalone_accuracy: float | None
+    centralised_accuracy: float | None
+    history: list[float]
+    bytes_up: int
+    bytes_down: int
+    exchanges: int
+    protocol_seconds: float
+    seconds: float
+    claim: Claim | None
+    notes: tuple[str, ...]
+
+
+def simulate(
+    problem: Problem,
+    settings: Settings,
+    *,
+    baselines: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    watch: Callable[[Vector], None] | None = None,
+) -> Result:
+    """Run a collaboration; ``watch`` sees every change before it is selected and must not be used on private data."""
+    started = time.perf_counter()
+    world = _World(problem, settings, watch)
+    history: list[float] = []
+    total, done = settings.participants * settings.epochs, 0
+    for epoch in range(settings.epochs):
+        for _ in world.epoch():
+            done += 1
+            if progress is not None:
+                progress(Progress(done=done, total=total, epoch=epoch, accuracy=history[-1] if history else None))
+        history.append(world.accuracy())
+        log.info("epoch %d: accuracy %.4f", epoch + 1, history[-1])
+    if progress is not None:
+        progress(Progress(done=done, total=total, epoch=settings.epochs, accuracy=history[-1]))
+    return Result(
+        test_accuracy=history[-1],
+        standalone_accuracy=world.standalone() if baselines else None,
+        centralised_accuracy=world.centralised() if baselines else None,
+        history=history,
+        bytes_up=world.bytes_up,
+        bytes_down=world.bytes_down,
+        exchanges=done,
+        protocol_seconds=world.protocol_seconds,
+        seconds=time.perf_counter() - started,
+        claim=world.claim(),
+        notes=world.notes(),
+    )
+
+
+class _World:
+    """The server, the participants and what they hold."""
+
+    def __init__(self, problem: Problem, settings: Settings, watch: Callable[[Vector], None] | None) -> None:
+        self._problem, self._settings, self._watch = problem, settings, watch
+        self._source = _source(settings.seed, "world")
+        self._initial = _seed(self._source)
+        records = max(round(settings.share * len(problem.inputs)), 1)
+        self._hands = share_out(len(problem.inputs), settings.participants, records, self._source)
+        self._judge = problem.network(self._initial)
+        self._judged = FlatParameters(self._judge)
+        self._ledgers: list[Ledger] = []
+        self._noise = self._solved(records)
+        self._query: SparseVectorQuery | None = None
+        if isinstance(settings.privacy, SparseVectorPrivacy):
+            self._query = SparseVectorQuery(
+                group="upload",
+                epsilon=settings.privacy.epsilon_per_epoch,
+                releases=portion(settings.upload, self._judged.vector.size),
+                bound=settings.limit,
+                threshold=settings.threshold,
+            )
+        self._people = [self._participant(number) for number in range(settings.participants)]
+        rules = Rules(bound=settings.limit, upload=settings.upload, decay_every=settings.participants)
+        self.server = ParameterServer(self._judged.vector, rules, [person.name for person in self._people])
+        self._start, self._seen = self.server.pull(settings.download), dict[int, Download]()
+        self.bytes_up = self.bytes_down = 0
+        self.protocol_seconds = 0.0
+
+    def _solved(self, records: int) -> float:
+        """The noise multiplier that the budget asks for, the same for all participants."""
+        privacy, epochs = self._settings.privacy, self._settings.epochs
+        if isinstance(privacy, LocalDpSgd):
+            return privacy.noise_multiplier(records=records, epochs=epochs)
+        return privacy.noise_multiplier(epochs=epochs) if isinstance(privacy, GaussianPrivacy) else 0.0
+
+    def _participant(self, number: int) -> Participant:
+        name, settings = f"participant {number}", self._settings
+        source = _source(settings.seed, name)
+        model = self._problem.network(self._initial)
+        flat = FlatParameters(model)
+        rows = torch.from_numpy(self._hands[number])
+        inputs, labels = self._problem.inputs[rows], self._problem.labels[rows]
+        train: Callable[[], None]
+        if isinstance(settings.privacy, LocalDpSgd):
+            seed = None if settings.seed is None else _seed(source)
+            ledger = self._ledger(Header(secure_randomness=source.secure, purpose=name))
+            train = settings.privacy.trainer(
+                model, inputs, labels, epochs=settings.epochs, noise_multiplier=self._noise, ledger=ledger, seed=seed
+            )
+        else:
+            train = self._sgd(model, inputs, labels, source)
+        return Participant(name, flat, train, self._uploads(source))
+
+    def _uploads(self, source: Source) -> Uploads:
+        settings = self._settings
+        uploads: Uploads
+        if self._query is not None:
+            ledger = self._ledger(whole_data_set(secure=source.secure))
+            uploads = SparseVectorUploads(self._query, ledger=ledger, source=source)
+        elif isinstance(settings.privacy, GaussianPrivacy):
+            norm = settings.privacy.clip_norm
+            uploads = GaussianUploads(
+                SumQuery(group="upload", clip_norm=norm, noise_std=self._noise * norm),
+                AtRandom(fraction=settings.upload),
+                bound=settings.limit,
+                ledger=self._ledger(whole_data_set(secure=source.secure)),
+                source=source,
+            )
+        else:
+            uploads = SelectedUploads(settings.rule(), bound=settings.limit, source=source)
+        return uploads if self._watch is None else _Watched(uploads, self._watch)
+
+    def _ledger(self, header: Header) -> Ledger:
+        self._ledgers.append(Ledger(header))
+        return self._ledgers[-1]
+
+    def _sgd(self, model: nn.Module, inputs: Tensor, labels: Tensor, source: Source) -> LocalSgd:
+        settings = self._settings
+        generator = torch.Generator().manual_seed(_seed(source))
+        return LocalSgd(
+            model,
+            inputs,
+            labels,
+            learning_rate=settings.learning_rate,
+            batch_size=settings.batch_size,
+            generator=generator,
+        )
+
+    def epoch(self) -> Iterator[None]:
+        """One exchange of everybody."""
+        settings, server = self._settings, self.server
+        lease = Lease(1.0)
+        for turn in turns(settings.protocol, settings.participants, self._source):
+            person = self._people[turn.participant]
+            clock = time.thread_time()
+            token = lease.acquire(person.name, now=0.0) if settings.protocol is Protocol.RANDOM_ORDER else None
+            download = self._download(turn)
+            person.begin(download)
+            self.protocol_seconds += time.thread_time() - clock
+            person.train()
+            clock = time.thread_time()
+            upload = person.finish()
+            server.push(upload.participant, upload.sequence, upload.indices, upload.values)
+            if token is not None:
+                lease.release(token)
+            self.protocol_seconds += time.thread_time() - clock
+            self.bytes_down += download.size
+            self.bytes_up += upload.size
+            yield
+
+    def _download(self, turn: Turn) -> Download:
+        """What is on the server, or was when this participant last came, an epoch ago."""
+        latest = self.server.pull(self._settings.download)
+        if self._settings.protocol is not Protocol.ASYNCHRONOUS:
+            return latest
+        outdated, self._seen[turn.participant] = self._seen.get(turn.participant, self._start), latest
+        return outdated if turn.stale else latest
+
+    def accuracy(self) -> float:
+        """Of the global parameters."""
+        self._judged.vector[:] = self.server.parameters
+        return accuracy(self._judge, self._problem)
+
+    def standalone(self) -> float:
+        """The mean accuracy of participants who train alone."""
+        scores = [self._alone(hand, f"alone {number}") for number, hand in enumerate(self._hands[:_STANDALONE])]
+        return sum(scores) / len(scores)
+
+    def centralised(self) -> float:
+        """The accuracy of SGD on all participants' records."""
+        return self._alone(np.unique(np.concatenate(self._hands)), "pooled")
+
+    def _alone(self, hand: Positions, name: str) -> float:
+        model, rows = self._problem.network(self._initial), torch.from_numpy(hand)
+        source = _source(self._settings.seed, name)
+        train = self._sgd(model, self._problem.inputs[rows], self._problem.labels[rows], source)
+        for _ in range(self._settings.epochs):
+            train()
+        return accuracy(model, self._problem)
+
+    def claim(self) -> Claim | None:
+        """Of the participant who spent most."""
+        return claim(self._ledgers, delta=self._settings.delta, query=self._query) if self._ledgers else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers should know."""
+        held = sum(hand.size for hand in self._hands)
+        copies = -(-held // len(self._problem.inputs))
+        notes = [
+            "centralised: SGD on the pooled records of all participants, for as many epochs; standalone: the mean of "
+            f"{min(len(self._hands), _STANDALONE)} participants who train alone.",
+            "inputs are normalised by the mean and standard deviation of the training set, which are taken to be "
+            "public: no ε covers them.",
+        ]
+        if self._ledgers:
+            notes.append(
+                "ε is of one participant's ledger, everything it uploads in the whole training; how many records each "
+                "participant has is taken to be public."
+            )
+            if copies > 1:
+                notes.append(
+                    f"a record can be held by {copies} participants: its own ε is then up to {copies} times that."
+                )
+            if self._settings.seed is not None:
+                notes.append("the noise comes from a seed: for debugging, it protects nobody.")
+        return tuple(notes)
+
+
+class _Watched:
+    """Uploads whose changes somebody looks at."""
+
+    def __init__(self, uploads: Uploads, watch: Callable[[Vector], None]) -> None:
+        self._uploads, self._watch = uploads, watch
+
+    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+        self._watch(change)
+        return self._uploads(change)
+
+
+def accuracy(model: nn.Module, problem: Problem) -> float:
+    """The fraction of the test set that ``model`` classifies as labelled."""
+    model.eval()
+    with torch.no_grad():
+        pairs = zip(torch.split(problem.test_inputs, 1000), torch.split(problem.test_labels, 1000), strict=True)
+        right = sum(int((model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in pairs)
+    return right / len(problem.test_labels)
+
+
+def _source(seed: int | None, name: str) -> Source:
+    """Secret randomness; with a seed, a stream of its own for each name."""
+    if seed is None:
+        return SecureSource()
+    source = SeededSource(seed)
+    source.branch(name)
+    return source
+
+
+def _seed(source: Source) -> int:
+    return int(source.integers(2**62, 1)[0])

@@ -1,0 +1,100 @@
+"""What happens when gradients are asked for: the last look at the loss, and whose gradients are captured.
+
+Several backward passes on one batch add up, as in PyTorch: example i's gradient is that of the sum of its losses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout, Mixed, Only
+from tacit.gradients.operations import layout_of, operation
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import Traced, mark, opened, plain
+
+
+@operation("backward", always=True)
+def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+    body = opened(func)
+    assert body is not None
+    if func is not torch.autograd.backward:
+        return body(*args, **kwargs)  # type: ignore[no-any-return]
+    _look(recorder, *args, **kwargs)
+    if kwargs.get("create_graph"):
+        raise ValueError(_SECOND_ORDER)
+    with torch.enable_grad():  # an alias made without it would have no graph
+        roots = plain(args[0]) if kwargs.get("inputs") is None else args[0]
+    return body(roots, *args[1:], **kwargs)  # type: ignore[no-any-return]
+
+
+def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+    """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
+    if any(type(root) is Traced and isinstance(root._tag, Only) for root in roots):
+        recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
+    if mixed:
+        recorder.problems.confirm(mixed[0].reason)
+    given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
+    pairs = list(zip(roots, [given] if isinstance(given, Tensor) else given))
+    for root, gradient in pairs:
+        _check_seed(recorder, root, gradient)
+    recorder.problems.check()
+    for root, gradient in pairs:
+        if type(root) is Traced and isinstance(root._tag, Layout) and gradient is not None:
+            recorder.seeds.append(("sum", plain(gradient)))
+
+
+def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
+    """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
+    if not recorder.follows(gradient):
+        return
+    tag, own = gradient._tag, getattr(root, "_tag", None)
+    if isinstance(tag, Layout) and isinstance(own, Layout) and tag.dim == own.dim and tag.same_order(own):
+        return
+    recorder.problems.add(
+        tag.reason
+        if isinstance(tag, Mixed)
+        else "the gradient given to backward combines examples; compute it for each example from that example alone"
+    )
+
+
+_SECOND_ORDER = (
+    "create_graph=True asks for gradients of gradients (a gradient penalty, say), which have no per-example rule: the "
+    "engine keeps parameters out of the graph; penalise something computed in the forward pass instead"
+)
+
+
+@operation("autograd.grad", always=True)
+def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
+
+    Every example's outputs depend on that example alone, so the gradient of their sum with respect to an input belongs
+    to the same examples as the input.
+    """
+    body = opened(func)
+    assert body is not None
+    outputs = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
+    inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
+    if kwargs.get("create_graph"):
+        raise ValueError(_SECOND_ORDER)
+    if not all(layout_of(recorder, t) is not None for t in inputs):
+        raise ValueError(
+            "torch.autograd.grad was asked for gradients of a loss of the batch with respect to something that is not "
+            "part of the batch; the parameters' gradients come from loss.backward() and are clipped first"
+        )
+    _look(recorder, outputs, kwargs.get("grad_outputs"))
+    seeds, recorder.seeds, recorder.capturing = recorder.seeds, [], False
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            found = body(*args, **kwargs)
+    finally:
+        recorder.seeds, recorder.capturing = seeds, True
+    return tuple(
+        g if g is None else mark(g.as_subclass(Tensor), recorder, tag)
+        for g, tag in zip(found, (layout_of(recorder, t) for t in inputs))
+        if tag is not None
+    )

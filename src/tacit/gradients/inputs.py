@@ -1,0 +1,115 @@
+"""The model's inputs: which of them hold the batch, along which dimension, and their tags."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from tacit.gradients.layout import Layout
+from tacit.gradients.nested import rebuilt
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import mark
+
+BatchDim = int | Mapping[str | int, int | None]
+Dims = Mapping[str | int, int | None] | int
+
+
+class Inputs:
+    """Tags what enters the model. An example is `rows` consecutive entries along its dimension."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder, batch_dim: BatchDim, rows: int) -> None:
+        self._recorder, self._rows = recorder, rows
+        self._dims: Dims = batch_dim
+        if isinstance(batch_dim, Mapping):
+            positions = {name: i for i, name in enumerate(inspect.signature(model.forward).parameters)}
+            self._dims = {**{positions[k]: d for k, d in batch_dim.items() if k in positions}, **batch_dim}
+
+    def marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the batch's tensors tagged (aliases of them: the user's own stay as they are)."""
+        fresh: list[tuple[Tensor, int]] = []
+        new_args = tuple(self._walk(a, self._dim_of(i), fresh) for i, a in enumerate(args))
+        new_kwargs = {k: self._walk(v, self._dim_of(k), fresh) for k, v in kwargs.items()}
+        self._tag(fresh)
+        return new_args, new_kwargs
+
+    def traced(self, batch: Any, size: int) -> Any:
+        """A batch of `size` examples before it enters the model, with the tensors that have a row for each tagged.
+
+        Only where the examples are first in every input; elsewhere a tensor's own shape does not tell.
+        """
+        if self._dims != 0:
+            return batch
+        fresh: list[tuple[Tensor, int]] = []
+        rows = size * self._rows
+        found = self._walk(batch, 0, fresh)
+        self._tag([(t, d) for t, d in fresh if t.shape[0] == rows])
+        return found
+
+    def _dim_of(self, key: str | int) -> int | None:
+        return self._dims if isinstance(self._dims, int) else self._dims.get(key, self._dims.get("*", 0))
+
+    def _walk(self, value: Any, dim: int | None, fresh: list[tuple[Tensor, int]]) -> Any:
+        if isinstance(value, PackedSequence):
+            return self._packed(value)
+        if isinstance(value, Tensor):
+            if dim is None or value.ndim == 0 or self._recorder.follows(value):
+                return value
+            copy = value.as_subclass(torch.Tensor)
+            copy = copy.view_as(copy) if copy is value else copy
+            fresh.append((copy, dim % value.ndim))
+            return copy
+        if isinstance(value, (tuple, list)):
+            return rebuilt(value, [self._walk(v, dim, fresh) for v in value])
+        if isinstance(value, dict):
+            keyed = isinstance(self._dims, Mapping)
+            pairs = {
+                k: self._walk(v, self._dim_of(k) if keyed and isinstance(k, str) else dim, fresh)
+                for k, v in value.items()
+            }
+            try:
+                return type(value)(pairs)
+            except TypeError:
+                return pairs
+        return value
+
+    def _tag(self, fresh: list[tuple[Tensor, int]]) -> None:
+        sizes = {t.shape[d] for t, d in fresh}
+        if len(sizes) > 1:
+            shown = ", ".join(f"{tuple(t.shape)} (dimension {d})" for t, d in fresh)
+            raise ValueError(
+                f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
+                "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
+            )
+        if sizes:
+            self._begin(sizes.pop(), [t for t, _ in fresh])
+        for t, d in fresh:
+            mark(t, self._recorder, Layout(d, self._rows))
+
+    def _begin(self, rows: int, tensors: list[Tensor]) -> None:
+        if rows % self._rows:
+            raise ValueError(
+                f"a batch of {rows} rows does not divide into records of rows_per_record={self._rows} rows each"
+            )
+        self._recorder.begin(rows // self._rows, tensors)
+
+    def _packed(self, packed: PackedSequence) -> PackedSequence:
+        sizes = packed.batch_sizes
+        sequences = int(sizes[0]) if sizes.numel() else 0
+        self._begin(sequences, [packed.data])
+        order = (
+            packed.sorted_indices
+            if packed.sorted_indices is not None
+            else torch.arange(sequences, device=packed.data.device)
+        )
+        order = order.div(self._rows, rounding_mode="floor")
+        if not sequences:
+            sizes = sizes.new_zeros(1)  # recurrent layers read the first entry
+        owner = torch.cat([order[:n] for n in sizes.tolist()])
+        data = packed.data.view_as(packed.data)
+        mark(data, self._recorder, Layout(0, 1, owner))
+        return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)

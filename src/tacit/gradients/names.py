@@ -1,0 +1,58 @@
+"""One name for each operation, however it was called, and what kind of operation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ALIASES = {
+    **{f"{p}{n}": n for p in "ri" for n in ("add", "mul", "and", "or", "xor")},
+    **{"isub": "sub", "truediv": "div", "itruediv": "div", "floordiv": "floor_divide", "mod": "remainder"},
+    **{"ipow": "pow", "multiply": "mul", "subtract": "sub", "divide": "div", "imatmul": "matmul", "concat": "cat"},
+}
+_KEPT = words("float int bool long len index complex contains reduce_ex deepcopy repr format hash")
+
+METADATA = words(
+    """
+    shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
+    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous len
+    storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
+    _grad retains_grad __set__
+    """
+)
+"""Operations that read or write what is known about a tensor, never its values."""
+
+READS = words(
+    """
+    item tolist numpy equal allclose is_nonzero __bool__ __float__ __int__ __long__ __index__ __complex__ __contains__
+    """
+)
+"""Operations that turn a tensor's values into Python values."""
+
+SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")
+"""Operations that copy or show a tensor as a whole."""
+
+
+@cache
+def canonical(func: Callable[..., Any]) -> str:
+    """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`."""
+    name: str = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        name = func.__self__.__name__  # type: ignore[attr-defined]
+    elif name == "grad":
+        return "autograd.grad"  # the function; the attribute of a tensor came by __get__
+    if name == "__set__":
+        return "__set__"
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        if name in _KEPT:
+            return f"__{name}__"
+    elif not name.startswith("_"):
+        name = name.rstrip("_")
+    return _ALIASES.get(name, name)

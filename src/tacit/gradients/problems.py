@@ -1,0 +1,91 @@
+"""What stands in the way of per-example gradients: gathered where it is met, told all at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import FrameType
+
+from torch import nn
+
+log = logging.getLogger("tacit.gradients")
+
+
+def refuse(problems: list[str]) -> None:
+    """Raise a ValueError that lists the problems, if there are any."""
+    if problems:
+        listed = "\n".join(f"  - {p}" for p in problems)
+        raise ValueError(f"this model has no per-example gradients:\n{listed}")
+
+
+class ValuesRead(RuntimeError):
+    """The model's own code looked at values of the batch."""
+
+
+class Problems:
+    """The problems of the current batch, each with the module where it was met."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._found: list[str] = []
+        self._suspects: dict[str, str] = {}
+        self.slow: set[str] = set()
+
+    def add(self, reason: str) -> None:
+        text = f"{self.where()}: {reason}"
+        if text not in self._found:
+            self._found.append(text)
+
+    def suspect(self, reason: str) -> None:
+        """Something that is a problem only if the loss comes to depend on it."""
+        if reason not in self._suspects:
+            self._suspects[reason] = f"{self.where()}: {reason}"
+
+    def confirm(self, reason: str) -> None:
+        """The loss depends on the suspects: they are problems, or else `reason` is."""
+        self._found += [s for s in self._suspects.values() if s not in self._found]
+        if not self._found:
+            self.add(reason)
+
+    def check(self) -> None:
+        """Raise what was found."""
+        if self._found:
+            found = self._found
+            self.forget()
+            refuse(found)
+
+    def forget(self) -> None:
+        self._found, self._suspects = [], {}
+
+    def begin(self) -> None:
+        """The model is entered; what was merely suspected so far stays so."""
+        self._found = []
+
+    def refuse_reading(self, name: str) -> None:
+        raise ValuesRead(
+            f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
+            "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
+            "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
+            "and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face models, an "
+            "attention mask of four dimensions)"
+        )
+
+    def report_slow(self, name: str) -> None:
+        if name not in self.slow:
+            self.slow.add(name)
+            log.warning(
+                "%s: `%s` has no fast rule; its per-example gradients use torch.func (correct, slower)",
+                self.where(),
+                name,
+            )
+
+    def where(self) -> str:
+        """The module whose code is running, by its name in the model."""
+        names = {id(m): n or type(m).__name__ for n, m in self._model.named_modules()}
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in names:
+                return f"{names[id(owner)]} ({type(owner).__name__})"
+            frame = frame.f_back
+        return "the loss"

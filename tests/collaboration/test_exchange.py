@@ -1,0 +1,55 @@
+"""In which order participants come, and the lease."""
+
+from __future__ import annotations
+
+import pytest
+
+from tacit.collaboration import Lease, LeaseHeld, Protocol
+from tacit.collaboration.exchange import turns
+from tacit.randomness import SeededSource
+
+
+def test_round_robin_is_a_fixed_order() -> None:
+    source = SeededSource(1)
+    for _ in range(2):
+        order = list(turns(Protocol.ROUND_ROBIN, 5, source))
+        assert [turn.participant for turn in order] == [0, 1, 2, 3, 4]
+        assert not any(turn.stale for turn in order)
+
+
+def test_random_order_is_a_new_order_each_epoch() -> None:
+    source = SeededSource(1)
+    orders = [[turn.participant for turn in turns(Protocol.RANDOM_ORDER, 30, source)] for _ in range(3)]
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert orders[0] != orders[1] != orders[2]
+    assert not any(turn.stale for turn in turns(Protocol.RANDOM_ORDER, 30, source))
+
+
+def test_asynchronous_turns_are_stale_half_of_the_time() -> None:
+    source = SeededSource(1)
+    many = [turn for _ in range(50) for turn in turns(Protocol.ASYNCHRONOUS, 40, source)]
+    assert 900 < sum(turn.stale for turn in many) < 1100  # 1000 expected, standard deviation 22
+    assert {turn.participant for turn in many if turn.stale} == set(range(40))
+
+
+def test_a_lease_is_held_by_one_until_given_back_or_expired() -> None:
+    lease = Lease(10.0)
+    ann = lease.acquire("ann", now=0.0)
+    with pytest.raises(LeaseHeld, match="'ann' has the lease for another 6"):
+        lease.acquire("bob", now=4.0)
+    lease.check(ann, now=9.9)
+    lease.release(ann)
+    bob = lease.acquire("bob", now=5.0)
+    lease.release(ann)  # late news of a lease that has passed on
+    with pytest.raises(LeaseHeld):
+        lease.acquire("ann", now=6.0)
+    carl = lease.acquire("carl", now=15.0)  # bob is slow or dead
+    for token, now in ((bob, 16.0), (carl, 25.0)):
+        with pytest.raises(LeaseHeld, match="acquire it and download again"):
+            lease.check(token, now=now)
+
+
+@pytest.mark.parametrize("duration", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_lease_always_ends(duration: float) -> None:
+    with pytest.raises(ValueError, match="duration is"):
+        Lease(duration)

@@ -1,0 +1,129 @@
+"""Models of other packages, as they come: PEFT adapters, Hugging Face transformers, compiled models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit import gradients
+
+B, T = 4, 6
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x).relu()).tanh())
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"bias": "lora_only", "use_rslora": True}])
+def test_adapters_of_peft(agree: Callable[..., None], options: dict[str, Any]) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["first", "second"], modules_to_save=["head"], **options)
+    model = peft.get_peft_model(Classifier(), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # zero at first, which would hide the gradients of lora_A
+            nn.init.normal_(parameter)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert any("lora_A" in name for name in trained)
+    assert not any("base_layer.weight" in name for name in trained)
+    agree(model, torch.randn(B, 5))
+
+
+def _bert(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
+        max_position_embeddings=T, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3,
+        attn_implementation=attention,
+    )  # fmt: skip
+    return transformers.BertForSequenceClassification(config)  # type: ignore[no-any-return]
+
+
+def _gpt2(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=T, n_embd=8, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        use_cache=False, attn_implementation=attention,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
+
+
+def _each(out: Any, target: Tensor) -> Tensor:
+    if out.logits.ndim == 2:
+        return F.cross_entropy(out.logits, target[:, 0] % 3, reduction="none")
+    return F.cross_entropy(out.logits.transpose(1, 2), target, reduction="none").mean(1)
+
+
+def _padded() -> Tensor:
+    """Which words count: the second example is shorter."""
+    mask = torch.ones(B, T, dtype=torch.long)
+    mask[1, 4:] = 0
+    return mask
+
+
+@pytest.mark.parametrize("build", [_bert, _gpt2])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_transformers_of_hugging_face(
+    agree: Any, build: Callable[[str], nn.Module], attention: str, masked: bool
+) -> None:
+    """Tied embeddings, position tables, the package's own Conv1D; with padding as a mask [batch, 1, words, words]."""
+    words = torch.randint(0, 20, (B, T))
+    whole = (1.0 - _padded()[:, None, None, :].expand(B, 1, T, T)) * -1e4
+    kwargs = {"attention_mask": whole} if masked else {}
+    agree(build(attention), words, loss=_each, target=words, dtypes=[torch.float64], kwargs=kwargs)
+
+
+@pytest.mark.parametrize("build", [_bert, _gpt2])
+def test_a_mask_that_is_read_into_python_is_refused(build: Callable[[str], nn.Module]) -> None:
+    """Given two dimensions, the package asks whether any example has padding, and decides for all of them."""
+    model = build("sdpa")
+    with gradients.record(model), pytest.raises(RuntimeError, match="mask of four dimensions"):
+        model(torch.randint(0, 20, (B, T)), attention_mask=_padded())
+
+
+def test_compiled_models_are_refused_with_the_reason() -> None:
+    model = Classifier()
+    with pytest.raises(ValueError, match="give the module before"):
+        gradients.attach(torch.compile(model))
+    part = nn.Sequential(Classifier(), nn.Linear(3, 3))
+    part[0].compile()
+    with pytest.raises(ValueError, match=r"0 \(Classifier\) is compiled"):
+        gradients.attach(part)
+
+
+@pytest.mark.slow
+def test_a_compiled_function_inside_a_model(naive: Any) -> None:
+    """Whatever the compiler makes of tensors of the batch, every batch's gradients are right."""
+    compiled = torch.compile(lambda x, weight: torch.tanh(x @ weight), backend="aot_eager")
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight, self.last = nn.Linear(5, 5), nn.Parameter(torch.randn(5, 5)), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(compiled(self.first(x), self.weight))
+
+    model = Hidden()
+    engine = gradients.attach(model)
+    for batch in (B, B, B + 3):
+        x, y = torch.randn(batch, 5), torch.randint(0, 3, (batch,))
+        F.cross_entropy(model(x), y).backward()
+        found = engine.norms()
+        engine.discard()
+        engine.detach()
+        each = naive(model, lambda i, x=x, y=y: F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), batch)
+        total = torch.stack([g.reshape(batch, -1).norm(dim=1) for g in each.values()]).norm(dim=0)
+        torch.testing.assert_close(found, total, rtol=1e-5, atol=1e-6)
+        engine = gradients.attach(model)
+    engine.detach()
