@@ -12,6 +12,7 @@ What was seen on the held-out images (percent, ε = 3 on CIFAR-10 unless said ot
 * CIFAR-10: channels standardised 63.6, whitened by their own covariance 67.5, by that of dead leaves (free) 67.8, at
   learning rate 4; 69.2 at 8, 69.7 at 16, 68.6 at 32. Without private means 1.2 less; with private variances too 1.4
   less. Exponents 0.5 and 0.6: 69.4 and 69.3. At ε = 1 learning rates 4 and 8 did equally well (66.7).
+* SVHN at ε = 3: 85.6 at learning rate 16, 86.8 at 8; 84.3 with normalised groups.
 * Averaging the weights moved nothing by more than 0.2 either way.
 """
 
@@ -50,13 +51,16 @@ def photographs(epsilon: float) -> Recipe:
 
 
 def house_numbers(epsilon: float) -> Recipe:
-    """SVHN: as photographs, but a mirrored digit is another one."""
+    """SVHN: as photographs, but a mirrored digit is another one. For the 26,000 records that there are here."""
     front = Scattering(pooling=2, normalisation=Whitened(statistics=Statistics()))
-    return _linear(front, lot_size=8192, epochs=60, learning_rate=8.0 if epsilon < 2 else 16.0)
+    return _linear(front, lot_size=4096, epochs=60, learning_rate=4.0 if epsilon < 2 else 8.0)
 
 
 def small_digits(epsilon: float) -> Recipe:
-    """scikit-learn's digits, 8×8: one scale, so that 4×4 places are left (96 at ε = 2; the pixels gave 92)."""
+    """scikit-learn's digits, 8×8: one scale, so that 4×4 places are left.
+
+    On held-out images at ε = 2: 96, the pixels 92. The test images are other writers': there it is about 90.
+    """
     front = Scattering(scales=1, normalisation=Grouped(groups=3))
     return _linear(front, lot_size=350, epochs=30, learning_rate=2.0)
 
