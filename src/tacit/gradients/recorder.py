@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
-from tacit.gradients.names import METADATA, READS, SHOWN, canonical
+from tacit.gradients.names import METADATA, READS, SHOWN, canonical, writes
 from tacit.gradients.nested import detached
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -19,6 +19,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap
 from tacit.gradients.traced import Traced, mark, opened, plain
+from tacit.gradients.writing import assign_attribute, known, refuse_unfollowed, settle
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -35,6 +36,12 @@ _REASONS: dict[type, str] = {
     Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
 }
 """Why a tensor of the batch cannot be fed to parameters."""
+
+
+_GRAD = (
+    "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
+    "the batch use torch.autograd.grad with a sum over examples"
+)
 
 
 class Recorder:
@@ -105,13 +112,17 @@ class Recorder:
         if name in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
-            if name == "__set__" and func.__self__.__name__ == "data" and type(args[1]) is Traced:  # type: ignore[attr-defined]
-                mark(args[0], self, args[1]._tag)  # the values are others' now, and so is their tag
+            if name == "__set__":
+                assign_attribute(self, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]
+            elif name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
+                return mark(plain(out).detach(), self, Mixed(_GRAD))
             return out
         if name in SHOWN:
             return func(plain(args[0]), *args[1:], **kwargs)
         if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
+        if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
+            refuse_unfollowed(self, name)
         take_over = ALWAYS.get(name)
         if take_over is not None:
             return take_over(self, func, args, kwargs)
@@ -176,6 +187,8 @@ class Recorder:
         from tacit.gradients.lifting import lift
 
         tags = [tag for _, tag in tagged]
+        if writes(func) and name not in POINTWISE and name != "setitem":
+            refuse_unfollowed(self, name)
         if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
@@ -221,8 +234,13 @@ class Recorder:
         if not tagged:
             return out
         assert self.batch is not None
+        in_place = writes(func)
+        if in_place and not known(name, POINTWISE):
+            refuse_unfollowed(self, name)
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
+        if in_place and id(out_tensors) not in self.buffers:
+            settle(self, name, out_tensors, tag, tagged, name in POINTWISE or name == "setitem")
         self._tag_outputs(out_tensors, tag, tagged)
         return out
 
@@ -238,6 +256,8 @@ class Recorder:
                     f"data of the batch is written into the buffer {self.buffers[id(out)]!r}, which would be released "
                     "without noise; keep such statistics out of the model, or fix them beforehand"
                 )
+                if not self.inside:
+                    self.problems.check()  # the model's next forward begins a new list
                 return
             if out.requires_grad:
                 if isinstance(tag, Mixed):
