@@ -71,6 +71,8 @@ class Recorder:
         self.inputs: list[Tensor] = []
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
+        self.followed = False
+        """Whether the batch was followed from before the model, so that tensors computed from it may be about."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -80,7 +82,8 @@ class Recorder:
         """A batch of this many examples enters the model (perhaps again, for a second use).
 
         A batch that was not used is dropped by the next. After a backward pass, gradients of another batch would add
-        up with the first one's, example i with example i: only unchanged memory is surely the same examples.
+        up with the first one's, example i with example i: only unchanged memory is surely the same examples, and only
+        memory that PyTorch alone writes to (a NumPy array that shares it changes no version).
         """
         seen = {(t.data_ptr(), t._version) for t in inputs}
         if self.captures:
@@ -89,9 +92,15 @@ class Recorder:
                     f"the model was called with {batch} examples after the backward pass of a batch of {self.batch}, "
                     "whose clipped sum was not yet taken"
                 )
-            self.strangers = self.strangers or not seen <= self.seen
+            sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)  # type: ignore[no-untyped-call]
+            self.strangers = self.strangers or not sure
             return
         if self.batch is not None and batch != self.batch:
+            if self.followed:
+                raise RuntimeError(
+                    f"the model was called with {batch} examples while a batch of {self.batch} is being followed; "
+                    "evaluate under torch.no_grad()"
+                )
             self.epoch += 1
             self.seen, self.inputs = set(), []
         self.batch = batch
@@ -101,7 +110,7 @@ class Recorder:
     def reset(self) -> None:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
-        self.batch, self.captures = None, 0
+        self.batch, self.captures, self.followed = None, 0, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.problems.forget()
 
@@ -110,11 +119,11 @@ class Recorder:
     def handle(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = canonical(func)
         if name in METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                out = func(*args, **kwargs)
             if name == "__set__":
                 assign_attribute(self, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]
-            elif name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
+            with torch._C.DisableTorchFunctionSubclass():
+                out = func(*args, **kwargs)
+            if name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
                 return mark(plain(out).detach(), self, Mixed(_GRAD))
             return out
         if name in SHOWN:

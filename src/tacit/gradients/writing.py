@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
@@ -39,8 +39,9 @@ def settle(recorder: Recorder, name: str, written: Any, new: Any, tagged: list[t
     with torch._C.DisableTorchFunctionSubclass():
         base = written._base
         users = torch._C._storage_Use_Count(written.untyped_storage()._cdata) - 1  # type: ignore[attr-defined]
-    kept = any(isinstance(t, nn.Parameter) or id(t) in recorder.buffers for t in (written, base) if t is not written)
-    if isinstance(written, nn.Parameter) or kept or users > 1 + (base is not None):
+    owner = written if base is None else base
+    kept = type(written) not in (Tensor, Traced) or type(owner) not in (Tensor, Traced) or id(owner) in recorder.buffers
+    if kept or users > 1 + (base is not None):
         reason = new.reason if isinstance(new, Mixed) else f"`{name}` writes data of the batch in place"
         if type(written) is Traced:
             mark(written, recorder, Mixed(reason))
@@ -68,7 +69,7 @@ def refuse_unfollowed(recorder: Recorder, name: str) -> None:
 
 
 def assign_attribute(recorder: Recorder, attribute: str, target: Tensor, value: Any) -> None:
-    """What `target.data = value` or `target.grad = value` did, if the value is data of the batch."""
+    """What `target.data = value` or `target.grad = value` is about to do, if the value is data of the batch."""
     if not recorder.follows(value):
         return
     layout = target._tag if recorder.follows(target) else None  # type: ignore[attr-defined]
