@@ -46,10 +46,8 @@ class Inputs:
             return batch
         fresh: list[tuple[Tensor, int]] = []
         rows = size * self._rows
-        self._recorder.followed = False  # the new batch may be of another size
         found = self._walk(batch, 0, fresh)
         self._tag([(t, d) for t, d in fresh if t.shape[0] == rows])
-        self._recorder.followed = True
         return found
 
     def _dim_of(self, key: str | int) -> int | None:
@@ -128,6 +126,5 @@ def _refuse_stale(value: Traced, dim: int, rows: int) -> None:
     if value._entered or (whole and current and value.shape[dim] == (other.batch or 0) * rows):
         return
     raise ValueError(
-        f"a tensor of shape {tuple(value.shape)} that was computed from an earlier batch enters the model as a new one, "
-        "and it is no longer known which examples its rows depend on; compute it from the current batch"
+        "a tensor that was computed from an earlier batch enters the model as a new one, and it is no longer known which examples its rows depend on; compute it from the current batch"
     )

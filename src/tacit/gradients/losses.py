@@ -59,7 +59,7 @@ def _loss(call: Call) -> Tag:
 
 
 def _by_rows(call: Call) -> Layout | Mixed:
-    """Losses of entries at the same (broadcast) position, or of rows of features, in the shape of the unreduced loss."""
+    """Losses of entries at the same (broadcast) position, or of rows of features: the unreduced loss's layout."""
     featured = _FEATURES.get(call.name, 0)
     given = [*call.args, *call.kwargs.values()]
     rank = max(t.ndim for t in given if isinstance(t, Tensor)) - (featured > 0)

@@ -38,6 +38,10 @@ _REASONS: dict[type, str] = {
 """Why a tensor of the batch cannot be fed to parameters."""
 
 
+_DROPPED = (
+    "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
+    "other data under torch.no_grad() only"
+)
 _GRAD = (
     "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
     "the batch use torch.autograd.grad with a sum over examples"
@@ -71,8 +75,8 @@ class Recorder:
         self.inputs: list[Tensor] = []
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
-        self.followed = False
-        """Whether the batch was followed from before the model, so that tensors computed from it may be about."""
+        self.dropped: set[int] = set()
+        """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -92,15 +96,11 @@ class Recorder:
                     f"the model was called with {batch} examples after the backward pass of a batch of {self.batch}, "
                     "whose clipped sum was not yet taken"
                 )
-            sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)  # type: ignore[no-untyped-call]
+            sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)
             self.strangers = self.strangers or not sure
             return
         if self.batch is not None and batch != self.batch:
-            if self.followed:
-                raise RuntimeError(
-                    f"the model was called with {batch} examples while a batch of {self.batch} is being followed; "
-                    "evaluate under torch.no_grad()"
-                )
+            self.dropped.add(self.epoch)
             self.epoch += 1
             self.seen, self.inputs = set(), []
         self.batch = batch
@@ -110,7 +110,7 @@ class Recorder:
     def reset(self) -> None:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
-        self.batch, self.captures, self.followed = None, 0, False
+        self.batch, self.captures, self.dropped = None, 0, set()
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.problems.forget()
 
@@ -152,7 +152,7 @@ class Recorder:
         return type(value) is Traced and value._recorder is self and value._epoch == self.epoch
 
     def _over(self, value: Any) -> bool:
-        return type(value) is Traced and value._epoch != self.epoch
+        return type(value) is Traced and value._epoch != self.epoch and value._epoch not in self.dropped
 
     def scan(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Tensor, Tag]], list[Tensor]]:
         """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
@@ -170,6 +170,8 @@ class Recorder:
                     tagged.append((value, value._tag))
                 elif value.requires_grad:
                     raise RuntimeError("a tensor computed from an earlier batch took part in this one; detach it first")
+                elif value._recorder is self and value._epoch in self.dropped:
+                    tagged.append((value, Mixed(_DROPPED)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
@@ -249,7 +251,7 @@ class Recorder:
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         if in_place and id(out_tensors) not in self.buffers:
-            settle(self, name, out_tensors, tag, tagged, name in POINTWISE or name == "setitem")
+            settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
         self._tag_outputs(out_tensors, tag, tagged)
         return out
 

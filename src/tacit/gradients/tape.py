@@ -35,9 +35,10 @@ class Engine:
 
     What the engine cannot see: a number read out of the batch in the user's own loop (`loss.item()`, allowed for
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
-    stands beside each example; memory changed without PyTorch (a NumPy array that shares it); and what hooks on nodes
-    of the graph (`grad_fn.register_hook`) do to gradients. Inside the model's forward, reading values is an error, and
-    so are custom autograd functions and backward hooks on modules or tensors of the batch anywhere.
+    stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
+    that is not of the batch (`parameter.data = …`); and what hooks on nodes of the graph (`grad_fn.register_hook`) do
+    to gradients. Inside the model's forward, reading values is an error; custom autograd functions and backward hooks
+    on modules or on tensors of the batch are errors anywhere.
     """
 
     _stays_readable = False

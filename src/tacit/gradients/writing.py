@@ -24,7 +24,15 @@ def known(name: str, pointwise: frozenset[str]) -> bool:
     return (name in pointwise or name in RULES) and name not in _SHAPES
 
 
-def settle(recorder: Recorder, name: str, written: Any, new: Any, tagged: list[tuple[Tensor, Tag]], own: bool) -> None:
+def settle(
+    recorder: Recorder,
+    name: str,
+    written: Any,
+    new: Any,
+    args: tuple[Any, ...],
+    tagged: list[tuple[Tensor, Tag]],
+    own: bool,
+) -> None:
     """See that no other tensor is left with a tag that a write in place made untrue, or refuse the write.
 
     Safe without a look at other tensors: an entry changed from its own value and constants alone (`own`: the operation
@@ -38,9 +46,11 @@ def settle(recorder: Recorder, name: str, written: Any, new: Any, tagged: list[t
         return
     with torch._C.DisableTorchFunctionSubclass():
         base = written._base
-        users = torch._C._storage_Use_Count(written.untyped_storage()._cdata) - 1  # type: ignore[attr-defined]
+        users = torch._C._storage_Use_Count(written.untyped_storage()._cdata) - 1
     owner = written if base is None else base
     kept = type(written) not in (Tensor, Traced) or type(owner) not in (Tensor, Traced) or id(owner) in recorder.buffers
+    if name == "setitem" and _onto_itself(*args):
+        return
     if kept or users > 1 + (base is not None):
         reason = new.reason if isinstance(new, Mixed) else f"`{name}` writes data of the batch in place"
         if type(written) is Traced:
@@ -49,10 +59,20 @@ def settle(recorder: Recorder, name: str, written: Any, new: Any, tagged: list[t
             f"{reason} (in place, into memory that other tensors share; write into a copy of its own, or do without)"
         )
     if base is not None:
-        reason = new.reason if isinstance(new, Mixed) else f"`{name}` wrote data of the batch into a view of this tensor"
+        reason = new.reason if isinstance(new, Mixed) else f"`{name}` wrote data of the batch into a view"
         mark(base, recorder, Mixed(reason))
         if base.requires_grad:
             recorder.problems.suspect(reason)
+
+
+def _onto_itself(x: Tensor, key: Any, value: Any) -> bool:
+    """Whether `x[key] = value` is the end of `x[key] += …`: the value is that part of x, already written."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if not isinstance(value, Tensor) or not all(type(k) in (int, slice) for k in keys):
+        return False
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        part = x[key]
+        return (part.data_ptr(), part.shape, part.stride()) == (value.data_ptr(), value.shape, value.stride())
 
 
 def _same(old: Any, new: Any) -> bool:
