@@ -126,5 +126,6 @@ def _refuse_stale(value: Traced, dim: int, rows: int) -> None:
     if value._entered or (whole and current and value.shape[dim] == (other.batch or 0) * rows):
         return
     raise ValueError(
-        "a tensor that was computed from an earlier batch enters the model as a new one, and it is no longer known which examples its rows depend on; compute it from the current batch"
+        "a tensor that was computed from an earlier batch enters the model as a new one, and it is no longer known "
+        "which examples its rows depend on; compute it from the current batch"
     )

@@ -27,7 +27,7 @@ class Traced(torch.Tensor):
     _recorder: Recorder
     _tag: Tag
     _epoch: int
-    _entered: bool
+    _entered: bool = False
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
 
     @classmethod
