@@ -290,9 +290,34 @@ def test_mixing_in_the_backward_pass() -> None:
     def function(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
         F.cross_entropy(Mixing.apply(model(x)), y, reduction="sum").backward()
 
+    def in_place(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
+        out = model(x)
+        out.register_hook(lambda g: (g.div_(2), None)[1])
+        F.cross_entropy(out, y, reduction="sum").backward()
+
+    def remembered(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
+        out, kept = model(x), []
+        out.register_hook(lambda g: kept.append(g.norm()))
+        F.cross_entropy(out, y, reduction="sum").backward(retain_graph=True)
+        (out * kept[0]).sum().backward()
+
+    _refused(in_place, "gradient hook")
+    _refused(remembered, "gradient hook")
     _refused(tensor_hook, "gradient hook")
     _refused(module_hook, "backward hook")
     _refused(function, "custom autograd function 'Mixing'")
+
+
+def test_hooks_may_look_on() -> None:
+    seen: list[int] = []
+
+    def body(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
+        out = model(x)
+        out.register_hook(lambda g: seen.append(g.ndim))
+        F.cross_entropy(out, y, reduction="sum").backward()
+
+    assert not _others_move(body)
+    assert seen == [2, 2]
 
 
 @pytest.mark.parametrize("use", [lambda z: z, lambda z: z * 1, lambda z: z.detach(), lambda z: z.data])

@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
 from tacit.gradients.layout import Layout, Mixed, Only
-from tacit.gradients.operations import layout_of, operation
+from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.tap import Tap
@@ -75,12 +75,30 @@ def _refuse_custom(roots: list[Any]) -> None:
         stack.extend(child for child, _ in node.next_functions)
 
 
-@operation("register_hook register_post_accumulate_grad_hook", always=True)
-def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
-    raise ValueError(
-        "a gradient hook on a tensor of the batch sees, and may change, the gradients of all examples together; for "
-        "logging use retain_grad() and read .grad after backward"
-    )
+_HOOK = (
+    "a gradient hook on a tensor of the batch sees the gradients of all examples together: it may look at them, but "
+    "neither change them nor have a loss depend on them"
+)
+
+
+@operation("register_hook", always=True)
+def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A hook that looks on is let (frameworks set some); what it computes is followed as mixed."""
+    body = opened(func)
+    assert body is not None
+    tensor, hook = bound("self hook", args, kwargs)
+
+    def watched(grad: Tensor) -> None:
+        version = grad._version
+        if hook(mark(plain(grad).detach(), recorder, Mixed(_HOOK))) is not None or grad._version != version:
+            raise ValueError(_HOOK)
+
+    return body(tensor, watched)
+
+
+@operation("register_post_accumulate_grad_hook", always=True)
+def register_post_accumulate_grad_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+    raise ValueError(_HOOK)
 
 
 def refuse_module_hooks(model: nn.Module) -> None:

@@ -37,8 +37,8 @@ class Engine:
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
     that is not of the batch (`parameter.data = …`); and what hooks on nodes of the graph (`grad_fn.register_hook`) do
-    to gradients. Inside the model's forward, reading values is an error; custom autograd functions and backward hooks
-    on modules or on tensors of the batch are errors anywhere.
+    to gradients. Inside the model's forward, reading values is an error; custom autograd functions, backward
+    hooks on modules and hooks that change gradients of the batch are errors anywhere.
     """
 
     _stays_readable = False
