@@ -119,6 +119,16 @@ def _index_select(call: Call) -> Any:
     return indexed(x, tuple(key), call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
 
 
+@rule("scatter scatter_add scatter_reduce")
+def _scatter(call: Call) -> Tag:
+    """Entries are moved along one dimension: within each example if that is not where the examples are."""
+    x, dim, index = call.args[0], call.arg(1, "dim"), call.arg(2, "index")
+    found = aligned(call, x.ndim)
+    if not isinstance(found, Layout) or found.dim == dim % x.ndim:
+        return pairs(call)
+    return found if x.shape[found.dim] == index.shape[found.dim] else pairs(call)
+
+
 @rule("masked_select")
 def _masked_select(call: Call) -> Tag:
     shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)  # type: ignore[no-untyped-call]

@@ -8,12 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
 from tacit.gradients.layout import Layout, Mixed, Only
-from tacit.gradients.operations import layout_of, operation
+from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
+from tacit.gradients.recurrent import RecurrentLayer
+from tacit.gradients.tap import Tap
 from tacit.gradients.traced import Traced, mark, opened, plain
+
+OWN: frozenset[type] = frozenset([Tap, RecurrentLayer])
+"""The engine's own autograd functions."""
 
 
 @operation("backward", always=True)
@@ -33,6 +40,7 @@ def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
 def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    _refuse_custom(roots)
     mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
     if any(type(root) is Traced and isinstance(root._tag, Only) for root in roots):
         recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
@@ -46,6 +54,63 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
     for root, gradient in pairs:
         if type(root) is Traced and isinstance(root._tag, Layout) and gradient is not None:
             recorder.seeds.append(("sum", plain(gradient)))
+
+
+def _refuse_custom(roots: list[Any]) -> None:
+    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+    with torch._C.DisableTorchFunctionSubclass():
+        stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
+    seen: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction) and type(node)._forward_cls not in OWN:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "  # type: ignore[attr-defined]
+                "backward may combine the gradients of different examples unseen; write it with ordinary operations "
+                "(a straight-through estimator as x + (f(x) - x).detach())"
+            )
+        stack.extend(child for child, _ in node.next_functions)
+
+
+_HOOK = (
+    "a gradient hook on a tensor of the batch sees the gradients of all examples together: it may look at them, but "
+    "neither change them nor have a loss depend on them"
+)
+
+
+@operation("register_hook", always=True)
+def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A hook that looks on is let (frameworks set some); what it computes is followed as mixed."""
+    body = opened(func)
+    assert body is not None
+    tensor, hook = bound("self hook", args, kwargs)
+
+    def watched(grad: Tensor) -> None:
+        version = grad._version
+        if hook(mark(plain(grad).detach(), recorder, Mixed(_HOOK))) is not None or grad._version != version:
+            raise ValueError(_HOOK)
+
+    return body(tensor, watched)
+
+
+@operation("register_post_accumulate_grad_hook", always=True)
+def register_post_accumulate_grad_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+    raise ValueError(_HOOK)
+
+
+def refuse_module_hooks(model: nn.Module) -> None:
+    """Backward hooks of modules see, and may change, the gradients of all examples together."""
+    if _global_backward_hooks or _global_backward_pre_hooks:
+        raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise ValueError(
+                f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
+                "of different examples unseen; remove it"
+            )
 
 
 def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
@@ -73,7 +138,7 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
 
     Every example's outputs depend on that example alone, so the gradient of their sum with respect to an input belongs
-    to the same examples as the input.
+    to the same examples as the input. That of their mean does not: it has a factor of one over the number of examples.
     """
     body = opened(func)
     assert body is not None
@@ -86,11 +151,16 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             "torch.autograd.grad was asked for gradients of a loss of the batch with respect to something that is not "
             "part of the batch; the parameters' gradients come from loss.backward() and are clipped first"
         )
-    _look(recorder, outputs, kwargs.get("grad_outputs"))
     seeds, recorder.seeds, recorder.capturing = recorder.seeds, [], False
     try:
+        _look(recorder, outputs, args[2] if len(args) > 2 else kwargs.get("grad_outputs"))
         with torch._C.DisableTorchFunctionSubclass():
             found = body(*args, **kwargs)
+        if any(kind == "mean" for kind, _ in recorder.seeds):
+            raise ValueError(
+                "torch.autograd.grad was asked for gradients of a mean over examples with respect to the batch: they "
+                "are divided by the number of examples, which depends on all of them; use a sum (reduction='sum')"
+            )
     finally:
         recorder.seeds, recorder.capturing = seeds, True
     return tuple(

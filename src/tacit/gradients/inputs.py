@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from tacit.gradients.layout import Layout
 from tacit.gradients.nested import rebuilt
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.traced import mark
+from tacit.gradients.traced import Traced, mark
 
 BatchDim = int | Mapping[str | int, int | None]
 Dims = Mapping[str | int, int | None] | int
@@ -59,6 +59,8 @@ class Inputs:
         if isinstance(value, Tensor):
             if dim is None or value.ndim == 0 or self._recorder.follows(value):
                 return value
+            if type(value) is Traced:
+                _refuse_stale(value, dim % value.ndim, self._rows)
             copy = value.as_subclass(torch.Tensor)
             copy = copy.view_as(copy) if copy is value else copy
             fresh.append((copy, dim % value.ndim))
@@ -89,6 +91,7 @@ class Inputs:
             self._begin(sizes.pop(), [t for t, _ in fresh])
         for t, d in fresh:
             mark(t, self._recorder, Layout(d, self._rows))
+            t._entered = True  # type: ignore[attr-defined]
 
     def _begin(self, rows: int, tensors: list[Tensor]) -> None:
         if rows % self._rows:
@@ -113,3 +116,16 @@ class Inputs:
         data = packed.data.view_as(packed.data)
         mark(data, self._recorder, Layout(0, 1, owner))
         return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
+
+
+def _refuse_stale(value: Traced, dim: int, rows: int) -> None:
+    """A tensor of another batch or engine enters as new examples only if a row of it is a record of its own."""
+    tag, other = value._tag, value._recorder
+    current = value._epoch == other.epoch and other.batch is not None
+    whole = isinstance(tag, Layout) and tag.dim == dim and tag.owner is None and tag.inner == rows
+    if value._entered or (whole and current and value.shape[dim] == (other.batch or 0) * rows):
+        return
+    raise ValueError(
+        "a tensor that was computed from an earlier batch enters the model as a new one, and it is no longer known "
+        "which examples its rows depend on; compute it from the current batch"
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.rules import Call, aligned, mixes, rule
+from tacit.gradients.rules import Call, mixes, pairs, rule
 from tacit.gradients.traced import opened, plain
 
 _POSITION = {
@@ -35,31 +35,88 @@ _POSITION = {
 }
 
 
+_FEATURES = {
+    "cosine_embedding_loss": 2,
+    "triplet_margin_loss": 3,
+    "multi_margin_loss": 1,
+    "multilabel_margin_loss": 2,
+}
+"""How many leading arguments have features in their last dimension, over which the loss combines."""
+
+_CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss"])
+
+
 @rule(" ".join(_POSITION))
 def _loss(call: Call) -> Tag:
+    """Every argument's entry for a row must be the same example's: the row's loss is computed from all of them."""
+    found = _by_classes(call) if call.name in _CLASSES else _by_rows(call)
     reduction = call.arg(_POSITION[call.name], "reduction", default=1)
-    layouts = call.layouts()
-    if reduction != 0:
-        if reduction == 1 and any(uneven(layout, call.batch) for _, layout in layouts):
-            return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
-        if len({(layout.dim - t.ndim if t.ndim > 1 else 0) for t, layout in layouts[:1]}) != 1:
-            return mixes(call, "combines different examples")
-        return Total("mean" if reduction == 1 else "sum")
-    x, layout = layouts[0]
-    if call.out.ndim == x.ndim:
-        return aligned(call, call.out.ndim)
-    if layout.dim != 0:
-        return mixes(call, "expects the examples in the first dimension")
-    return layout
+    if isinstance(found, Mixed) or reduction == 0:
+        return found
+    if reduction == 1 and uneven(found, call.batch):
+        return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
+    return Total("mean" if reduction == 1 else "sum")
+
+
+def _by_rows(call: Call) -> Layout | Mixed:
+    """Losses of entries at the same (broadcast) position, or of rows of features: the unreduced loss's layout."""
+    featured = _FEATURES.get(call.name, 0)
+    given = [*call.args, *call.kwargs.values()]
+    rank = max(t.ndim for t in given if isinstance(t, Tensor)) - (featured > 0)
+    leading = [call.arg(i, *names) for i, names in enumerate(_NAMES[:featured])]
+    found: Layout | None = None
+    for t, layout in call.layouts():
+        last = t.ndim - any(t is a for a in leading)
+        here = layout.at(rank - last + layout.dim)
+        if layout.dim >= last or (found is not None and (found.dim != here.dim or not found.same_order(here))):
+            return pairs(call)
+        found = here
+    assert found is not None
+    return found
+
+
+_NAMES = (("input", "input1", "anchor", "self"), ("target", "input2", "positive"), ("negative",))
+
+
+def _by_classes(call: Call) -> Layout | Mixed:
+    """Losses of [examples, classes, …] against [examples, …] (class numbers) or the same shape (probabilities)."""
+    x, target = call.arg(0, "input", "self"), call.arg(1, "target")
+    found: Layout | None = None
+    for t, layout in call.layouts():
+        if t is not x and t is not target:
+            return mixes(call, "has class weights that were computed from examples")
+        dim = layout.dim
+        if t is x or t.is_floating_point():  # the classes come second, or first where there is nothing else
+            if dim == (1 if t.ndim > 1 else 0):
+                return mixes(call, "expects the examples in the first dimension")
+            dim -= dim > 1
+        here = layout.at(dim)
+        if found is not None and (found.dim != dim or not found.same_order(here)):
+            return pairs(call)
+        found = here
+    assert found is not None
+    return found
 
 
 @rule("ctc_loss")
 def _ctc(call: Call) -> Tag:
-    x, layout = call.first()
-    if x.ndim != 3 or layout.dim != 1 or layout.inner != 1:
-        return mixes(call, "expects log-probabilities as [time, examples, classes]")
+    x = call.arg(0, "log_probs")
+    found: Layout | None = None
+    for t, layout in call.layouts():
+        if (t is x and (t.ndim != 3 or layout.dim != 1)) or (t is not x and layout.dim != 0) or layout.inner != 1:
+            return mixes(call, "expects log-probabilities as [time, examples, classes], all else with examples first")
+        if t is call.arg(1, "targets") and t.ndim != 2:
+            return mixes(call, "expects the targets as [examples, length]")
+        if found is not None and not found.same_order(layout):
+            return pairs(call)
+        found = layout.at(0)
+    assert found is not None
     reduction = call.arg(5, "reduction", default=1)
-    return Layout(0, 1, layout.owner) if reduction == 0 else Total("mean" if reduction == 1 else "sum")
+    if reduction == 0:
+        return found
+    if reduction == 1 and uneven(found, call.batch):
+        return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
+    return Total("mean" if reduction == 1 else "sum")
 
 
 @operation("kl_div", always=True)
@@ -102,11 +159,13 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         if counted and recorder.reduction == "mean":
             ce = func.__name__ == "cross_entropy_loss"
             each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
+            per_layout = each._tag
+            if not isinstance(per_layout, Layout):
+                return each.sum()  # refused already
             bare_target = plain(target)
             valid = (bare_target != ignore).to(x.dtype)
             if weight is not None:
                 valid = valid * weight.to(x.dtype)[bare_target.clamp(0, weight.numel() - 1)]
-            per_layout = each._tag
             counts = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1).sum(1).clamp_min(1e-12)
             ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
             shape = [1] * each.ndim

@@ -39,6 +39,19 @@ SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")
 """Operations that copy or show a tensor as a whole."""
 
 
+_IN_PLACE = frozenset(
+    f"__{name}__"
+    for name in words("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul")
+)
+
+
+@cache
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether an operation changes its first argument in place."""
+    name: str = getattr(func, "__name__", str(func))
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
 @cache
 def canonical(func: Callable[..., Any]) -> str:
     """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`."""

@@ -54,6 +54,11 @@ class Problems:
             self.forget()
             refuse(found)
 
+    def refuse_now(self, reason: str) -> None:
+        """Raise at once, with what was found before."""
+        self.add(reason)
+        self.check()
+
     def forget(self) -> None:
         self._found, self._suspects = [], {}
 

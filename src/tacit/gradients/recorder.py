@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
-from tacit.gradients.names import METADATA, READS, SHOWN, canonical
+from tacit.gradients.names import METADATA, READS, SHOWN, canonical, writes
 from tacit.gradients.nested import detached
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -19,6 +19,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap
 from tacit.gradients.traced import Traced, mark, opened, plain
+from tacit.gradients.writing import assign_attribute, known, refuse_unfollowed, settle
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -35,6 +36,16 @@ _REASONS: dict[type, str] = {
     Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
 }
 """Why a tensor of the batch cannot be fed to parameters."""
+
+
+_DROPPED = (
+    "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
+    "other data under torch.no_grad() only"
+)
+_GRAD = (
+    "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
+    "the batch use torch.autograd.grad with a sum over examples"
+)
 
 
 class Recorder:
@@ -64,6 +75,8 @@ class Recorder:
         self.inputs: list[Tensor] = []
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
+        self.dropped: set[int] = set()
+        """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -73,7 +86,8 @@ class Recorder:
         """A batch of this many examples enters the model (perhaps again, for a second use).
 
         A batch that was not used is dropped by the next. After a backward pass, gradients of another batch would add
-        up with the first one's, example i with example i: only unchanged memory is surely the same examples.
+        up with the first one's, example i with example i: only unchanged memory is surely the same examples, and only
+        memory that PyTorch alone writes to (a NumPy array that shares it changes no version).
         """
         seen = {(t.data_ptr(), t._version) for t in inputs}
         if self.captures:
@@ -82,9 +96,11 @@ class Recorder:
                     f"the model was called with {batch} examples after the backward pass of a batch of {self.batch}, "
                     "whose clipped sum was not yet taken"
                 )
-            self.strangers = self.strangers or not seen <= self.seen
+            sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)
+            self.strangers = self.strangers or not sure
             return
         if self.batch is not None and batch != self.batch:
+            self.dropped.add(self.epoch)
             self.epoch += 1
             self.seen, self.inputs = set(), []
         self.batch = batch
@@ -94,7 +110,7 @@ class Recorder:
     def reset(self) -> None:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
-        self.batch, self.captures = None, 0
+        self.batch, self.captures, self.dropped = None, 0, set()
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.problems.forget()
 
@@ -103,15 +119,19 @@ class Recorder:
     def handle(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = canonical(func)
         if name in METADATA:
+            if name == "__set__":
+                assign_attribute(self, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
-            if name == "__set__" and func.__self__.__name__ == "data" and type(args[1]) is Traced:  # type: ignore[attr-defined]
-                mark(args[0], self, args[1]._tag)  # the values are others' now, and so is their tag
+            if name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
+                return mark(plain(out).detach(), self, Mixed(_GRAD))
             return out
         if name in SHOWN:
             return func(plain(args[0]), *args[1:], **kwargs)
         if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
+        if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
+            refuse_unfollowed(self, name)
         take_over = ALWAYS.get(name)
         if take_over is not None:
             return take_over(self, func, args, kwargs)
@@ -132,7 +152,7 @@ class Recorder:
         return type(value) is Traced and value._recorder is self and value._epoch == self.epoch
 
     def _over(self, value: Any) -> bool:
-        return type(value) is Traced and value._epoch != self.epoch
+        return type(value) is Traced and value._epoch != self.epoch and value._epoch not in self.dropped
 
     def scan(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Tensor, Tag]], list[Tensor]]:
         """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
@@ -150,6 +170,8 @@ class Recorder:
                     tagged.append((value, value._tag))
                 elif value.requires_grad:
                     raise RuntimeError("a tensor computed from an earlier batch took part in this one; detach it first")
+                elif value._recorder is self and value._epoch in self.dropped:
+                    tagged.append((value, Mixed(_DROPPED)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
@@ -176,6 +198,8 @@ class Recorder:
         from tacit.gradients.lifting import lift
 
         tags = [tag for _, tag in tagged]
+        if writes(func) and name not in POINTWISE and name != "setitem":
+            refuse_unfollowed(self, name)
         if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
@@ -221,8 +245,13 @@ class Recorder:
         if not tagged:
             return out
         assert self.batch is not None
+        in_place = writes(func)
+        if in_place and not known(name, POINTWISE):
+            refuse_unfollowed(self, name)
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
+        if in_place and id(out_tensors) not in self.buffers:
+            settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
         self._tag_outputs(out_tensors, tag, tagged)
         return out
 
@@ -238,6 +267,8 @@ class Recorder:
                     f"data of the batch is written into the buffer {self.buffers[id(out)]!r}, which would be released "
                     "without noise; keep such statistics out of the model, or fix them beforehand"
                 )
+                if not self.inside:
+                    self.problems.check()  # the model's next forward begins a new list
                 return
             if out.requires_grad:
                 if isinstance(tag, Mixed):

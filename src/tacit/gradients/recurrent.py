@@ -19,7 +19,7 @@ from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
 
-class _Layer(torch.autograd.Function):
+class RecurrentLayer(torch.autograd.Function):
     """A layer in one direction; its backward pass hands the gate gradients to the recorder."""
 
     @staticmethod
@@ -212,7 +212,7 @@ def _run(
             full.append(own[-1] if each in (3, 5) else None)
             job = _Job(recorder, kind, full, direction == 1, mask, columns)
             cell = states[1][at] if kind == "lstm" else None
-            out, *last = _Layer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]
+            out, *last = RecurrentLayer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]
             outs.append(out)
             for kept, state in zip(lasts, last):
                 kept.append(state)

@@ -35,7 +35,10 @@ class Engine:
 
     What the engine cannot see: a number read out of the batch in the user's own loop (`loss.item()`, allowed for
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
-    stands beside each example. Inside the model's forward, reading values is an error.
+    stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
+    that is not of the batch (`parameter.data = …`); and what hooks on nodes of the graph (`grad_fn.register_hook`) do
+    to gradients. Inside the model's forward, reading values is an error; custom autograd functions, backward
+    hooks on modules and hooks that change gradients of the batch are errors anywhere.
     """
 
     _stays_readable = False
@@ -81,6 +84,7 @@ class Engine:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
+        backward.refuse_module_hooks(self._recorder.model)
         self._recorder.problems.begin()
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True

@@ -27,6 +27,8 @@ class Traced(torch.Tensor):
     _recorder: Recorder
     _tag: Tag
     _epoch: int
+    _entered: bool = False
+    """Whether this is a batch as it came, a row for each example, nothing done to it."""
 
     @classmethod
     def __torch_function__(
@@ -59,7 +61,7 @@ def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
         if type(t) is not torch.Tensor:
             return t
         t.__class__ = Traced
-    t._recorder, t._tag, t._epoch = recorder, tag, recorder.epoch  # type: ignore[attr-defined]
+    t._recorder, t._tag, t._epoch, t._entered = recorder, tag, recorder.epoch, False  # type: ignore[attr-defined]
     return t
 
 
