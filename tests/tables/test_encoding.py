@@ -11,7 +11,7 @@ import torch
 from tacit.randomness import SeededSource
 from tacit.tables.encoding import Encoding
 from tacit.tables.reading import columns_of, from_columns, read
-from tacit.tables.records import encode, held_out
+from tacit.tables.records import encode, encode_parts, held_out
 from tacit.tables.schema import Schema
 
 SCHEMA = Schema.from_json(
@@ -36,7 +36,8 @@ def write(path: Path, text: str = ROWS) -> Path:
 def test_by_hand(tmp_path: Path) -> None:
     encoding = Encoding(SCHEMA)
     records = encode(read(write(tmp_path), SCHEMA.columns), encoding)
-    features = encoding.expand(records.inputs)
+    [(inputs, targets)] = records.slices()
+    features = encoding.expand(inputs)
     #                          age  pay: gone <1 <10 >=10  town: gone A B other
     assert features.tolist() == [
         [0.0, 0, 1, 0, 0, 0, 1, 0, 0],
@@ -44,15 +45,15 @@ def test_by_hand(tmp_path: Path) -> None:
         [-1.0, 1, 0, 0, 0, 1, 0, 0, 0],
         [-0.5, 0, 0, 0, 1, 0, 0, 1, 0],
     ]
-    assert records.targets.tolist() == [1, 0, 0, 1]
+    assert targets.tolist() == [1, 0, 0, 1] and targets.dtype == torch.int64
     assert encoding.width == features.shape[1] and len(encoding.names) == encoding.width
 
 
 def test_a_row_is_encoded_whoever_else_is_there(tmp_path: Path) -> None:
     encoding = Encoding(SCHEMA)
     path = write(tmp_path)
-    together = encode(read(path, SCHEMA.columns), encoding).inputs
-    alone = encode(read(path, SCHEMA.columns, rows=1), encoding).inputs
+    [(together, _)] = encode(read(path, SCHEMA.columns), encoding).slices()
+    [(alone, _)] = encode(read(path, SCHEMA.columns, rows=1), encoding).slices()
     assert torch.equal(together.nan_to_num(9), alone.nan_to_num(9))
     assert torch.equal(encoding.expand(together)[2:3], encoding.expand(together[2:3]))
 
@@ -102,10 +103,28 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "p.parquet")
     assert columns_of(tmp_path / "p.parquet") == ("age", "pay", "town", "y")
     records = encode(read(tmp_path / "p.parquet", SCHEMA.columns), Encoding(SCHEMA))
-    assert records.inputs[1].tolist() == pytest.approx([-0.6, -1, -1])
+    assert records[1][0].tolist() == [pytest.approx([-0.6, -1, -1])]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match="not a Parquet file"):
         columns_of(tmp_path / "bad.parquet")
+
+
+def test_rows_in_a_file_are_those_in_memory(tmp_path: Path) -> None:
+    encoding, path = Encoding(SCHEMA), write(tmp_path)
+    aside = np.array([False, True, False, False])
+    (memory, other), (file, apart) = (
+        encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside, in_memory=limit) for limit in (10**6, 0)
+    )
+    assert len(file) == len(memory) == 3 and len(apart) == len(other) == 1
+    for pick in ([2, 0], [1]):
+        [batch], [same] = file.__getitems__(pick), memory.__getitems__(pick)
+        assert torch.equal(batch[0].nan_to_num(9), same[0].nan_to_num(9)) and torch.equal(batch[1], same[1])
+    assert file[0][0][0, 0] == 0.0 and apart[0][0][0, 0] == 1.0  # ages 50 and 200
+    assert [len(rows) for rows, _ in file.slices(2)] == [2, 1]
+    with pytest.raises(ValueError, match="shorter"):
+        encode_parts(read(path, SCHEMA.columns), encoding, np.zeros(5, dtype=bool))
+    with pytest.raises(ValueError, match="longer"):
+        encode_parts(read(path, SCHEMA.columns), encoding, np.zeros(3, dtype=bool))
 
 
 def test_held_out_places_do_not_depend_on_others() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Flat
+from tacit.tables.records import Records
 from tacit.tables.rule import Settings
 from tacit.training import make_private
 
@@ -22,8 +23,7 @@ Progress = Callable[[int, int], None]
 def descend(
     network: nn.Module,
     outputs: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
+    dataset: Records | TensorDataset,
     *,
     chosen: Settings,
     noise_multiplier: float,
@@ -34,28 +34,29 @@ def descend(
 ) -> int:
     """Train ``network``, whose parameters ``outputs`` uses, and leave the average of the last iterates in it.
 
-    Targets of whole numbers are classes, others are numbers to come close to. Returns the steps taken; each is in the
-    ledger. The average is post-processing.
+    ``dataset`` has inputs and targets. Targets of whole numbers are classes, others are numbers to come close to.
+    Returns the steps taken; each is in the ledger. The average is post-processing.
     """
-    loss = F.mse_loss if targets.is_floating_point() else F.cross_entropy
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
     run = make_private(
         network,
         optimizer,
-        TensorDataset(inputs, targets),
+        dataset,
         lot_size=chosen.lot_size,
         steps=chosen.steps,
         clipping=Flat(chosen.clip_norm),
         noise_multiplier=noise_multiplier,
         budget=budget,
         ledger=ledger,
+        collate=Records.collate if isinstance(dataset, Records) else None,
         seed=seed,
     )
     totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
     begin = math.floor(chosen.steps * (1 - chosen.tail))
     try:
         for rows, wanted in run.batches():
+            loss = F.mse_loss if wanted.is_floating_point() else F.cross_entropy
             torch.autograd.backward(loss(outputs(rows), wanted))
             before = run.step
             optimizer.step()

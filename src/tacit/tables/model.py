@@ -40,6 +40,11 @@ class TableModel:
         return cls(kind=kind, encoding=encoding, network=network(kind, encoding.width, max(len(schema.classes), 1)))
 
     @property
+    def size(self) -> int:
+        """How many parameters it has."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.encoding.schema.classes
 
