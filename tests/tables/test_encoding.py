@@ -105,7 +105,7 @@ def test_parquet(tmp_path: Path) -> None:
     records = encode(read(tmp_path / "p.parquet", SCHEMA.columns), Encoding(SCHEMA))
     assert records[1][0].tolist() == [pytest.approx([-0.6, -1, -1])]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match="not a Parquet file"):
+    with pytest.raises(ValueError, match="not a whole Parquet file"):
         columns_of(tmp_path / "bad.parquet")
 
 

@@ -91,6 +91,8 @@ class TableModel:
     @classmethod
     def load(cls, directory: Path) -> TableModel:
         """The model in a directory written by `save`."""
+        if not (directory / "model.json").is_file():
+            raise ValueError(f"there is no model in {directory}; give the directory of a run of `tacit train`.")
         try:
             facts = json.loads((directory / "model.json").read_text(encoding="utf-8"))
             if not isinstance(facts, dict) or facts.get("kind") != "table" or facts.get("format") != _FORMAT:

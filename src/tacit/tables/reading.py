@@ -22,7 +22,8 @@ _LONGEST = 256
 def columns_of(path: Path) -> tuple[str, ...]:
     """The names of the columns of the file at ``path``."""
     if _is_parquet(path):
-        return tuple(_parquet(path).schema_arrow.names)
+        with _parquet(path) as parquet:
+            return _once(path, tuple(parquet.schema_arrow.names))
     with _text(path) as file:
         return _header(path, csv.reader(file, strict=True))
 
@@ -51,6 +52,8 @@ def from_columns(table: Columns, names: Iterable[str], *, rows: int = ROWS) -> I
 
 
 def _is_parquet(path: Path) -> bool:
+    if not path.exists():
+        raise ValueError(f"there is no file {path}.")
     if path.is_dir():
         raise ValueError(f"{path} is a directory; give a CSV or Parquet file.")
     return path.suffix.lower() in (".parquet", ".pq")
@@ -64,12 +67,18 @@ def _header(path: Path, reader: Iterator[list[str]]) -> tuple[str, ...]:
     try:
         names = tuple(name.strip() for name in next(reader))
     except StopIteration:
-        raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.") from None
+        names = ()
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it in that encoding.") from None
+    if not names:
+        raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.")
+    return _once(path, names)
+
+
+def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}.")
+        raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}; rename or remove one.")
     return names
 
 
@@ -85,13 +94,16 @@ def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]
                 if not line:
                     continue
                 if len(line) != len(names):
-                    raise ValueError(f"{path}, line {reader.line_num}: {len(line)} fields, not {len(names)}.")
+                    there = f"{len(line)} fields, not {len(names)}"
+                    raise ValueError(f"{path}, line {reader.line_num}: {there}; there must be one a column.")
                 piece.append([line[place][:_LONGEST] for place in places])
                 if len(piece) == rows:
                     yield _stripped(wanted, piece)
                     piece = []
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}, line {reader.line_num + 1}: {error}.") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, after line {reader.line_num}: {error}; save it in UTF-8.") from None
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
     if piece:
         yield _stripped(wanted, piece)
 
@@ -108,14 +120,27 @@ def _parquet(path: Path) -> Any:
         raise ValueError("reading Parquet needs pyarrow; install it with: pip install 'tacit[sklearn]'") from error
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}.") from None
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
 
 
 def _read_parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]:
+    import pyarrow
+
     with _parquet(path) as file:
-        for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
+        batches = file.iter_batches(batch_size=rows, columns=list(wanted))
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
+            if batch is None:
+                return
             yield {name: _arrow(batch.column(name), name) for name in wanted}
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") + "."
 
 
 def _arrow(column: Any, name: str) -> NDArray[Any]:

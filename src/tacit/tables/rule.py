@@ -50,9 +50,9 @@ def check_enough(*, records: int, parameters: int, epsilon: float, noise_multipl
     if ratio > _LOUDEST:
         needed = math.ceil(records * ratio / _LOUDEST)
         raise ValueError(
-            f"{records} records are too few for epsilon {epsilon:g}: averaged over all steps the noise would be "
-            f"{ratio:.2g} times the largest gradient. About {needed} records are needed, or a larger epsilon, "
-            "or fewer columns."
+            f"{records} records to train on are too few for epsilon {epsilon:g}: averaged over all steps the noise "
+            f"would be {ratio:.2g} times the largest gradient. About {needed} are needed, or a larger epsilon, or "
+            "fewer columns."
         )
 
 

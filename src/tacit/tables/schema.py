@@ -179,6 +179,8 @@ class Schema:
 
     @classmethod
     def load(cls, path: Path, *, target: str | None = None) -> Schema:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}.")
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
