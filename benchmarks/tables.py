@@ -92,6 +92,7 @@ MARRIAGE = Schema.from_json(
 )
 
 Parts = tuple[Columns, Columns]
+_known = cache(known)
 
 
 class State:
@@ -144,11 +145,11 @@ print(float(model.fit(data["x"], data["y"]).score(data["xt"], data["yt"])))
 def task(name: str, seed: int, state: State) -> tuple[Parts, Schema]:
     """The training and the test part of a task, and its declared schema."""
     if name.startswith("Adult"):
-        table, schema = known("adult")
+        table, schema = _known("adult")
         assert table.test is not None
         return (table.train, table.test), schema if name == "Adult: income" else _without_bins(schema)
     if name.startswith("PUMS"):
-        table, schema = known("pums")
+        table, schema = _known("pums")
         return _split(table.train, seed), schema
     state.python()
     if name.startswith("RAND"):
@@ -232,8 +233,9 @@ def peer(name: str, epsilon: float, seeds: int, state: State) -> float:
         (train, test), schema = task(name, seed, state)
         encoding = Encoding(schema)
         x, xt = (encode(from_columns(part, schema.columns), encoding) for part in (train, test))
-        arrays = {"x": encoding.expand(x.inputs).numpy(), "xt": encoding.expand(xt.inputs).numpy()}
-        arrays |= {"y": x.targets.numpy().astype(int), "yt": xt.targets.numpy().astype(int)}
+        (rows, classes), (rows_t, classes_t) = (next(part.slices(len(part))) for part in (x, xt))
+        arrays = {"x": encoding.expand(rows).numpy(), "xt": encoding.expand(rows_t).numpy()}
+        arrays |= {"y": classes.numpy(), "yt": classes_t.numpy()}
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "table.npz"
             np.savez(file, norm=np.sqrt(len(schema.features)), **arrays)

@@ -63,10 +63,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         if purse.seed is not None:
             torch.manual_seed(purse.seed)
         fresh, chosen = network(self.model, rows.shape[1], outputs), self._settings(rows, outputs, purse)
-        flat = (lambda x: fresh(x)[:, 0]) if targets.is_floating_point() else fresh
         descend(
             fresh,
-            flat,
             TensorDataset(tensor(rows), targets),
             chosen=chosen,
             noise_multiplier=noise,

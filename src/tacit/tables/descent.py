@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from tacit.ledger import Budget, Ledger
@@ -22,7 +22,6 @@ Progress = Callable[[int, int], None]
 
 def descend(
     network: nn.Module,
-    outputs: Callable[[Tensor], Tensor],
     dataset: Records | TensorDataset,
     *,
     chosen: Settings,
@@ -32,9 +31,9 @@ def descend(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Train ``network``, whose parameters ``outputs`` uses, and leave the average of the last iterates in it.
+    """Train ``network`` and leave the average of the last iterates in it.
 
-    ``dataset`` has inputs and targets. Targets of whole numbers are classes, others are numbers to come close to.
+    ``dataset`` has features and targets. Targets of whole numbers are classes, others are numbers to come close to.
     Returns the steps taken; each is in the ledger. The average is post-processing.
     """
     parameters = list(network.parameters())
@@ -49,15 +48,18 @@ def descend(
         noise_multiplier=noise_multiplier,
         budget=budget,
         ledger=ledger,
-        collate=Records.collate if isinstance(dataset, Records) else None,
+        collate=dataset.collate if isinstance(dataset, Records) else None,
         seed=seed,
     )
     totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
     begin = math.floor(chosen.steps * (1 - chosen.tail))
     try:
         for rows, wanted in run.batches():
-            loss = F.mse_loss if wanted.is_floating_point() else F.cross_entropy
-            torch.autograd.backward(loss(outputs(rows), wanted))
+            if wanted.is_floating_point():
+                loss = F.mse_loss(network(rows)[:, 0], wanted)
+            else:
+                loss = F.cross_entropy(network(rows), wanted)
+            torch.autograd.backward(loss)
             before = run.step
             optimizer.step()
             optimizer.zero_grad()

@@ -24,14 +24,15 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Records:
-    """Encoded rows and their targets, for `tacit.make_private` with ``collate=Records.collate``.
+    """Encoded rows and their targets, for `tacit.make_private` with ``collate`` of this object.
 
     A large table stays in an unnamed temporary file that is gone when this object is. Only the rows of a batch are read
     from it, one by one: the file is not mapped, so that it takes no room in the process.
     """
 
-    def __init__(self, spool: IO[bytes], *, width: int, classes: bool, in_memory: int = IN_MEMORY) -> None:
-        self._bytes, self._width, self._classes = 4 * (width + 1), width, classes
+    def __init__(self, spool: IO[bytes], encoding: Encoding, *, in_memory: int = IN_MEMORY) -> None:
+        width = len(encoding.schema.features)
+        self._bytes, self._width, self._encoding = 4 * (width + 1), width, encoding
         spool.seek(0, 2)
         size = spool.tell()
         self._count = size // self._bytes
@@ -50,9 +51,10 @@ class Records:
         """The rows at ``places``, as one batch: `collate` takes it out of the list."""
         return [self._rows(places)]
 
-    @staticmethod
-    def collate(batches: list[Pair]) -> Pair:
-        return batches[0]
+    def collate(self, batches: list[Pair]) -> Pair:
+        """Features and targets of a batch, each row made from its record alone."""
+        [(rows, targets)] = batches
+        return self._encoding.expand(rows), targets
 
     def slices(self, size: int = _CHUNK) -> Iterator[Pair]:
         """All rows, in order."""
@@ -73,7 +75,7 @@ class Records:
     def _pair(self, rows: NDArray[np.float32]) -> Pair:
         table = torch.from_numpy(rows.copy())
         targets = table[:, self._width]
-        return table[:, : self._width], targets.long() if self._classes else targets
+        return table[:, : self._width], targets.long() if self._encoding.schema.classes else targets
 
 
 def encode(pieces: Iterable[Columns], encoding: Encoding) -> Records:
@@ -101,8 +103,7 @@ def encode_parts(
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
     if aside is not None and seen < len(aside):
         raise ValueError("the table has become shorter since it was first read; leave it as it is during a run.")
-    width, classes = len(encoding.schema.features), bool(encoding.schema.classes)
-    first, second = (Records(spool, width=width, classes=classes, in_memory=in_memory) for spool in spools)
+    first, second = (Records(spool, encoding, in_memory=in_memory) for spool in spools)
     return first, second
 
 

@@ -133,7 +133,6 @@ def train_table(
     final = replace(outline, learning_rate=chosen_for(fresh.size).learning_rate)
     steps = descend(
         fresh.network,
-        fresh.outputs,
         train,
         chosen=final,
         noise_multiplier=noise,
