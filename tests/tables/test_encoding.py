@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 
 from tacit.randomness import SeededSource
+from tacit.tables import records as records_module
 from tacit.tables.encoding import Encoding
 from tacit.tables.reading import columns_of, from_columns, read
 from tacit.tables.records import encode, encode_parts, held_out
@@ -109,12 +113,12 @@ def test_parquet(tmp_path: Path) -> None:
         columns_of(tmp_path / "bad.parquet")
 
 
-def test_rows_in_a_file_are_those_in_memory(tmp_path: Path) -> None:
+def test_rows_in_a_file_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, path = Encoding(SCHEMA), write(tmp_path)
     aside = np.array([False, True, False, False])
-    (memory, other), (file, apart) = (
-        encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside, in_memory=limit) for limit in (10**6, 0)
-    )
+    memory, other = encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside)
+    monkeypatch.setattr(records_module, "IN_MEMORY", 0)
+    file, apart = encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside)
     assert len(file) == len(memory) == 3 and len(apart) == len(other) == 1
     for pick in ([2, 0], [1]):
         [batch], [same] = file.__getitems__(pick), memory.__getitems__(pick)
@@ -136,6 +140,50 @@ def test_held_out_places_do_not_depend_on_others() -> None:
 def test_columns_in_memory_must_agree() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         list(from_columns({"a": np.zeros(2), "b": np.zeros(3)}, ["a", "b"]))
+
+
+_MEASURED = """
+import resource, sys
+from pathlib import Path
+import tacit.tables.records
+from tacit.cli import main
+
+tacit.tables.records.IN_MEMORY = 2**20
+try:
+    main(["train", sys.argv[1], *sys.argv[3:], "--target", "y", "--out", sys.argv[2], "--json"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory differs")
+@pytest.mark.parametrize("kind", ["csv", "parquet", "undeclared"])
+def test_training_on_a_large_file_takes_no_more_memory(tmp_path: Path, kind: str) -> None:
+    """Ten times the rows, the same memory: read in pieces, kept on disk, and only lots of them read again."""
+    names = [f"x{place}" for place in range(12)]
+    number = {"type": "number", "low": 0, "high": 1}
+    columns = {**dict.fromkeys(names, number), "y": {"type": "category", "values": ["0", "1"]}}
+    (tmp_path / "schema.json").write_text(json.dumps({"target": "y", "columns": columns}))
+    draw = np.random.default_rng(0)
+    peaks = []
+    for rows in (100_000, 1_000_000):
+        table = {name: draw.random(rows).round(6) for name in names}
+        table["y"] = (table["x0"] + table["x1"] > 1).astype(int)
+        path = tmp_path / f"{rows}.{'parquet' if kind == 'parquet' else 'csv'}"
+        if kind == "parquet":
+            arrow = pytest.importorskip("pyarrow", reason="the sklearn extra is not installed")
+            parquet = pytest.importorskip("pyarrow.parquet", reason="the sklearn extra is not installed")
+            parquet.write_table(arrow.table(table), path, row_group_size=rows)
+        else:
+            np.savetxt(path, np.column_stack(list(table.values())), "%.6g", ",", header=",".join(table), comments="")
+        options = [] if kind == "undeclared" else ["--schema", str(tmp_path / "schema.json")]
+        words = [sys.executable, "-c", _MEASURED, str(path), str(tmp_path / f"out{rows}"), *options]
+        done = subprocess.run([*words, "--lot-size", "2000"], check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout.splitlines()[-1]) / 1024)
+    assert path.stat().st_size > 40e6
+    assert peaks[1] < peaks[0] + (400 if kind == "undeclared" else 50)  # of values, so many are told apart
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

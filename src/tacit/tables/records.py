@@ -30,14 +30,14 @@ class Records:
     from it, one by one: the file is not mapped, so that it takes no room in the process.
     """
 
-    def __init__(self, spool: IO[bytes], encoding: Encoding, *, in_memory: int = IN_MEMORY) -> None:
+    def __init__(self, spool: IO[bytes], encoding: Encoding) -> None:
         width = len(encoding.schema.features)
         self._bytes, self._width, self._encoding = 4 * (width + 1), width, encoding
         spool.seek(0, 2)
         size = spool.tell()
         self._count = size // self._bytes
         self._spool, self._table = spool, None
-        if size <= in_memory:
+        if size <= IN_MEMORY:
             spool.seek(0)
             self._table = np.frombuffer(spool.read(size), dtype=np.float32).reshape(self._count, width + 1)
 
@@ -85,7 +85,7 @@ def encode(pieces: Iterable[Columns], encoding: Encoding) -> Records:
 
 
 def encode_parts(
-    pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_] | None, *, in_memory: int = IN_MEMORY
+    pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_] | None
 ) -> tuple[Records, Records]:
     """The same, in two parts: those who are not ``aside``, and those who are."""
     spools = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 (they live as long as the records)
@@ -103,7 +103,7 @@ def encode_parts(
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
     if aside is not None and seen < len(aside):
         raise ValueError("the table has become shorter since it was first read; leave it as it is during a run.")
-    first, second = (Records(spool, encoding, in_memory=in_memory) for spool in spools)
+    first, second = (Records(spool, encoding) for spool in spools)
     return first, second
 
 
