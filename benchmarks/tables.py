@@ -25,7 +25,7 @@ import venv
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -55,6 +55,8 @@ TARGETS = (
     ("PUMS", "PUMS: employed", 1.0, 74.6),
     ("PUMS", "PUMS: employed", 0.5, 74.4),
 )
+"""Title, task, ε, accuracy in %."""
+MODELS = ("linear", "mlp")
 
 YES = {"type": "category", "values": ["0", "1"]}
 HEALTH = Schema.from_json(
@@ -187,7 +189,13 @@ def _without_bins(schema: Schema) -> Schema:
 
 
 def accuracy(
-    name: str, epsilon: float, seed: int, state: State, chosen: Callable[[Settings, int], Settings] | None = None
+    name: str,
+    epsilon: float,
+    seed: int,
+    state: State,
+    chosen: Callable[[Settings, int], Settings] | None = None,
+    *,
+    model: str = "linear",
 ) -> float:
     (train, test), schema = task(name, seed, state)
     outcome = train_table(
@@ -195,6 +203,7 @@ def accuracy(
         schema,
         budget=Budget(epsilon=epsilon, delta=DELTA),
         ledger=Ledger(Header(secure_randomness=False)),
+        model=model,
         chosen=chosen,
         test=from_columns(test, schema.columns),
         seed=seed,
@@ -203,11 +212,39 @@ def accuracy(
     return outcome.score.value
 
 
-def by_rule(name: str, epsilon: float, seeds: int, state: State) -> list[float]:
-    return [
-        state.number(f"rule, {name}, {epsilon:g}, {seed}", lambda seed=seed: accuracy(name, epsilon, seed, state))
-        for seed in range(seeds)
-    ]
+def by_rule(name: str, epsilon: float, seeds: int, state: State, model: str = "linear") -> list[float]:
+    def score(seed: int) -> float:
+        return accuracy(name, epsilon, seed, state, model=model)
+
+    return [state.number(f"{model}, {name}, {epsilon:g}, {seed}", partial(score, seed)) for seed in range(seeds)]
+
+
+def without_privacy(name: str, seeds: int, state: State) -> list[float]:
+    """Logistic regression on the same features, to compare with."""
+
+    def score(seed: int) -> float:
+        (train, test), schema = task(name, seed, state)
+        encoding = Encoding(schema)
+        (rows, wanted), (held, truth) = (_whole(part, schema, encoding) for part in (train, test))
+        weights = torch.zeros(encoding.width + 1, len(schema.classes), requires_grad=True)
+        optimizer = torch.optim.LBFGS([weights], max_iter=100)
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = torch.nn.functional.cross_entropy(rows @ weights[1:] + weights[0], wanted)
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        return float(((held @ weights[1:] + weights[0]).argmax(dim=1) == truth).float().mean())
+
+    return [state.number(f"not private, {name}, {seed}", partial(score, seed)) for seed in range(seeds)]
+
+
+def _whole(part: Columns, schema: Schema, encoding: Encoding) -> tuple[torch.Tensor, torch.Tensor]:
+    records = encode(from_columns(part, schema.columns), encoding)
+    [(rows, targets)] = records.slices(len(records))
+    return encoding.expand(rows), targets
 
 
 def tuned(name: str, epsilon: float, seeds: int, state: State) -> list[float]:
@@ -232,10 +269,8 @@ def peer(name: str, epsilon: float, seeds: int, state: State) -> float:
     def score(strength: float, seed: int) -> float:
         (train, test), schema = task(name, seed, state)
         encoding = Encoding(schema)
-        x, xt = (encode(from_columns(part, schema.columns), encoding) for part in (train, test))
-        (rows, classes), (rows_t, classes_t) = (next(part.slices(len(part))) for part in (x, xt))
-        arrays = {"x": encoding.expand(rows).numpy(), "xt": encoding.expand(rows_t).numpy()}
-        arrays |= {"y": classes.numpy(), "yt": classes_t.numpy()}
+        (rows, wanted), (held, truth) = (_whole(part, schema, encoding) for part in (train, test))
+        arrays = {"x": rows.numpy(), "y": wanted.numpy(), "xt": held.numpy(), "yt": truth.numpy()}
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "table.npz"
             np.savez(file, norm=np.sqrt(len(schema.features)), **arrays)
@@ -245,20 +280,17 @@ def peer(name: str, epsilon: float, seeds: int, state: State) -> float:
     means = []
     for strength in STRENGTHS:
         keys = {f"diffprivlib C={strength:g}, {name}, {epsilon:g}, {seed}": seed for seed in range(seeds)}
-        means.append(
-            statistics.mean(
-                state.number(key, lambda seed=seed, strength=strength: score(strength, seed))
-                for key, seed in keys.items()
-            )
-        )
+        means.append(statistics.mean(state.number(key, partial(score, strength, seed)) for key, seed in keys.items()))
     return max(means)
 
 
 def targets(seeds: int, state: State) -> Iterator[str]:
-    yield "| task | ε | target | reached |"
-    yield "|---|---|---|---|"
+    yield "| task | ε | target | logistic regression | network | logistic regression, not private |"
+    yield "|---|---|---|---|---|---|"
     for title, name, epsilon, wanted in TARGETS:
-        yield f"| {title} | {epsilon:g} | {wanted:.1f} | {_spread(by_rule(name, epsilon, seeds, state))} |"
+        reached = [_spread(by_rule(name, epsilon, seeds, state, model)) for model in MODELS]
+        public = _spread(without_privacy(name, seeds, state))
+        yield f"| {title} | {epsilon:g} | {wanted:.1f} | {' | '.join(reached)} | {public} |"
 
 
 def comparison(seeds: int, state: State) -> Iterator[str]:

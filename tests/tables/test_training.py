@@ -43,6 +43,15 @@ def test_it_learns(model: str) -> None:
     assert outcome.guarantee.epsilon <= 2.0
 
 
+def test_a_seeded_run_can_be_repeated() -> None:
+    test = people(500, seed=9)
+    first, second = (
+        trained(SCHEMA, model="mlp", test=from_columns(test, SCHEMA["columns"])).model.probabilities(test)
+        for _ in range(2)
+    )
+    assert np.array_equal(first, second)
+
+
 def test_a_private_test_is_charged_and_close() -> None:
     ledger = Ledger(Header(secure_randomness=False))
     outcome = trained(SCHEMA, ledger)

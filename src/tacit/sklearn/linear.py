@@ -57,12 +57,14 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         return settings(records=len(rows), parameters=self._size(rows, outputs), epsilon=purse.epsilon)
 
     def _size(self, rows: Numbers, outputs: int) -> int:
-        return sum(parameter.numel() for parameter in network(self.model, rows.shape[1], outputs).parameters())
+        return sum(parameter.numel() for parameter in self._network(rows, outputs).parameters())
+
+    def _network(self, rows: Numbers, outputs: int, seed: int | None = None) -> nn.Module:
+        width = rows.shape[1]
+        return network(self.model, width, outputs, norm=math.sqrt(width), seed=seed)
 
     def _descend(self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse) -> None:
-        if purse.seed is not None:
-            torch.manual_seed(purse.seed)
-        fresh, chosen = network(self.model, rows.shape[1], outputs), self._settings(rows, outputs, purse)
+        fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
         descend(
             fresh,
             TensorDataset(tensor(rows), targets),

@@ -128,7 +128,7 @@ def train_table(
             fits=lambda found: TableModel.new(model, found).size <= most,
         )
         _check_found(schema, count, budget)
-    fresh = TableModel.new(model, schema)
+    fresh = TableModel.new(model, schema, seed=seed)
     train, tested = encode_parts(pieces(), fresh.encoding, aside)
     final = replace(outline, learning_rate=chosen_for(fresh.size).learning_rate)
     steps = descend(
