@@ -213,8 +213,8 @@ def _check_findable(records: int, query: CountsQuery, purse: Purse) -> None:
     needed = 2 * query.event().threshold
     if records < needed:
         raise ValueError(
-            f"{records} records are too few to find classes at epsilon {purse.epsilon:g}; declare them, or give at "
-            f"least {math.ceil(needed)} records."
+            f"{records} records (n_samples={records}) are too few to find classes at epsilon {purse.epsilon:g}; "
+            f"declare them, or give at least {math.ceil(needed)}."
         )
 
 
