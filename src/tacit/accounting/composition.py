@@ -185,7 +185,9 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     gaussian = tuple(query for query in queries if isinstance(query, ev.GaussianSum))
     for item in gaussian:
         if item.noise not in ("gaussian", "discrete"):
-            raise Unproved(f"group {item.group!r} has noise {item.noise!r}; 'gaussian' and 'discrete' have a proof here.")
+            raise Unproved(
+                f"group {item.group!r} has noise {item.noise!r}; 'gaussian' and 'discrete' have a proof here."
+            )
     bases: list[Base] = []
     if gaussian:
         bases.append(_gaussian(gaussian))

@@ -88,7 +88,9 @@ def _alpha(term: Term, adjacency: Adjacency, factor: int, orders: Array) -> Arra
     if term.policy is Policy.POISSON and isinstance(base, Gaussian) and adjacency is Adjacency.ADD_REMOVE:
         return alpha(term.rate, base.noise_multiplier, orders)
     if term.policy is Policy.POISSON and isinstance(base, DiscreteGaussian) and adjacency is Adjacency.ADD_REMOVE:
-        return discrete.sampled(term.rate, base.noise_multiplier, orders + 1)  # the orders are whole, as the proof needs
+        return discrete.sampled(
+            term.rate, base.noise_multiplier, orders + 1
+        )  # the orders are whole, as the proof needs
     raise Unproved(
         f"the moments accountant has no proof for {type(base).__name__} with {term.policy} sampling under {adjacency}; "
         "use rdp or pld."

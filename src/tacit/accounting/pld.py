@@ -133,7 +133,9 @@ class Smoothed:
 def _smooth(composition: Composition) -> Composition:
     found = composition.smooth
     if found is None:
-        raise Unproved("the lattice is too coarse for the pld accountant; use 'rdp', or a lattice of 1/32 of the noise.")
+        raise Unproved(
+            "the lattice is too coarse for the pld accountant; use 'rdp', or a lattice of 1/32 of the noise."
+        )
     return found
 
 

@@ -2,14 +2,15 @@
 
 Give a real number x to the channel that answers the whole number y with probability exp(-(y-x)²/(2s²)) / Θ_s(x), where
 Θ_s(x) = Σ_y exp(-(y-x)²/(2s²)). By Poisson summation Θ_s(x) = s √(2π) (1 + 2 Σ_k>=1 exp(-2π²s²k²) cos(2πkx)), within a
-factor 1 ± η of s √(2π), η = 2 Σ_k>=1 exp(-2π²s²k²). So if x is N(c, σ² - s²), c a whole number and σ >= s, the answer is
-y with probability within [1/(1+η), 1/(1-η)] of the density of N(c, σ²) at y, whereas N_Z(c, σ²) gives it that density
-divided by Θ_σ(0) / (σ √(2π)), which is in [1, 1+η]. Hence N_Z(c, σ²) and Gaussian noise of variance σ² - s² followed by
-the channel give every outcome the same probability up to a factor in [e^-τ, e^τ], τ = log((1+η)/(1-η)).
+factor 1 ± η of s √(2π), η = 2 Σ_k>=1 exp(-2π²s²k²). So if x is N(c, σ² - s²), c a whole number and σ >= s, the answer
+is y with probability within [1/(1+η), 1/(1-η)] of the density of N(c, σ²) at y, whereas N_Z(c, σ²) gives it that
+density divided by Θ_σ(0) / (σ √(2π)), which is in [1, 1+η]. Hence N_Z(c, σ²) and Gaussian noise of variance σ² - s²
+followed by the channel give every outcome the same probability up to a factor in [e^-τ, e^τ], τ = log((1+η)/(1-η)).
 
 That factor survives mixing (sampling), multiplies over the coordinates and, outcome by outcome, over adaptively chosen
 steps. With τ the sum over all coordinates of all steps, an (ε, δ) of the Gaussian mechanisms, of which the channel is a
-post-processing, is (ε + 2τ, e^τ δ) of the discrete ones: P(S) <= e^τ P~(S) <= e^τ (e^ε Q~(S) + δ) <= e^(ε+2τ) Q(S) + e^τ δ.
+post-processing, is (ε + 2τ, e^τ δ) of the discrete ones: P(S) <= e^τ P~(S) <= e^τ (e^ε Q~(S) + δ) <= e^(ε+2τ) Q(S) +
+e^τ δ.
 
 Here s = 3 steps of the lattice, η < 2e-77. Rounding d coordinates is charged as lattice · √d in the clip norm, so
 d <= (clip norm / lattice)², which is held to 10^30: with up to 10^13 steps τ < 10^-30. Vectors that are scaled have a

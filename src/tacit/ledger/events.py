@@ -148,7 +148,7 @@ Sampling = Everyone | Poisson | FixedSize | Shuffled
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSum:
-    """A sum to which one record contributes at most ``clip_norm`` in L2 norm, plus N(0, noise_std^2) on every coordinate.
+    """A sum of vectors, each of L2 norm at most ``clip_norm``, plus N(0, noise_std^2) on every coordinate.
 
     With ``noise`` "discrete" the sum is rounded to whole multiples of ``lattice`` and the noise is ``lattice`` times a
     discrete Gaussian N_Z(0, (noise_std / lattice)^2); ``clip_norm`` then includes what rounding adds.

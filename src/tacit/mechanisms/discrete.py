@@ -6,15 +6,15 @@ N_Z(0, σ²) takes the value y with probability proportional to exp(-y² / (2σ�
 * v geometric, P(v >= j) = exp(-j): v counts the j >= 1 for which one uniform number is below exp(-j).
 
 It is accepted with probability exp(-γ), γ = y²/(2σ²) - v + σ²/(2t²) = u/t + (y - σ²/t)²/(2σ²) >= 0. (The paper's two
-rejections, of u with exp(-u/t) and of y, are here one trial with the product.) The sign minus with y = 0 is rejected, so
-that zero is not counted twice. Candidates (sign, u, v) have weight exp(-v), so what is accepted has weight
-exp(-v) exp(-γ) = exp(-y²/(2σ²)) times a constant: the distribution is the one asked for, for every t and σ.
+rejections, of u with exp(-u/t) and of y, are here one trial with the product.) The sign minus with y = 0 is rejected,
+so that zero is not counted twice. Candidates (sign, u, v) have weight exp(-v), so what is accepted has weight exp(-v)
+exp(-γ) = exp(-y²/(2σ²)) times a constant: the distribution is the one asked for, for every t and σ.
 
-Exact, although fast: every comparison of a uniform number with an exponential is first made with 32 bits of it and whole
-numbers known to enclose the exponential (`_enclosure`). Where that leaves the answer open, about four times in 100,000,
-that candidate is decided by `tacit.mechanisms.bernoulli` with as many more bits as it takes. There is no floating-point
-number anywhere. What remains assumed is that the keystream cannot be told from random bits; how long drawing takes
-depends on what is drawn, and is not hidden.
+Exact, although fast: every comparison of a uniform number with an exponential is first made with 32 bits of it and
+whole numbers known to enclose the exponential (`_enclosure`). Where that leaves the answer open, about four times in
+100,000, that candidate is decided by `tacit.mechanisms.bernoulli` with as many more bits as it takes. There is no
+floating-point number anywhere. What remains assumed is that the keystream cannot be told from random bits; how long
+drawing takes depends on what is drawn, and is not hidden.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class _Shape:
 
         With x = y/t = v + u/t: γ = x² t²/(2σ²) - v + σ²/(2t²). X = floor(2^22 x), and everything is rounded down: in
         units of 2^-16, for x < 12 and with t²/(2σ²) <= 1, X costs less than 2 · 12 · 2^-6 = 3/8, the shift by 20 less
-        than 2^-8, the factor less than 144 · 2^-14, the offset 2^-38 and the last shift less than 1: G <= 2^16 γ < G + 2
-        (or G = -1, and then G = 0 as γ >= 0). From v = 11 on γ >= (11 - 2)²/4 > 11 since (x - σ²/t²)² t²/(2σ²) falls
+        than 2^-8, the factor less than 144 · 2^-14, the offset 2^-38 and the last shift less than 1: G <= 2^16 γ < G +
+        2 (or G = -1, and then G = 0 as γ >= 0). From v = 11 on γ >= (11 - 2)²/4 > 11 since (x - σ²/t²)² t²/(2σ²) falls
         with σ²/t² < 2: the last entry encloses it, which is 0. All products stay below 2^63.
         """
         whole = np.minimum(v, np.uint8(_END)).astype(np.int64)
