@@ -128,8 +128,11 @@ class _Shape:
         while uniform.below_exp(Fraction(v + 1), source):
             v += 1
         y = (first >> 64 - self.k) + (v << self.k)
-        gamma = y * y / (2 * self.variance) - v + self.variance / (2 << 2 * self.k)
-        return y if Uniform(trial, 32).below_exp(gamma, source) else None
+        return y if Uniform(trial, 32).below_exp(self.gamma(y, v), source) else None
+
+    def gamma(self, y: int, v: int) -> Fraction:
+        """A candidate of magnitude y, made with v, is accepted with probability exp(-gamma)."""
+        return y * y / (2 * self.variance) - v + self.variance / (2 << 2 * self.k)
 
 
 def _geometric(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
