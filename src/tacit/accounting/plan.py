@@ -73,6 +73,7 @@ def plan(
         named = ", ".join(missing) if missing else "none"
         raise ValueError(f"exactly one of {', '.join(given)} is left out to be solved for; left out: {named}.")
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
+    gradients(1.0, noise)
 
     def length_for(size: int) -> int:
         return steps if steps is not None else _steps(epochs, records, size)
