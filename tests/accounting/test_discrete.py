@@ -261,13 +261,13 @@ def test_what_has_no_proof_is_refused_by_name() -> None:
         ACCOUNTANTS["pld"].method.epsilon(composition, 1e-5)
     with pytest.raises(Unproved, match="moments accountant has no proof for DiscreteGaussian with poisson"):
         Moments().epsilon(Composition(Adjacency.REPLACE_ONE, ((term, 3),)), 1e-5)
+    odd = Step(Everyone(), (GaussianSum(group="a", clip_norm=1.0, noise_std=1.0, noise="uniform"),))
     with pytest.raises(Unproved, match="'uniform'; 'gaussian' and 'discrete' have"):
-        odd = GaussianSum(group="a", clip_norm=1.0, noise_std=1.0, noise="uniform")
-        compose([(Step(Everyone(), (odd,)), 1)], Adjacency.ADD_REMOVE)
-    with pytest.raises(Unproved, match="answered"):
-        laplace = LaplaceSum(group="b", clip_norm=1.0, scale=1.0, dimension=1)
-        query = steps(1.0, Everyone())[0][0].queries[0]
-        compose([(Step(Poisson(rate=0.1), (query, laplace)), 1)], Adjacency.ADD_REMOVE)
+        compose([(odd, 1)], Adjacency.ADD_REMOVE)
+    laplace = LaplaceSum(group="b", clip_norm=1.0, scale=1.0, dimension=1)
+    both = Step(Poisson(rate=0.1), (*steps(1.0, Everyone())[0][0].queries, laplace))
+    with pytest.raises(Unproved, match="answered DiscreteGaussian and Laplace queries together"):
+        compose([(both, 1)], Adjacency.ADD_REMOVE)
 
 
 def test_several_groups_and_both_kinds_of_noise_are_one_sum() -> None:
@@ -292,14 +292,17 @@ def test_next_to_no_noise_promises_nothing() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "moments"])
 def test_noise_is_solved_for_and_the_budget_kept(accountant: str) -> None:
-    found = plan(
-        records=1000, lot_size=50, steps=200, epsilon=2.0, delta=1e-5, noise="discrete", accountant=accountant
-    )
+    found = plan(records=1000, lot_size=50, steps=200, epsilon=2.0, delta=1e-5, noise="discrete", accountant=accountant)
     assert 1.99 < found.guarantee.epsilon <= 2.0
     plain = plan(records=1000, lot_size=50, steps=200, epsilon=2.0, delta=1e-5, accountant=accountant)
     assert found.noise_multiplier > plain.noise_multiplier * (1 - 1e-3)
     with pytest.raises(ValueError, match="noise is 'laplace'"):
         plan(records=1000, lot_size=50, steps=2, epsilon=2.0, delta=1e-5, noise="laplace")
+
+
+def _record_until_refused(ledger: Ledger, step: Step) -> None:
+    for _ in range(2000):
+        ledger.record(step)
 
 
 @pytest.mark.parametrize("budget", [Budget(1.0, 1e-5), AdaptiveBudget(1.0, 1e-5)])
@@ -309,8 +312,7 @@ def test_a_budget_guards_a_ledger_with_discrete_noise(budget: Budget | AdaptiveB
     ledger.guard(Filter(budget))
     (entry,) = steps(2.0, Poisson(rate=0.02), step=step)
     with pytest.raises(BudgetExceeded):
-        for _ in range(2000):
-            ledger.record(entry[0])
+        _record_until_refused(ledger, entry[0])
     assert len(ledger) > 10
     assert account(ledger, delta=1e-5).epsilon <= 1.0
     assert guarantee([(entry[0], 2 * len(ledger))], Header(), delta=1e-5).epsilon > 1.0

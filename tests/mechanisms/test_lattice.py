@@ -215,7 +215,9 @@ def test_explicit_noise_can_be_discrete() -> None:
 
 def test_a_release_must_be_the_recorded_one(record: Record) -> None:
     query = SumQuery(group="sum", clip_norm=2.0, noise_std=8.0, noise="discrete", dimension=3)
-    plain = GaussianSum(group="sum", clip_norm=2.0, noise_std=8.0, noise="discrete", lattice=0.5)  # rounding not charged
+    plain = GaussianSum(
+        group="sum", clip_norm=2.0, noise_std=8.0, noise="discrete", lattice=0.5
+    )  # rounding not charged
     other = SumQuery(group="sum", clip_norm=2.0, noise_std=8.0, noise="discrete", dimension=2).event()
     for event in (plain, other):
         with pytest.raises(ValueError, match="the ledger has"):
