@@ -262,7 +262,7 @@ def test_what_has_no_proof_is_refused_by_name() -> None:
     with pytest.raises(Unproved, match="moments accountant has no proof for DiscreteGaussian with poisson"):
         Moments().epsilon(Composition(Adjacency.REPLACE_ONE, ((term, 3),)), 1e-5)
     odd = Step(Everyone(), (GaussianSum(group="a", clip_norm=1.0, noise_std=1.0, noise="uniform"),))
-    with pytest.raises(Unproved, match="'uniform'; 'gaussian' and 'discrete' have"):
+    with pytest.raises(Unproved, match="'uniform'; only 'gaussian' and 'discrete' have"):
         compose([(odd, 1)], Adjacency.ADD_REMOVE)
     laplace = LaplaceSum(group="b", clip_norm=1.0, scale=1.0, dimension=1)
     both = Step(Poisson(rate=0.1), (*steps(1.0, Everyone())[0][0].queries, laplace))

@@ -478,7 +478,7 @@ def test_22_correlated_noise_is_unknown_and_refused_by_name() -> None:
     ledger = tacit.Ledger()
     ledger.record(Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=1.0, noise="tree"),)))
     for name in ("pld", "rdp", "moments", "strong"):
-        with pytest.raises(Unproved, match="noise 'tree'; only 'gaussian' has a proof"):
+        with pytest.raises(Unproved, match="noise 'tree'; only 'gaussian' and 'discrete' have a proof"):
             tacit.account(ledger, delta=1e-5, accountant=name)
     # Nor does a mechanism of ours add its independent noise in the name of another.
     receipt = ledger.record(Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=1.0, noise="tree"),)))

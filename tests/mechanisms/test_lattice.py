@@ -233,7 +233,7 @@ def test_a_release_must_be_the_recorded_one(record: Record) -> None:
         ({"lattice": 0.0}, "power of two"),
         ({"lattice": math.nan}, "power of two"),
         ({"lattice": 16.0}, "lattice step of 'sum' is 16"),
-        ({"lattice": 2.0**-60}, "at least 2\\^-44"),
+        ({"lattice": 2.0**-60}, "at least 2\\^-43"),
         ({"noise": "uniform"}, "noise is 'uniform'"),
         ({"noise": "gaussian", "lattice": 0.5}, "it is for noise='discrete'"),
         ({"dimension": 0}, "dimension is 0"),

@@ -186,7 +186,7 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     for item in gaussian:
         if item.noise not in ("gaussian", "discrete"):
             raise Unproved(
-                f"group {item.group!r} has noise {item.noise!r}; 'gaussian' and 'discrete' have a proof here."
+                f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' and 'discrete' have a proof here."
             )
     bases: list[Base] = []
     if gaussian:

@@ -99,10 +99,10 @@ def gaussian_sum(
         return GaussianSum(group=group, clip_norm=sensitivity, noise_std=noise_std)
     bound = charged(sensitivity, lattice, dimension)
     query = GaussianSum(group=group, clip_norm=bound, noise_std=noise_std, noise="discrete", lattice=lattice)
-    if not 1 <= noise_std / lattice <= LARGEST:
+    if not 1 <= noise_std / lattice <= LARGEST / 2:  # a scaled vector has up to twice as many steps in its noise
         raise ValueError(
             f"the lattice step of {group!r} is {lattice:g} and the noise {noise_std:g}; choose a step of at most the "
-            "noise, and at least 2^-44 of it."
+            "noise, and at least 2^-43 of it."
         )
     return query
 
