@@ -288,7 +288,7 @@ def test_one_record_moves_every_count_by_a_half_at_most(monkeypatch: pytest.Monk
     seen: list[float] = []
 
     def counts(pairs: Any, source: Any) -> None:
-        seen.extend(float(total) for total, _ in pairs if total.numel() == 1)
+        seen.extend(float(total) for total, _ in pairs if total.dtype == torch.float64)
 
     monkeypatch.setattr(lattice, "add_gaussian_", counts)
     rows = [[0.1, 50.0], [math.inf, 0.2], [math.nan, math.nan], [1e300, 1e-300]]
