@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 import tacit
 from tacit.accounting import Unproved
 from tacit.ledger import Everyone, GaussianSum, Header, Poisson, Shuffled, Step, from_json
-from tacit.mechanisms import Microbatches, SparseVectorQuery, groups, noise, quantile, sparse_vector, sums
+from tacit.mechanisms import Microbatches, SparseVectorQuery, lattice, noise, sparse_vector
 from tacit.randomness import SecureSource
 from tacit.training import PrivateRun
 
@@ -41,8 +41,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Tensor, float]]:
     def note(pairs: Any, source: Any) -> None:
         seen.extend((total.clone(), std) for total, std in pairs)
 
-    for module in (groups, quantile, sums):
-        monkeypatch.setattr(module, "add_gaussian_", note)
+    monkeypatch.setattr(lattice, "add_gaussian_", note)
     return seen
 
 
@@ -125,7 +124,7 @@ def test_03_the_guarantee_is_about_the_sampling_that_was_done() -> None:
 
 # -- 4. optimizer.step(closure) called the closure after the noise was added: raw gradients took its place.
 def test_04_a_closure_does_not_erase_the_noise(silence: list[tuple[Tensor, float]], monkeypatch: Any) -> None:
-    monkeypatch.setattr(groups, "add_gaussian_", lambda pairs, source: [total.add_(1000.0) for total, _ in pairs])
+    monkeypatch.setattr(lattice, "add_gaussian_", lambda pairs, source: [total.add_(1000.0) for total, _ in pairs])
     run = start(lot_size=40, steps=1)
     before = run.model.weight.detach().clone()
     calls = []
@@ -479,7 +478,7 @@ def test_22_correlated_noise_is_unknown_and_refused_by_name() -> None:
     ledger = tacit.Ledger()
     ledger.record(Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=1.0, noise="tree"),)))
     for name in ("pld", "rdp", "moments", "strong"):
-        with pytest.raises(Unproved, match="noise 'tree'; only 'gaussian' has a proof"):
+        with pytest.raises(Unproved, match="noise 'tree'; only 'gaussian' and 'discrete' have a proof"):
             tacit.account(ledger, delta=1e-5, accountant=name)
     # Nor does a mechanism of ours add its independent noise in the name of another.
     receipt = ledger.record(Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=1.0, noise="tree"),)))

@@ -70,7 +70,7 @@ def test_one_record_moves_every_count_by_at_most_the_clip_norm(model, data, monk
     def silent(sums, source):
         seen.append([float(total) for total, _ in sums])
 
-    monkeypatch.setattr("tacit.mechanisms.sums.add_gaussian_", silent)
+    monkeypatch.setattr("tacit.mechanisms.lattice.add_gaussian_", silent)
 
     def counts(tensors):
         seen.clear()

@@ -66,6 +66,8 @@ def make_private(
     * How much noise: ``noise_multiplier`` is z of a whole step, shared among the clipping groups by ``noise``
       (``"proportional"``, ``"dimension-adjusted"`` or an `Allocation`). Without it, z is solved for so that all steps,
       and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
+    * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
+      sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (no amplification claimed).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
@@ -116,7 +118,15 @@ def make_private(
         check_optimizer(optimizer, engine.parameters)
 
         def solve() -> float:
-            return least_noise(budget, people, lot_size=lot_size, steps=total, accountant=accountant, also=book.entries)
+            return least_noise(
+                budget,
+                people,
+                lot_size=lot_size,
+                steps=total,
+                accountant=accountant,
+                noise="discrete" if noise == "discrete" else "gaussian",
+                also=book.entries,
+            )
 
         level = strength(noise, noise_multiplier, solve)
         recipe = Recipe(
@@ -126,6 +136,7 @@ def make_private(
             lot_size=sizes,
             batch_size=size,
             microbatch_size=microbatch_size,
+            allocate=level.allocate,
             solved=level.solved,
         )
         run = PrivateRun(

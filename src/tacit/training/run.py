@@ -265,8 +265,9 @@ class PrivateRun:
     def restore_noise(self, noise_multiplier: float) -> None:
         """Go on with the noise that was solved for when the run began; the budget is watched over all the same."""
         if self.recipe.solved is not None:
-            kind: Any = type(self.recipe.noise(0))
-            self.recipe = replace(self.recipe, noise=lambda step: kind(noise_multiplier), solved=noise_multiplier)
+            assert self.recipe.allocate is not None
+            noise = self.recipe.allocate(noise_multiplier)
+            self.recipe = replace(self.recipe, noise=lambda step: noise, solved=noise_multiplier)
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
