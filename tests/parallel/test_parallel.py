@@ -229,3 +229,26 @@ except ValueError as error:
 
 def test_processes_that_disagree_are_all_told(processes: Run) -> None:
     assert [int(each["refused"]) for each in processes(ODD, 2)] == [1, 1]
+
+
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+wrapped = nn.parallel.DistributedDataParallel(nn.Linear(5, 2).double())
+sharded = fully_shard(nn.Linear(5, 2).double(), mesh=init_device_mesh("cpu", (world,)))
+said = []
+for each in (wrapped, sharded):
+    try:
+        tacit.make_private(
+            each, torch.optim.SGD(each.parameters(), lr=0.1), data, lot_size=20, steps=5, clipping=tacit.Flat(1.0),
+            noise_multiplier=1.0, parallel=parallel,
+        )
+    except ValueError as error:
+        said.append(str(error))
+assert "inner model" in said[0] and "sharded" in said[1], said
+save(done=torch.tensor(1))
+"""
+
+
+def test_wrapped_and_sharded_models_are_refused_with_the_reason(processes: Run) -> None:
+    assert [int(each["done"]) for each in processes(SHARDED, 2)] == [1, 1]

@@ -149,7 +149,8 @@ def make_private(
         undo.callback(run.close)
         _tell(run)
         team.agree("number of records", str(people.records))
-        team.agree("plan", f"{total} {[query for query in run.next_step().queries]} {people.unit} {people.adjacency}")
+        asked = [query.group for query in run.next_step().queries]
+        team.agree("plan", f"{total} {asked} {people.unit} {people.adjacency} {microbatch_size}")
         team.agree("model", str([(name, tuple(shape)) for name, shape in engine.shapes.items()]))
         team.begin_alike(model)
         undo.pop_all()

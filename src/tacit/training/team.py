@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -253,6 +254,11 @@ def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
         raise ValueError(
             f"the model is wrapped in {type(model).__name__}, which would put raw gradients of all processes together; "
             "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
+        )
+    tensor = sys.modules.get("torch.distributed.tensor")  # a sharded parameter cannot exist without it
+    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
+        raise ValueError(
+            "the model's parameters are sharded (DTensor); a private run needs them whole in each process."
         )
     if parallel is None:
         if processes > 1:
