@@ -517,7 +517,8 @@ def test_every_number_is_here() -> None:
 
 
 # 5. Data parallel: noise was added once per rank or not at all, every rank saw the same data, equal seeds correlated
-# the sampling. There is no data-parallel run here yet, so it must not look as if there were one.
+# the sampling, an empty share skipped the step. tests/parallel shows that a run of several processes is the run of one;
+# here: processes that were not told of each other must not each take themselves for the whole.
 @pytest.mark.parametrize("case", ["wrapped", "several processes"])
 def test_05_data_parallel_training_is_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = torch.nn.Linear(3, 2)
@@ -525,7 +526,8 @@ def test_05_data_parallel_training_is_refused(case: str, monkeypatch: pytest.Mon
     if case == "several processes":
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="one process on an unwrapped model"):
+    said = "inner model" if case == "wrapped" else "parallel=tacit.Parallel"
+    with pytest.raises(ValueError, match=said):
         tacit.make_private(
             model,
             torch.optim.SGD(model.parameters(), lr=0.1),

@@ -25,7 +25,7 @@ from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
 from tacit.mechanisms import AdaptiveClipping
-from tacit.randomness import Integers, SeededSource, Source
+from tacit.randomness import SeededSource, Source
 from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -38,6 +38,7 @@ from tacit.training.recipe import Recipe
 from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
+from tacit.training.team import Drawn, Team
 from tacit.training.updates import Updates
 
 log = logging.getLogger("tacit")
@@ -65,13 +66,14 @@ class PrivateRun:
         metrics: Mapping[str, Metric],
         budget: Budget | AdaptiveBudget | None,
         accountant: str,
+        team: Team,
         public_buffers: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
         self.step, self.abandoned = 0, 0
         self.metrics: dict[str, float] = {}
-        self._reader, self._source = reader, source
+        self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
         self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
         self._sums = GradientSums(engine.parameters)
@@ -99,10 +101,12 @@ class PrivateRun:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
         self._buffers.check()
         questions = self._questionnaire.at(self.step, self.recipe)
-        lot = self._lot = Lot(receipt=self.ledger.record(questions.step), questions=questions)
+        if self.abandoned and self.team.size > 1:
+            raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
+        lot = self._lot = Lot(receipt=self.team.record(self.ledger, questions.step), questions=questions)
         try:
             self._sums.clear()
-            indices = self._draw(lot.receipt)
+            indices = self.team.share(lambda: self._draw(lot.receipt))
             sizes = [len(piece) // self.recipe.microbatch_size for piece in batches(indices, self.recipe.batch_size)]
             for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
                 lot.turn(size, last=number == len(sizes))
@@ -132,12 +136,14 @@ class PrivateRun:
         if changed:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
-    def _draw(self, receipt: Receipt) -> Integers:
+    def _draw(self, receipt: Receipt) -> Drawn:
         """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
         if isinstance(drawn, UserLot):
-            return drawn.indices
-        return drawn if rows == 1 else (drawn[:, None] * rows + np.arange(rows)).reshape(-1)
+            return drawn.indices, drawn.users[drawn.owners]
+        if rows == 1:
+            return drawn, drawn
+        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""
@@ -239,7 +245,7 @@ class PrivateRun:
         """
         from tacit.training.checkpoint import save
 
-        save(self, directory, others)
+        self.team.first_does(lambda: save(self, directory, others))
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
