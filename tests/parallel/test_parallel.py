@@ -34,6 +34,7 @@ KINDS = {
     "per layer": ("PerLayer(total=1.0)", ""),
     "adaptive": ("Adaptive(initial=1.0)", ""),
     "fixed size": ("Flat(1.0)", 'sampling="fixed-size"'),
+    "discrete": ("Flat(1.0)", 'noise="discrete"'),
     "shuffled": ("Flat(1.0)", 'sampling="shuffled"'),
     "microbatches": ("Flat(1.0)", "microbatch_size=2"),
     "users": ("Flat(1.0)", "users=[i // 4 for i in range(200)], examples_per_user=2"),
@@ -49,7 +50,9 @@ def test_twenty_steps_by_two_processes_are_those_of_one(processes: Run, kind: st
     assert torch.equal(first["weights"], second["weights"])
     assert first.keys() == alone.keys()
     for name in alone:
-        assert torch.allclose(first[name], alone[name], rtol=1e-6, atol=1e-6), name
+        # Each process rounds its own part of a discrete sum: that is within a lattice step or two, not the same.
+        slack = 2e-3 if kind == "discrete" else 1e-6
+        assert torch.allclose(first[name], alone[name], rtol=slack, atol=slack), name
         assert torch.equal(first[name], second[name]), name
 
 

@@ -5,7 +5,8 @@ memory, by at most S in L2 norm. Each coordinate is rounded to the nearest multi
 two: dividing a float64 by it and rounding are exact, so each of the two sums moves by at most h/2 a coordinate, and
 with d coordinates the rounded sums are at most S + h √d apart (`charged`, which the ledger gets). It can be
 attained: each coordinate can cross one rounding boundary more than it moves steps. Numbers that do not fit are clamped,
-which moves no two sums apart.
+which moves no two sums apart. Where several processes hold parts of a sum, each rounds its own before they are put
+together: a record is in one part only.
 
 To the whole numbers N_Z(0, (σ/h)²) is added, exactly (`tacit.mechanisms.discrete`), so what is released is the discrete
 Gaussian mechanism of Canonne, Kamath & Steinke 2020 with that sensitivity; `tacit.accounting.discrete` has what it
@@ -128,6 +129,8 @@ def add_noise_(sums: Noisy, source: Source) -> None:
 def _add_discrete_(total: torch.Tensor, noise_std: float, lattice: float, scale: float, source: Source) -> None:
     if total.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
+    if source.share not in (0.0, 1.0):
+        raise ValueError("discrete noise cannot be split among processes; let the first of them add it.")
     step = lattice * _power_below(scale)
     std = noise_std if scale == 1 else math.nextafter(noise_std * scale, math.inf)  # never less than recorded
     with torch.no_grad():
@@ -135,7 +138,10 @@ def _add_discrete_(total: torch.Tensor, noise_std: float, lattice: float, scale:
         for piece in torch.split(flat, _PIECE):
             whole = (piece.to("cpu", torch.float64) / step).round_()
             whole.nan_to_num_(nan=0.0).clamp_(-_MOST_SUM, _MOST_SUM)
-            noisy = whole.to(torch.int64).add_(torch.from_numpy(draw(std / step, piece.numel(), source)))
+            noisy = whole.to(torch.int64)
+            if source.share:
+                noisy.add_(torch.from_numpy(draw(std / step, piece.numel(), source)))
+            source.join_(noisy)
             piece.copy_(noisy.clamp_(-_MOST_NOISY, _MOST_NOISY).to(torch.float64).mul_(step))
         if flat.data_ptr() != total.data_ptr():
             total.copy_(flat.view(total.shape))

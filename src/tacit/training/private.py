@@ -16,7 +16,7 @@ from tacit.accounting import Filter
 from tacit.accounting.accountants import find
 from tacit.gradients import attach
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
-from tacit.mechanisms import Allocation, Strategy
+from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
@@ -132,6 +132,8 @@ def make_private(
             )
 
         level = strength(noise, noise_multiplier, solve)
+        if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
+            raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
         recipe = Recipe(
             steps=total,
             clipping=by_step(clipping),
