@@ -9,6 +9,7 @@ import typer
 
 from tacit._version import __version__
 from tacit.cli.account import account
+from tacit.cli.audit import audit
 from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
@@ -31,6 +32,7 @@ app.command()(plan)
 app.command()(train)
 app.command()(predict)
 app.command()(report)
+app.command()(audit)
 app.command()(reproduce)
 app.add_typer(data)
 app.add_typer(collaborate)
