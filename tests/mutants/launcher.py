@@ -41,6 +41,7 @@ def work(name: str, most: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         if name != CONTROL:
             MUTANTS[name].apply(patch)
+            patch.setenv("TACIT_MUTANT", name)  # for tests that train in processes of their own
         options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/t", "-m", "not slow", "-k", "not mutant"]
         options += [] if name == CONTROL else [f"--maxfail={most}"]
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
