@@ -59,7 +59,7 @@ HISTORY = "tests/history/test_history.py"
 AUDIT = "tests/audit/test_audit.py::test_many_runs_come_near_the_claim"
 
 
-# -- noise ---------------------------------------------------------------------------------------------------------------
+# -- noise -------------------------------------------------------------------------------------------------------------
 
 
 @mutant("no noise is added to gradient sums", AUDIT, f"{HISTORY}::test_11_noise_of_the_sum_is_on_the_sum", note=11)
@@ -170,7 +170,7 @@ def no_public_grid(patch: Patch) -> None:
         patch.setattr(module, "add_gaussian_", add)
 
 
-# -- the divisor, the lot, the sample ------------------------------------------------------------------------------------
+# -- the divisor, the lot, the sample ----------------------------------------------------------------------------------
 
 
 @mutant("the sum is divided by the lot's own size", f"{HISTORY}::test_01_the_divisor_is_public", note=1)
@@ -284,7 +284,7 @@ def user_brings_all(patch: Patch) -> None:
     )
 
 
-# -- clipping ------------------------------------------------------------------------------------------------------------
+# -- clipping ----------------------------------------------------------------------------------------------------------
 
 
 @mutant("nothing is clipped", AUDIT, f"{HISTORY}::test_06_the_fast_way_equals_one_example_at_a_time", note=6)
@@ -451,7 +451,7 @@ def users_charged_for_one_example(patch: Patch) -> None:
     patch.setattr(groups.Clipping, "repeated", lambda self, contributions: self)
 
 
-# -- what is charged -----------------------------------------------------------------------------------------------------
+# -- what is charged ---------------------------------------------------------------------------------------------------
 
 
 @mutant("the count of adaptive clipping is not charged", f"{HISTORY}::test_07_adaptive_clipping_is_charged", note=7)
@@ -627,7 +627,7 @@ def released_before_the_ledger_is_written(patch: Patch) -> None:
     patch.setattr(gradient_sums.GradientSums, "release", first)
 
 
-# -- accounting ----------------------------------------------------------------------------------------------------------
+# -- accounting --------------------------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -689,8 +689,7 @@ def replacement_charged_as_addition(patch: Patch) -> None:
 
 @mutant(
     "steps are composed at half their sampling rate",
-    "tests/accounting/test_pld.py::test_the_required_numbers",
-    "tests/accounting/test_moments.py",
+    "tests/cli/test_commands.py::test_account_a_plan",
     note=2,
 )
 def rate_halved_in_the_accounting(patch: Patch) -> None:
@@ -708,7 +707,7 @@ def slack_forgotten(patch: Patch) -> None:
     patch.setattr(composition, "_slack", lambda step, adjacency: 0.0)
 
 
-# -- the sparse vector technique -----------------------------------------------------------------------------------------
+# -- the sparse vector technique ---------------------------------------------------------------------------------------
 
 
 @mutant(
@@ -771,7 +770,7 @@ def sparse_values_unbounded(patch: Patch) -> None:
     patch.setattr(sparse_vector.SparseVectorQuery, "release", release)
 
 
-# -- the loop and files --------------------------------------------------------------------------------------------------
+# -- the loop and files ------------------------------------------------------------------------------------------------
 
 
 @mutant(

@@ -37,6 +37,8 @@ def cached(images: Tensor, fitted: Fitted, directory: str | Path, *, configurati
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, images, fitted, shape)
     found = np.load(path, mmap_mode="c", allow_pickle=False)  # copied on write: the file stays as it is
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{path} is not an array but an archive; remove it.")
     if found.shape != shape or found.dtype != np.float16:
         raise ValueError(f"{path} has {found.dtype} of shape {found.shape}, not float16 of {shape}; remove it.")
     return torch.from_numpy(found)
