@@ -21,8 +21,8 @@ def table(results: dict[str, Result], control: Result) -> str:
     caught = sum(result.caught for result in results.values())
     lines = [
         BEGIN,
-        f"{datetime.date.today():%d %B %Y}: {caught} of {len(results)} mutants caught. The same tests on the library as "
-        f"it is: {control.passed} passed, {len(control.failed)} failed.",
+        f"{datetime.date.today():%d %B %Y}: {caught} of {len(results)} mutants caught. The same tests on the library "
+        f"as it is: {control.passed} passed, {len(control.failed)} failed.",
         "",
         "| mutant | the bug | caught by |",
         "|---|---|---|",

@@ -1,7 +1,7 @@
 """The library broken on purpose, one way at a time: bugs that happened elsewhere, as patches in memory.
 
-Each mutant names the ordinary tests that must fail on it; ``note`` is the number of the bug in `tests/history`, where it
-has one. A test made only to catch a mutant belongs with the other tests of its room, not here.
+Each mutant names the ordinary tests that must fail on it; ``note`` is the number of the bug in `tests/history`, where
+it has one. A test made only to catch a mutant belongs with the other tests of its room, not here.
 """
 
 from __future__ import annotations
@@ -413,6 +413,7 @@ def cancellation_ignored(patch: Patch) -> None:
         patch.setattr(
             module, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool)
         )
+    patch.setattr(sources.Uses, "squares", lambda self: self._measured()[0])  # nor is the norm enlarged for it
 
 
 @mutant(
@@ -762,8 +763,9 @@ def sparse_values_unbounded(patch: Patch) -> None:
         object.__setattr__(wide, "bound", 1e12)
         object.__setattr__(wide, "event", self.event)
         with pytest.MonkeyPatch.context() as inner:
-            for name in ("threshold_scale", "release_scale"):
-                inner.setattr(sparse_vector.SparseVectorQuery, name, property(lambda _, v=getattr(self, name): v))
+            scales = self.threshold_scale, self.release_scale
+            inner.setattr(sparse_vector.SparseVectorQuery, "threshold_scale", property(lambda _: scales[0]))
+            inner.setattr(sparse_vector.SparseVectorQuery, "release_scale", property(lambda _: scales[1]))
             found = real(wide, receipt, values, source)
         return replace(found, values=found.values.clamp(-self.bound, self.bound))
 
