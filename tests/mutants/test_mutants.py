@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mutants.catalogue import MUTANTS
 from mutants.running import CONTROL, run
 

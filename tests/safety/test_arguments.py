@@ -53,7 +53,8 @@ def calls(draw: st.DrawFn) -> list[str]:
             arguments += [draw(st.sampled_from(COMMANDS[command])), draw(values)]
     if draw(st.booleans()):
         arguments.append("--json")
-    return [command, *arguments]
+    few = ["--runs", "20", "--canaries", "20"] if command == "audit" else []
+    return [command, *few, *arguments]
 
 
 def run(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str, str]:
@@ -77,7 +78,6 @@ def test_many_arguments(
 @example(arguments=["account", *GOOD["account"], "--noise-multiplier", "1e-300"])
 @example(arguments=["account", *GOOD["account"], "--steps", "9" * 40])
 @example(arguments=["plan", *GOOD["plan"], "--epsilon", "1e-300"])
-@example(arguments=["plan", *GOOD["plan"], "--delta", "1e-300"])
 @example(arguments=["audit", *GOOD["audit"], "--clip", "1e-300"])
 @example(arguments=["audit", *GOOD["audit"], "--noise-multiplier", "1e30"])
 def test_any_arguments(
