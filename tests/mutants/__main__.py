@@ -49,7 +49,9 @@ def main() -> int:
             print(result.trouble)
     for test in control.failed:
         print(f"FAILED without any mutant: {test}")
-    if given.write:
+    if control.trouble:
+        print(control.trouble)
+    elif given.write:
         text = DOCUMENT.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN, 1)
         DOCUMENT.write_text(before + table(found, control) + rest.split(END, 1)[1], encoding="utf-8")

@@ -34,7 +34,7 @@ def run(names: Iterable[str], *, most: int = 3) -> dict[str, Result]:
 
     ``most`` failures are enough for a mutant; the control run goes to the end.
     """
-    command = [sys.executable, str(Path(__file__).with_name("launcher.py")), str(most), *names]
+    command = [sys.executable, "-m", "mutants.launcher", str(most), *names]
     paths = [str(ROOT / "src"), str(ROOT / "tests"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
