@@ -13,7 +13,7 @@ import torch
 from tacit.audit import Setting, input_run, many_runs, one_run
 from tacit.cli import main
 from tacit.ledger import Ledger
-from tacit.mechanisms import Flat, PerLayer, groups
+from tacit.mechanisms import Flat, PerLayer, lattice
 
 SMALL = Setting(records=20, lot_size=20, noise_multiplier=0.5)
 
@@ -24,7 +24,7 @@ def _one_thread() -> None:
 
 
 def quieter(factor: float) -> Any:
-    real = groups.add_gaussian_
+    real = lattice.add_gaussian_
     return lambda pairs, source: real([(total, std * factor) for total, std in pairs], source)
 
 
@@ -38,7 +38,7 @@ def test_many_runs_come_near_the_claim() -> None:
 
 
 def test_many_runs_see_that_the_noise_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "add_gaussian_", quieter(0.5))
+    monkeypatch.setattr(lattice, "add_gaussian_", quieter(0.5))
     found = many_runs(SMALL, runs=200, seed=6)
     assert found.violated
     assert "VIOLATED" in str(found)
@@ -47,7 +47,7 @@ def test_many_runs_see_that_the_noise_is_too_small(monkeypatch: pytest.MonkeyPat
 def test_one_run_sees_that_there_is_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting(records=1000, lot_size=1000, noise_multiplier=2.0)
     assert not one_run(setting, seed=7).violated
-    monkeypatch.setattr(groups, "add_gaussian_", quieter(1e-3))
+    monkeypatch.setattr(lattice, "add_gaussian_", quieter(1e-3))
     found = one_run(setting, seed=7)
     assert found.violated and found.epsilon > 4
 
@@ -56,7 +56,7 @@ def test_inputs_show_something_and_not_too_much(monkeypatch: pytest.MonkeyPatch)
     setting = Setting(records=400, lot_size=200, steps=8, noise_multiplier=1.0)
     found = input_run(setting, seed=8)
     assert 0 < found.epsilon < found.claim.epsilon
-    monkeypatch.setattr(groups, "add_gaussian_", quieter(1e-3))
+    monkeypatch.setattr(lattice, "add_gaussian_", quieter(1e-3))
     assert input_run(Setting(records=400, lot_size=400, steps=2, noise_multiplier=4.0), seed=8).violated
 
 
@@ -126,7 +126,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_is_loud_when_the_claim_is_false(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "add_gaussian_", quieter(0.1))
+    monkeypatch.setattr(lattice, "add_gaussian_", quieter(0.1))
     code, out, err = command(capsys, "--attack", "runs", "--runs", "100", "--seed", "1")
     assert code == 1
     assert "VIOLATED" in out and "FALSE" in err

@@ -27,13 +27,13 @@ Y = torch.arange(60) % 3
 def releases(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Every noisy sum, as it is released."""
     seen: list[Tensor] = []
-    real = groups.add_gaussian_
+    real = groups.add_noise_
 
-    def spy(pairs: Any, source: Any) -> None:
-        real(pairs, source)
-        seen.append(torch.cat([total.flatten().clone() for total, _ in pairs]))
+    def spy(sums: Any, source: Any) -> None:
+        real(sums, source)
+        seen.append(torch.cat([total.flatten().clone() for total, *_ in sums]))
 
-    monkeypatch.setattr(groups, "add_gaussian_", spy)
+    monkeypatch.setattr(groups, "add_noise_", spy)
     return seen
 
 

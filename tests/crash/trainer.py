@@ -63,13 +63,13 @@ class Hooks:
 
 def install(hooks: Hooks, folder: Path, run: Any) -> None:
     releases = os.open(folder / "releases.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    add, record, put, sync = groups.add_gaussian_, Ledger.record, journal._put, journal._sync
+    add, record, put, sync = groups.add_noise_, Ledger.record, journal._put, journal._sync
 
-    def spy(pairs: Any, source: Any) -> None:
+    def spy(sums: Any, source: Any) -> None:
         hooks.reach("recorded, not yet released")
-        before = [total.clone() for total, _ in pairs]
-        add(pairs, source)
-        noise = [float(v) for (total, _), old in zip(pairs, before) for v in (total - old).flatten()]
+        before = [total.clone() for total, *_ in sums]
+        add(sums, source)
+        noise = [float(v) for (total, *_), old in zip(sums, before) for v in (total - old).flatten()]
         os.write(releases, (json.dumps({"step": run.step, "noise": noise}) + "\n").encode())
         hooks.reach("released, not yet used")
 
@@ -91,7 +91,7 @@ def install(hooks: Hooks, folder: Path, run: Any) -> None:
         sync(fd)
         hooks.reach("in the journal, after the disk has it")
 
-    groups.add_gaussian_ = spy  # type: ignore[assignment]
+    groups.add_noise_ = spy  # type: ignore[assignment]
     Ledger.record = recorded  # type: ignore[method-assign]
     journal._put, journal._sync = written, synced
     flush = checkpoint._sync

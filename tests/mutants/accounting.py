@@ -56,11 +56,11 @@ def order_near_one(patch: Patch) -> None:
     "tests/mechanisms/test_allocation.py::test_composed_noise_multiplier_is_the_target",
 )
 def groups_charged_as_one(patch: Patch) -> None:
-    patch.setattr(
-        Step,
-        "noise_multiplier",
-        property(lambda self: 1 / max(query.clip_norm / query.noise_std for query in self.queries)),
-    )
+    def worst(queries: Any) -> float:
+        return 1 / max(query.clip_norm / query.noise_std for query in queries)
+
+    patch.setattr(Step, "noise_multiplier", property(lambda self: worst(self.queries)))
+    patch.setattr(composition, "_gaussian", lambda queries: composition.Gaussian(worst(queries)))
 
 
 @mutant(

@@ -11,7 +11,7 @@ import torch
 
 from mutants.registry import HISTORY, Patch, mutant
 from tacit.ledger import Ledger, Receipt, Step, journal
-from tacit.mechanisms import adaptive, groups, quantile, sums
+from tacit.mechanisms import adaptive, groups, lattice, quantile, sums
 from tacit.training import batch_norm, questions, run
 from tacit.training import sums as gradient_sums
 
@@ -20,7 +20,7 @@ from tacit.training import sums as gradient_sums
 def quantile_not_charged(patch: Patch) -> None:
     def update(self: Any, receipt: Any, source: Any) -> float:
         total = torch.tensor([self._tally], dtype=torch.float64)
-        quantile.add_gaussian_([(total, self._query.noise_std)], source)
+        lattice.add_gaussian_([(total, self._query.noise_std)], source)
         self._tally = 0.0
         self.value *= math.exp(-self._rate * (0.5 + total.item() / self._lot_size - self._quantile))
         return float(self.value)
@@ -65,7 +65,7 @@ def metrics_not_charged(patch: Patch) -> None:
     def release(self: Any, receipt: Any, source: Any, *, lot_size: float) -> Any:
         total = self._total._sum.clone()
         self._total._sum.zero_()
-        sums.add_gaussian_([(total, self._query.noise_std)], source)
+        lattice.add_gaussian_([(total, self._query.noise_std)], source)
         return total / lot_size
 
     patch.setattr(questions.Questionnaire, "at", at)

@@ -13,7 +13,7 @@ from mutants.registry import HISTORY, Patch, mutant
 from tacit.accounting import composition
 from tacit.features import pca
 from tacit.ledger import Step
-from tacit.training import checkpoint, private, run
+from tacit.training import checkpoint, private, run, team
 
 
 @mutant(
@@ -47,7 +47,7 @@ def closure_after_the_noise(patch: Patch) -> None:
     note=5,
 )
 def data_parallel_allowed(patch: Patch) -> None:
-    patch.setattr(private, "_check_one_process", lambda model: None)
+    patch.setattr(private, "assemble", lambda parallel, model: team.Alone())
 
 
 @mutant("checkpoints are unpickled", f"{HISTORY}::test_23_a_checkpoint_is_never_unpickled", note=23)

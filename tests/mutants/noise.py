@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mutants.registry import AUDIT, HISTORY, Patch, mutant
-from tacit.mechanisms import groups, noise, quantile, sums
+from tacit.mechanisms import discrete, groups, lattice, noise
 from tacit.randomness import SecureSource, SeededSource, Source
 from tacit.training import sums as gradient_sums
 
 
 @mutant("no noise is added to gradient sums", AUDIT, f"{HISTORY}::test_11_noise_of_the_sum_is_on_the_sum", note=11)
 def noise_skipped(patch: Patch) -> None:
-    patch.setattr(groups, "add_gaussian_", lambda pairs, source: None)
+    patch.setattr(lattice, "add_gaussian_", lambda pairs, source: None)
 
 
 @mutant(
@@ -30,8 +30,8 @@ def noise_for_the_mean_on_the_sum(patch: Patch) -> None:
 
     def release(self: Any, receipt: Any, clipping: Any, source: Any, *, lot_size: float) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            add = groups.add_gaussian_
-            inner.setattr(groups, "add_gaussian_", lambda pairs, s: add([(t, x / lot_size) for t, x in pairs], s))
+            add = lattice.add_gaussian_
+            inner.setattr(lattice, "add_gaussian_", lambda pairs, s: add([(t, x / lot_size) for t, x in pairs], s))
             real(self, receipt, clipping, source, lot_size=lot_size)
 
     patch.setattr(gradient_sums.GradientSums, "release", release)
@@ -66,7 +66,7 @@ def one_key_for_all_parameters(patch: Patch) -> None:
             SeededSource(int.from_bytes(key, "big")).normal_(fresh := torch.empty_like(total), std)
             total.add_(fresh)
 
-    patch.setattr(groups, "add_gaussian_", add)
+    patch.setattr(lattice, "add_gaussian_", add)
 
 
 @mutant(
@@ -83,8 +83,8 @@ def noise_replayed_after_resume(patch: Patch) -> None:
     note=16,
 )
 def noise_replayed_every_step(patch: Patch) -> None:
-    real = groups.add_gaussian_
-    patch.setattr(groups, "add_gaussian_", lambda pairs, source: real(pairs, SeededSource(1)))
+    real = lattice.add_gaussian_
+    patch.setattr(lattice, "add_gaussian_", lambda pairs, source: real(pairs, SeededSource(1)))
 
 
 @mutant(
@@ -118,5 +118,27 @@ def no_public_grid(patch: Patch) -> None:
         for total, std in pairs:
             total.add_(source.normal_(torch.empty_like(total), std))
 
-    for module in (groups, quantile, sums, noise):
+    for module in (lattice, noise):
         patch.setattr(module, "add_gaussian_", add)
+
+
+@mutant(
+    "rounding to the lattice of discrete noise is not charged",
+    "tests/mechanisms/test_lattice.py::test_rounded_sums_of_neighbours_are_no_further_apart_than_charged",
+    "tests/mechanisms/test_lattice.py::test_the_charge_is_needed",
+)
+def lattice_rounding_not_charged(patch: Patch) -> None:
+    for module in (lattice, groups):
+        patch.setattr(module, "charged", lambda sensitivity, step, dimension: sensitivity)
+
+
+@mutant(
+    "discrete noise is a rounded floating-point Gaussian",
+    "tests/mechanisms/test_discrete.py::test_counts_match_the_exact_probabilities",
+)
+def discrete_noise_from_floats(patch: Patch) -> None:
+    def draw(std: float, size: int, source: Source) -> Any:
+        return source.normal_(torch.empty(size, dtype=torch.float64), std).round().long().numpy()
+
+    for module in (discrete, lattice):
+        patch.setattr(module, "draw", draw)
