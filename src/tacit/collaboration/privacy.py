@@ -184,6 +184,15 @@ class PrivateTraining:
         self.run = run
         self._lots, self._loss = lots, loss
 
+    @property
+    def steps(self) -> int:
+        """Lots that were completed."""
+        return self.run.step
+
+    @steps.setter
+    def steps(self, done: int) -> None:
+        self.run.step = done
+
     def __call__(self) -> None:
         model, optimizer = self.run.model, self.run.optimizer
         model.train()
