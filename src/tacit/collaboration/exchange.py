@@ -74,9 +74,9 @@ class Lease:
             self._holder, self._expires = participant, now + self._duration
         return self._token
 
-    def check(self, token: int, *, now: float) -> None:
+    def check(self, participant: str, token: int, *, now: float) -> None:
         """Refuse to go on if the lease has expired or passed to somebody else since."""
-        if self._holder is None or token != self._token or now >= self._expires:
+        if self._holder != participant or token != self._token or now >= self._expires:
             raise LeaseHeld("the lease has expired or was given back; acquire it and download again.")
 
     def release(self, token: int) -> None:
@@ -117,7 +117,9 @@ class Rota:
                 self._since = now
             due = self._due()
             if due != participant and now - self._since >= self._patience:
-                self._absent |= {name for name in self._names if now - self._asked.get(name, -math.inf) > self._patience}
+                self._absent |= {
+                    name for name in self._names if now - self._asked.get(name, -math.inf) > self._patience
+                }
                 due, self._since = self._due(), now
             if due != participant:
                 raise LeaseHeld(f"it is the turn of {due!r}; try again later.")
@@ -125,9 +127,9 @@ class Rota:
         self._last, self._since = participant, None
         return token
 
-    def check(self, token: int, *, now: float) -> None:
+    def check(self, participant: str, token: int, *, now: float) -> None:
         """Refuse to go on if the turn has expired or passed on since."""
-        self._lease.check(token, now=now)
+        self._lease.check(participant, token, now=now)
 
     def release(self, token: int) -> None:
         """End one's turn; one that has passed on stays where it is."""

@@ -49,6 +49,23 @@ class Participant:
         self._before = np.empty_like(parameters.vector)
         self._begun = False
 
+    @property
+    def steps(self) -> int:
+        """Of local training so far, if it counts them."""
+        return int(getattr(self.training, "steps", 0))
+
+    def resume(self, *, sequence: int, steps: int, parameters: Vector) -> None:
+        """Go on where another process stopped."""
+        if parameters.shape != self.parameters.vector.shape:
+            raise ValueError(
+                f"the stored position has {parameters.size} parameters, the model {self.parameters.vector.size}; it "
+                "belongs to another model."
+            )
+        self.sequence = sequence
+        self.parameters.vector[:] = parameters
+        if steps:
+            setattr(self.training, "steps", steps)  # noqa: B010
+
     def begin(self, download: Download) -> None:
         """Overwrite local parameters with downloaded ones."""
         vector = self.parameters.vector

@@ -23,7 +23,7 @@ _LARGEST_UNIT = 1e100  # far from the end of float64, which a unit grown by 1/β
 
 
 class Reason(StrEnum):
-    """Why an upload was refused; for a transport that has a status code for each."""
+    """Why a message was refused; for a transport that has a status code for each."""
 
     UNKNOWN = "unknown participant"
     REVOKED = "revoked participant"
@@ -37,10 +37,14 @@ class Reason(StrEnum):
     NOT_FINITE = "value not finite"
     BOUND = "value beyond the bound"
     OVERFLOW = "sum not finite"
+    MALFORMED = "malformed message"
+    LEASE = "lease expired"
+    WAIT = "somebody else's turn"
+    UNAVAILABLE = "storage failed"
 
 
 class Refused(ValueError):
-    """An upload that was not applied. The server is as it was before."""
+    """A message that was not acted upon. The server is as it was before."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
