@@ -55,8 +55,7 @@ PRIVACY = {
 }
 
 
-@pytest.mark.parametrize("privacy", PRIVACY)
-@pytest.mark.parametrize("download", [1.0, 0.3])
+@pytest.mark.parametrize(("privacy", "download"), [("none", 0.3), ("sparse", 1.0), ("gaussian", 0.3), ("dp-sgd", 1.0)])
 def test_the_same_order_gives_the_same_bits_as_in_process(
     small: Problem, privacy: str, download: float, serve: Serve, link: Connect, tmp_path: Path
 ) -> None:
@@ -173,8 +172,8 @@ def test_long_messages_pass_and_longer_ones_do_not(serve: Serve, link: Connect, 
     assert half.indices is not None and half.values.size == size // 2
     credentials = Credentials.read(keys, "ann")
     own = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-    with grpc.secure_channel(place.address, own, options=[("grpc.max_send_message_length", -1)]) as channel:
-        with pytest.raises(grpc.RpcError) as refused:
-            channel.unary_unary("/tacit.Collaboration/Push")(bytes(8 * size + 100_000), timeout=20)
+    unlimited = [("grpc.max_send_message_length", -1)]
+    with grpc.secure_channel(place.address, own, options=unlimited) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary("/tacit.Collaboration/Push")(bytes(8 * size + 100_000), timeout=20)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert place.service.parameters()[0] == 1
