@@ -50,7 +50,9 @@ class _Pending:
     body: bytes
     digest: bytes
     answer: bytes | None = None
-    refusal: Refused | None = None
+    refusal: tuple[Reason, str] | None = (
+        None  # not the exception: it would keep the caller's frame, and its call, alive
+    )
 
     @property
     def done(self) -> bool:
@@ -148,7 +150,7 @@ class Service:
                     batch, self._queue = self._queue, []
                 self._take(batch)
         if upload.refusal is not None:
-            raise upload.refusal
+            raise Refused(*upload.refusal)
         assert upload.answer is not None
         return upload.answer
 
@@ -176,7 +178,7 @@ class Service:
                 try:
                     checked = self._checked(upload)
                 except Refused as refusal:
-                    upload.refusal = refusal
+                    upload.refusal = refusal.reason, str(refusal)
                 else:
                     if checked is not None:
                         accepted.append((upload, checked))
@@ -210,7 +212,7 @@ class Service:
             self._guarded(lambda: self._store.commit(entries))
         except Refused as refusal:
             for upload, _ in accepted:
-                upload.refusal = refusal
+                upload.refusal = refusal.reason, str(refusal)
             return
         for upload, checked in accepted:
             self._server.apply(checked)

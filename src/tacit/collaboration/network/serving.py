@@ -33,7 +33,7 @@ STATUS = {
 """All other refusals are of what was sent: INVALID_ARGUMENT."""
 
 _WORKERS = 16
-_STREAMS = 4  # requests of one connection at a time; the others wait with their sender
+_STREAMS = 32  # requests of one connection at a time; the others wait with their sender
 
 
 class GrpcServer:
