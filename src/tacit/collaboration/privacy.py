@@ -26,7 +26,7 @@ from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.participant import inside
-from tacit.collaboration.selection import AtRandom
+from tacit.collaboration.selection import Agreed, AtRandom
 from tacit.ledger import Adjacency, Everyone, Header, Ledger, Step
 from tacit.mechanisms import Flat, SparseVectorQuery, SumQuery
 from tacit.randomness import Source
@@ -89,14 +89,16 @@ class GaussianPrivacy:
 
 
 class GaussianUploads:
-    """The changes at random places, as one vector clipped to the query's norm, with Gaussian noise.
+    """The changes at random or agreed places, as one vector clipped to the query's norm, with Gaussian noise.
 
     Formal guarantee: the record is the participant's whole data set. The places are drawn without looking at the
     change, so each upload is one Gaussian sum over one record of norm at most ``clip_norm``; exchanging the data set
     for another moves it by at most twice that (replace-one, which the accountants know). Bounding is post-processing.
     """
 
-    def __init__(self, query: SumQuery, selection: AtRandom, *, bound: float, ledger: Ledger, source: Source) -> None:
+    def __init__(
+        self, query: SumQuery, selection: AtRandom | Agreed, *, bound: float, ledger: Ledger, source: Source
+    ) -> None:
         if ledger.header.unit != UNIT:
             raise ValueError(f"the ledger's unit is {ledger.header.unit}; these uploads protect a {UNIT} as a whole.")
         _check_source(ledger, source)

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed message"
     LEASE = "lease expired"
     WAIT = "somebody else's turn"
+    ROUND = "round is over"
     UNAVAILABLE = "storage failed"
 
 

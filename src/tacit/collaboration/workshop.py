@@ -18,7 +18,7 @@ from tacit.collaboration.privacy import (
     SparseVectorUploads,
     whole_data_set,
 )
-from tacit.collaboration.selection import AtRandom
+from tacit.collaboration.selection import Agreed, AtRandom
 from tacit.collaboration.settings import Settings
 from tacit.ledger import Header, Ledger
 from tacit.mechanisms import SparseVectorQuery, SumQuery
@@ -29,11 +29,13 @@ class Workshop:
     """Makes participants with ``records`` records and ``parameters`` parameters each; the noise is solved for once.
 
     ``noise`` is the noise multiplier that the budget asks for, 0 where there is none to solve for; ``query`` is that of
-    sparse vector uploads, if they are.
+    sparse vector uploads, if they are. With ``places`` all upload those, and nothing is selected.
     """
 
-    def __init__(self, settings: Settings, *, records: int, parameters: int) -> None:
-        self._settings, privacy = settings, settings.privacy
+    def __init__(self, settings: Settings, *, records: int, parameters: int, places: Agreed | None = None) -> None:
+        self._settings, self._places, privacy = settings, places, settings.privacy
+        if places is not None and isinstance(privacy, SparseVectorPrivacy):
+            raise ValueError("sparse-vector finds its own places; for agreed ones choose gaussian or dp-sgd.")
         self.noise = 0.0
         self.query: SparseVectorQuery | None = None
         if isinstance(privacy, LocalDpSgd):
@@ -84,12 +86,12 @@ class Workshop:
             norm = settings.privacy.clip_norm
             return GaussianUploads(
                 SumQuery(group="upload", clip_norm=norm, noise_std=self.noise * norm),
-                AtRandom(fraction=settings.upload),
+                self._places or AtRandom(fraction=settings.upload),
                 bound=settings.limit,
                 ledger=ledger(whole_data_set(secure=source.secure)),
                 source=source,
             )
-        return SelectedUploads(settings.rule(), bound=settings.limit, source=source)
+        return SelectedUploads(self._places or settings.rule(), bound=settings.limit, source=source)
 
 
 class _Watched:

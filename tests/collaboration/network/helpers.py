@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tacit.collaboration import Rules
 from tacit.collaboration.network import Agreement, GrpcServer, Service, Store
+from tacit.collaboration.network.store import rules_for
 
 PEOPLE = ("ann", "bob", "carl")
 SIZE = 40
@@ -36,9 +36,7 @@ def agreement(**changes: Any) -> Agreement:
 
 def begin(folder: Path, agreed: Agreement, people: Sequence[str] = PEOPLE, initial: np.ndarray | None = None) -> Store:
     start = np.zeros(agreed.size, dtype=np.float32) if initial is None else initial
-    scale = len(people) if agreed.pool else 1
-    rules = Rules(bound=agreed.bound * scale, upload=min(agreed.most / agreed.size, 1.0), decay_every=len(people))
-    store = Store.create(folder, agreed, start, rules)
+    store = Store.create(folder, agreed, start, rules_for(agreed, participants=len(people)))
     for name in people:
         store.admit(name)
     return store

@@ -19,9 +19,10 @@ from tacit.collaboration.messages import Download, Positions, Vector, portion
 from tacit.collaboration.server import Reason, Refused
 
 FORMAT = 1
-OVERHEAD = 256
-"""Bytes that any message may have beyond its arrays."""
+OVERHEAD = 8192
+"""Bytes that any message may have beyond its arrays; a certificate or a statement fits."""
 LONGEST_STATEMENT = 2000
+ROUND_BYTES = 16
 
 _ARRAYS = struct.Struct("<4sBBHQI")  # magic, format, whole, nothing, number, count
 _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
@@ -183,6 +184,13 @@ def split_token(data: bytes) -> tuple[int, bytes]:
     if len(data) < _TOKEN.size:
         raise _malformed(f"it has {len(data)} bytes; a lease alone has {_TOKEN.size}.")
     return _TOKEN.unpack_from(data)[0], data[_TOKEN.size :]
+
+
+def split_round(data: bytes) -> tuple[bytes, bytes]:
+    """The round that a message is about, and the rest of it."""
+    if len(data) < ROUND_BYTES:
+        raise _malformed(f"it has {len(data)} bytes; the name of a round alone has {ROUND_BYTES}.")
+    return data[:ROUND_BYTES], data[ROUND_BYTES:]
 
 
 def pack_fraction(fraction: float) -> bytes:

@@ -12,19 +12,25 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol, Rota
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network import codec
+from tacit.collaboration.network.masking import Card
+from tacit.collaboration.network.pool import HELD, Pool
+from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.store import Entry, Store
 from tacit.collaboration.server import Checked, ParameterServer, Reason, Refused
 
 log = logging.getLogger("tacit")
 
 APPLIED, ALREADY = b"\x00", b"\x01"
+_T = TypeVar("_T")
 _SNAPSHOT_BYTES = 64 << 20
 
 
@@ -92,6 +98,18 @@ class Service:
             self._turns = Lease(lease, first=first)
         elif self.agreement.protocol is Protocol.ROUND_ROBIN:
             self._turns = Rota(list(self._people), lease, patience=patience, first=first)
+        self._contributed: Counter[str] = Counter()  # to pooled sums, since the start
+        self._pool: Pool | None = None
+        if self.agreement.pool:
+            self._pool = Pool(
+                least=self.agreement.pool,
+                size=self.agreement.size,
+                count=self.agreement.most,
+                bound=self.agreement.bound,
+                patience=patience,
+                duration=lease,
+                everybody=lambda: [name for name, revoked in self._people.items() if not revoked],
+            )
 
     # -- what is asked -----------------------------------------------------------------------------------------------
 
@@ -162,6 +180,57 @@ class Service:
             self._guarded(lambda: self._store.state(name, statement))
         return APPLIED
 
+    # -- masked uploads ----------------------------------------------------------------------------------------------
+
+    def round(self, name: str) -> bytes:
+        """The round in which one can enrol."""
+        return self._pooled(name, lambda pool: pool.current(self._clock()))
+
+    def enrol(self, name: str, request: bytes) -> bytes:
+        """Take part in a round with a key; whether somebody vouches for it is for the others to check."""
+        round_id, rest = codec.split_round(request)
+        card = Card.unpack(rest)
+        self._pooled(name, lambda pool: pool.enrol(name, round_id, card, self._clock()))
+        return APPLIED
+
+    def roster(self, name: str, request: bytes) -> bytes:
+        """Who is in a round."""
+        return self._pooled(name, lambda pool: pool.roster(name, codec.split_round(request)[0], self._clock()))
+
+    def outcome(self, name: str, request: bytes) -> bytes:
+        """Whether the sum of a round was applied."""
+        return self._pooled(name, lambda pool: pool.outcome(codec.split_round(request)[0], self._clock()))
+
+    def masked(self, name: str, request: bytes) -> bytes:
+        """Keep a masked upload in memory; when it is the last of its round, commit and apply the sum."""
+        round_id, data = codec.split_round(request)
+
+        def send(pool: Pool) -> bytes:
+            found = pool.send(name, round_id, data, self._clock())
+            self.traffic.up += len(data)
+            self.traffic.last[name] = time.time()
+            if found is None:
+                return HELD
+            sequence = self._server.next_sequence(POOL)
+            checked = self._server.check(POOL, sequence, found.indices, found.values)
+            body = codec.pack_upload(sequence, found.indices, found.values, size=self.agreement.size)
+            entry = Entry(participant=POOL, sequence=sequence, digest=hashlib.sha256(body).digest(), body=body)
+            self._guarded(lambda: self._store.commit([entry]))
+            self._server.apply(checked)
+            pool.applied(round_id)
+            self._contributed.update(found.participants)
+            self._count(len(body))
+            return APPLIED
+
+        return self._pooled(name, send)
+
+    def _pooled(self, name: str, ask: Callable[[Pool], _T]) -> _T:
+        with self._lock:
+            self._check_person(name)
+            if self._pool is None:
+                raise Refused(Reason.SHAPE, "this server takes no masked uploads.")
+            return ask(self._pool)
+
     # -- uploads -----------------------------------------------------------------------------------------------------
 
     def _take(self, batch: list[_Pending]) -> None:
@@ -220,9 +289,12 @@ class Service:
                 self._turns.release(upload.token)
             self.traffic.up += len(upload.body)
             self.traffic.last[upload.participant] = time.time()
-            self._since_snapshot += 1
-            self._bytes_since += len(upload.body)
             upload.answer = APPLIED
+            self._count(len(upload.body))
+
+    def _count(self, size: int) -> None:
+        self._since_snapshot += 1
+        self._bytes_since += size
         if self._since_snapshot >= self._every or self._bytes_since >= _SNAPSHOT_BYTES:
             with suppress(Refused):  # logged; the uploads themselves are safe
                 self._guarded(lambda: self._store.snapshot(self._server))
@@ -247,6 +319,8 @@ class Service:
             return
         self._changes, self._people = changes, self._store.people()
         if self.agreement.pool:
+            if POOL not in self._server.participants:
+                self._server.admit(POOL)
             return
         for name, revoked in self._people.items():
             if name not in self._server.participants:
@@ -294,7 +368,7 @@ class Service:
             return [
                 {
                     "name": name,
-                    "uploads": taken.get(name, 0),
+                    "uploads": self._contributed[name] if self.agreement.pool else taken.get(name, 0),
                     "revoked": revoked,
                     "statement": statements.get(name, ""),
                     "last": self.traffic.last.get(name),

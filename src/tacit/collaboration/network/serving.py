@@ -27,6 +27,7 @@ STATUS = {
     Reason.RANGE: grpc.StatusCode.OUT_OF_RANGE,
     Reason.OVERFLOW: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.LEASE: grpc.StatusCode.ABORTED,
+    Reason.ROUND: grpc.StatusCode.ABORTED,
     Reason.WAIT: grpc.StatusCode.UNAVAILABLE,
     Reason.UNAVAILABLE: grpc.StatusCode.INTERNAL,
 }
@@ -47,7 +48,7 @@ class GrpcServer:
         if credentials is None and not is_loopback(listen):
             raise ValueError(f"listen is {listen!r}; without certificates only a loopback address is served.")
         self._service, self._secure = service, credentials is not None
-        longest = 8 * service.agreement.most + OVERHEAD + 4096
+        longest = 8 * service.agreement.most + OVERHEAD
         options = [
             ("grpc.max_receive_message_length", longest),
             ("grpc.max_send_message_length", -1),
@@ -115,6 +116,11 @@ def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
         "Pull": service.pull,
         "Push": service.push,
         "Report": service.report,
+        "Round": lambda name, _: service.round(name),
+        "Enrol": service.enrol,
+        "Roster": service.roster,
+        "Masked": service.masked,
+        "Outcome": service.outcome,
     }
     return found
 

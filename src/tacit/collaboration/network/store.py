@@ -22,6 +22,7 @@ import numpy as np
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.codec import Agreement, unpack_upload
 from tacit.collaboration.network.database import Sole, connect, transaction
+from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
 FORMAT = 1
@@ -39,6 +40,13 @@ CREATE TABLE snapshot (
     facts TEXT NOT NULL
 ) STRICT;
 """
+
+
+def rules_for(agreement: Agreement, *, participants: int) -> Rules:
+    """What the parameter server checks: single uploads, or sums of as many as can be in a round."""
+    bound = agreement.bound * (MOST if agreement.pool else 1)
+    upload = min(agreement.most / agreement.size, 1.0)
+    return Rules(bound=bound, upload=upload, decay_every=1 if agreement.pool else max(participants, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
