@@ -47,6 +47,11 @@ class SparseVectorPrivacy:
 
     epsilon_per_epoch: float
 
+    @property
+    def charged(self) -> float:
+        """What one upload costs."""
+        return self.epsilon_per_epoch * _CHARGED
+
     @classmethod
     def whole(cls, epsilon: float, *, epochs: int) -> SparseVectorPrivacy:
         """What may be spent in each of ``epochs`` epochs if all of it may cost ``epsilon``."""

@@ -67,6 +67,10 @@ class Link:
         """Wait for one's turn."""
         return codec.split_token(self.call("Turn", b""))[0]
 
+    def give_back(self, token: int) -> None:
+        """Let the next one have its turn."""
+        self.call("GiveBack", codec.pack_token(token))
+
     def pull(self, fraction: float, *, size: int) -> Download:
         return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)
 

@@ -17,6 +17,7 @@ from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.outbox import Outbox, Position
 from tacit.collaboration.participant import Participant
+from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")
 
@@ -73,6 +74,7 @@ class Membership:
         self, participant: Participant, shards: Sequence[Shard], folder: Path, *, download: float = 1.0
     ) -> None:
         self.participant, self._shards, self._download = participant, list(shards), download
+        self.lost = 0
         self.outbox = Outbox(folder, participant=participant.name, collaboration=identity(shards))
         position = self.outbox.position()
         if position is not None:
@@ -106,13 +108,22 @@ class Membership:
         """Uploads so far, those included that are still in the outbox."""
         return self.participant.sequence
 
+    def start_from_server(self) -> None:
+        """Make the latest global parameters one's own."""
+        self.participant.parameters.vector[:] = self._pull(1.0).values
+
     def exchange(self) -> Upload:
         """One epoch: what was left unsent, download, training, upload. All of the upload is acknowledged at the end."""
         self.deliver()
         tokens = [shard.link.turn() for shard in self._shards]
-        self.participant.begin(self._pull())
-        self.participant.train()
-        upload = self.participant.finish()
+        self.participant.begin(self._pull(self._download))
+        try:
+            self.participant.train()
+            upload = self.participant.finish()
+        except BudgetExceeded:
+            for shard, token in zip(self._shards, tokens, strict=True):
+                shard.link.give_back(token)
+            raise
         self.keep(self._bodies(upload))
         self.deliver(tokens)
         return upload
@@ -137,8 +148,8 @@ class Membership:
         for shard in self._shards:
             shard.link.report(statement)
 
-    def _pull(self) -> Download:
-        parts = [(s.agreement.start, s.link.pull(self._download, size=s.agreement.size)) for s in self._shards]
+    def _pull(self, fraction: float) -> Download:
+        parts = [(s.agreement.start, s.link.pull(fraction, size=s.agreement.size)) for s in self._shards]
         values = np.concatenate([part.values for _, part in parts])
         if all(part.indices is None for _, part in parts):
             return Download(indices=None, values=values)

@@ -40,12 +40,11 @@ class MaskedMembership(Membership):
         super().__init__(participant, [shard], folder, download=download)
         self._link, self._agreement = shard.link, shard.agreement
         self._credentials, self._agreed = credentials, agreed
-        self.lost = 0
 
     def exchange(self) -> Upload:
         """One epoch and one round. When this returns the sum was applied, or the round was abandoned."""
         self.deliver()
-        self.participant.begin(self._pull())
+        self.participant.begin(self._pull(self._download))
         self.participant.train()
         round_id, mask, roster = self._enrolled()
         terms = self._agreement

@@ -131,6 +131,17 @@ class Service:
             except LeaseHeld as held:
                 raise Refused(Reason.WAIT, str(held)) from None
 
+    def give_back(self, name: str, request: bytes) -> bytes:
+        """End one's turn without an upload; one that has passed on stays where it is."""
+        token, _ = codec.split_token(request)
+        with self._lock:
+            self._check_person(name)
+            if self._turns is not None:
+                with suppress(LeaseHeld):
+                    self._turns.check(name, token, now=self._clock())
+                    self._turns.release(token)
+        return APPLIED
+
     def pull(self, name: str, request: bytes) -> bytes:
         """A download."""
         fraction = codec.unpack_fraction(request)

@@ -113,6 +113,7 @@ def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
     found: dict[str, Callable[[str, bytes], bytes]] = {
         "Agree": lambda name, _: service.agree(name),
         "Turn": lambda name, _: service.turn(name),
+        "GiveBack": service.give_back,
         "Pull": service.pull,
         "Push": service.push,
         "Report": service.report,
