@@ -50,7 +50,7 @@ class Sole:
     def __init__(self, folder: Path) -> None:
         import fcntl
 
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # a participant keeps its local parameters here
         self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

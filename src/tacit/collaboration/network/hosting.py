@@ -49,7 +49,11 @@ def open_state(folder: Path, terms: Terms, people: Sequence[str], public: tuple[
         check_name(name)
     if (folder / "server.sqlite").exists():
         store = Store(folder)
-        _check_same(store.agreement, terms)
+        try:
+            _check_same(store.agreement, terms)
+        except ValueError:
+            store.close()
+            raise
     else:
         if terms.model is None:
             raise ValueError(f"{folder} has no server's state yet; say --model mlp or cnn to begin one.")

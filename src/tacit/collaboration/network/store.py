@@ -70,6 +70,7 @@ class Store:
         self._db = connect(path)
         facts = dict(self._db.execute("SELECT name, value FROM facts").fetchall())
         if facts.get("format") != str(FORMAT):
+            self.close()
             raise ValueError(f"{path} has format {facts.get('format')}; this version of tacit reads format {FORMAT}.")
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
