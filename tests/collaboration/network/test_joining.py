@@ -28,11 +28,12 @@ from tacit.collaboration import (
     Settings,
     SparseVectorPrivacy,
 )
-from tacit.collaboration.network import Credentials, Link, Membership, Service, find_shards
+from tacit.collaboration.network import Credentials, Link, Membership, Service, codec, find_shards
 from tacit.collaboration.network.hosting import Judge, Terms, open_state
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
 from tacit.collaboration.network.membership import identity
 from tacit.collaboration.network.records import public_records, training_records
+from tacit.collaboration.network.service import ALREADY, APPLIED
 from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
 from tacit.randomness import SecureSource
@@ -202,7 +203,12 @@ def test_a_turn_is_given_back(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="'ann' has the lease"):
         service.turn("bob")
     service.give_back("ann", token)
-    service.turn("bob")
+    bob = service.turn("bob")
+    body = codec.pack_upload(0, np.arange(2), np.zeros(2, dtype=np.float32), size=SIZE)
+    assert service.push("bob", bob + body) == APPLIED  # which ends his turn
+    bob = service.turn("bob")
+    assert service.push("bob", bob + body) == ALREADY  # and so does sending it again
+    service.turn("ann")
     service.close()
 
 

@@ -136,11 +136,14 @@ class Service:
         token, _ = codec.split_token(request)
         with self._lock:
             self._check_person(name)
-            if self._turns is not None:
-                with suppress(LeaseHeld):
-                    self._turns.check(name, token, now=self._clock())
-                    self._turns.release(token)
+            self._end_turn(name, token)
         return APPLIED
+
+    def _end_turn(self, name: str, token: int) -> None:
+        if self._turns is not None:
+            with suppress(LeaseHeld):
+                self._turns.check(name, token, now=self._clock())
+                self._turns.release(token)
 
     def pull(self, name: str, request: bytes) -> bytes:
         """A download."""
@@ -272,6 +275,7 @@ class Service:
         self._check_individual()
         if upload.sequence < self._due(name) and self._store.digest(name, upload.sequence) == upload.digest:
             upload.answer = ALREADY
+            self._end_turn(name, upload.token)
             return None
         checked = self._server.check(name, upload.sequence, upload.indices, upload.values)
         if self._turns is not None:
@@ -296,8 +300,7 @@ class Service:
             return
         for upload, checked in accepted:
             self._server.apply(checked)
-            if self._turns is not None:
-                self._turns.release(upload.token)
+            self._end_turn(upload.participant, upload.token)
             self.traffic.up += len(upload.body)
             self.traffic.last[upload.participant] = time.time()
             upload.answer = APPLIED
