@@ -1,19 +1,19 @@
 """A participant for the fault test: uploads random multiples of 1/1024, charged first, and logs every draw.
 
-Arguments: address, folder of the keys, name, own folder. It goes on until the file ``stop`` appears beside its folder.
+It goes on until the file ``stop`` appears beside its folder.
 Sums of such numbers are exact in float32, so that they do not depend on the order.
 """
 
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
+from collaboration.network.faulty_server import speak_to
 from tacit.collaboration import FlatParameters, Participant
 from tacit.collaboration.network import Credentials, Link, Membership, codec, find_shards
 from tacit.collaboration.privacy import whole_data_set
@@ -23,8 +23,8 @@ STEP = Step(Everyone(unit="participant"), (LaplaceSum(group="upload", clip_norm=
 """What each draw is charged with; the numbers in it do not matter here."""
 
 
-def main() -> None:
-    address, keys, name, folder = sys.argv[1], Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+def run(address: str, keys: Path, name: str, folder: Path, log: Path) -> None:
+    speak_to(log)
     attempts = folder / "attempts"
     attempts.mkdir(parents=True, exist_ok=True)
     ledger = Ledger.open(folder / "ledger.jsonl", whole_data_set(secure=True))
@@ -48,7 +48,3 @@ def main() -> None:
         membership.exchange()
     membership.deliver()
     membership.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,9 @@
-"""A server for the fault test: kills itself between commit and acknowledgement whenever the file ``die`` exists.
-
-Arguments: the folder of its state, the folder of the keys, the port.
-"""
+"""A server for the fault test: kills itself between commit and acknowledgement whenever the file ``die`` exists."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +22,9 @@ class MortalStore(Store):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    state, keys, port = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def run(state: Path, keys: Path, port: int, log: Path) -> None:
+    """Until killed."""
+    speak_to(log)
     store = MortalStore(state)
     store.folder = state
     service = Service(store, lease=5.0, patience=2.0, snapshot_every=7)
@@ -35,5 +32,8 @@ def main() -> None:
     threading.Event().wait()
 
 
-if __name__ == "__main__":
-    main()
+def speak_to(log: Path) -> None:
+    """What is printed, tracebacks above all, goes to a file."""
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)

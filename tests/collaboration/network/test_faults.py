@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import multiprocessing
 import random
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from collaboration.network.faulty_participant import run as take_part
+from collaboration.network.faulty_server import run as serve
 from collaboration.network.helpers import PEOPLE, SIZE, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused
 from tacit.collaboration.network import Membership, Service, Store, codec, make_keys
@@ -25,8 +26,6 @@ from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.network.service import ALREADY, APPLIED
 from tacit.collaboration.network.store import Entry
 from tacit.ledger import Ledger
-
-HERE = Path(__file__).parent
 
 
 class Crash(BaseException):
@@ -223,6 +222,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def processes() -> ForkServerContext:
+    """Processes that need not import anything first, so that they can be killed and started often."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tacit.collaboration.network"])
+    return context
+
+
 class Cast:
     """The server and the participants, each a process that can be killed and started again."""
 
@@ -230,29 +236,22 @@ class Cast:
         self.folder, self.people, self.port = folder, list(people), free_port()
         make_keys(folder / "keys", servers=["127.0.0.1"], participants=people)
         begin(folder / "server", agreement(protocol=protocol), people=people).close()
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, ForkServerProcess] = {}
+        self._context = processes()
 
     def start(self, who: str) -> None:
+        keys, log = self.folder / "keys", self.folder / f"{who}.log"
         if who == "server":
-            arguments = ["faulty_server.py", self.folder / "server", self.folder / "keys", self.port]
+            process = self._context.Process(target=serve, args=(self.folder / "server", keys, self.port, log))
         else:
-            arguments = [
-                "faulty_participant.py",
-                f"127.0.0.1:{self.port}",
-                self.folder / "keys",
-                who,
-                self.folder / who,
-            ]
-        log = (self.folder / f"{who}.log").open("ab")
-        command = [sys.executable, str(HERE / arguments[0]), *map(str, arguments[1:])]
-        self.running[who] = subprocess.Popen(
-            command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        log.close()
+            address = f"127.0.0.1:{self.port}"
+            process = self._context.Process(target=take_part, args=(address, keys, who, self.folder / who, log))
+        process.start()
+        self.running[who] = process
 
     def kill(self, who: str) -> None:
-        self.running[who].send_signal(signal.SIGKILL)
-        self.running[who].wait()
+        self.running[who].kill()
+        self.running[who].join()
 
     def committed(self) -> int:
         import sqlite3
@@ -264,7 +263,7 @@ class Cast:
         """Until so many more uploads were committed."""
         target, deadline = self.committed() + more, time.monotonic() + timeout
         while self.committed() < target:
-            fallen = [who for who in self.people if self.running[who].poll() is not None]
+            fallen = [who for who in self.people if not self.running[who].is_alive()]
             if fallen or time.monotonic() > deadline:
                 logs = {path.name: path.read_text()[-800:] for path in self.folder.glob("*.log")}
                 raise TimeoutError(f"too little was committed in {timeout} s, {fallen} fell: {logs}")
@@ -279,7 +278,7 @@ def playing(cast: Cast) -> Iterator[Cast]:
         yield cast
     finally:
         for who, process in cast.running.items():
-            if process.poll() is None:
+            if process.is_alive():
                 cast.kill(who)
 
 
@@ -300,7 +299,8 @@ def play(folder: Path, *, people: int, server_kills: int, participant_kills: int
                 continue
             if number % 2 == 0:
                 (folder / "server" / "die").touch()  # between commit and acknowledgement
-                cast.running["server"].wait(timeout=60)
+                cast.running["server"].join(timeout=60)
+                assert cast.running["server"].exitcode == -signal.SIGKILL
                 deliberate += 1
             else:
                 time.sleep(dice.random() * 0.3)
@@ -309,7 +309,8 @@ def play(folder: Path, *, people: int, server_kills: int, participant_kills: int
             cast.wait_for(dice.randrange(1, people + 3))
         (folder / "stop").touch()
         for name in names:
-            assert cast.running[name].wait(timeout=120) == 0, (folder / f"{name}.log").read_text()[-2000:]
+            cast.running[name].join(timeout=120)
+            assert cast.running[name].exitcode == 0, (folder / f"{name}.log").read_text()[-2000:]
         cast.kill("server")
         assert len(list((folder / "server").glob("died-*"))) == deliberate > 0
 
@@ -339,7 +340,7 @@ def check(folder: Path, names: Sequence[str]) -> None:
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
-    play(tmp_path, people=1, server_kills=1, participant_kills=0, protocol="asynchronous", seed=1)
+    play(tmp_path, people=2, server_kills=3, participant_kills=2, protocol="asynchronous", seed=1)
 
 
 @pytest.mark.slow
