@@ -7,9 +7,11 @@ import multiprocessing
 import random
 import signal
 import socket
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -93,6 +95,42 @@ def test_a_server_that_dies_at_a_commit_applies_each_upload_once(every: int, tmp
     again = Service(Store(tmp_path), snapshot_every=every)
     assert again.parameters()[1].tobytes() == parameters.tobytes()
     assert again._server.stat.tobytes() == stat.tobytes()
+    again.close()
+
+
+@pytest.mark.parametrize("every", [1, 3, 7])
+def test_uploads_that_share_a_commit_survive_a_snapshot_in_between(every: int, tmp_path: Path) -> None:
+    """Many at a time, so that some are committed and not yet applied when a snapshot is due."""
+    people = [f"p{number}" for number in range(12)]
+    service = Service(begin(tmp_path, agreement(), people=people), snapshot_every=every)
+    rng = np.random.default_rng(every)
+    sent = {name: [bodies(rng, sequence) for sequence in range(8)] for name in people}
+    together: list[int] = []
+    commit = service._store.commit
+
+    def slow(entries: Sequence[Entry]) -> None:
+        together.append(len(entries))
+        commit(entries)
+        time.sleep(0.002)  # meanwhile others queue up
+
+    service._store.commit = slow  # type: ignore[method-assign]
+
+    def push(name: str) -> None:
+        for body in sent[name]:
+            assert service.push(name, codec.pack_token(0) + body) == APPLIED
+
+    threads = [threading.Thread(target=push, args=(name,)) for name in people]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(together) == 96 and max(together) > 1
+    expected = total([body for found in sent.values() for body in found])
+    assert np.array_equal(service.parameters()[1].astype(np.float64), expected)
+    service._store.close()  # as if killed: no snapshot at the end
+    again = Service(Store(tmp_path))
+    assert again.parameters()[0] == 96
+    assert np.array_equal(again.parameters()[1].astype(np.float64), expected)
     again.close()
 
 
@@ -189,8 +227,6 @@ def test_state_that_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_stops_the_server(tmp_path: Path) -> None:
-    import sqlite3
-
     store = begin(tmp_path, agreement())
     service = Service(store)
 
@@ -254,9 +290,7 @@ class Cast:
         self.running[who].join()
 
     def committed(self) -> int:
-        import sqlite3
-
-        with sqlite3.connect(f"file:{self.folder / 'server' / 'server.sqlite'}?mode=ro", uri=True) as db:
+        with closing(sqlite3.connect(f"file:{self.folder / 'server' / 'server.sqlite'}?mode=ro", uri=True)) as db:
             return int(db.execute("SELECT count(*) FROM uploads").fetchone()[0])
 
     def wait_for(self, more: int, timeout: float = 120.0) -> None:

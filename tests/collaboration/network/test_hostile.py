@@ -7,6 +7,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def push(token: int, data: bytes) -> bytes:
 def state(folder: Path, service: Service) -> tuple[Any, ...]:
     """Everything that is to stay as it is: in memory and on the disk."""
     arrays, facts = service._server.snapshot()
-    with sqlite3.connect(f"file:{folder / 'server.sqlite'}?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{folder / 'server.sqlite'}?mode=ro", uri=True)) as db:
         rows = [
             hashlib.sha256(repr(db.execute(f"SELECT * FROM {table}").fetchall()).encode()).hexdigest()
             for table in ("facts", "participants", "uploads", "snapshot")

@@ -233,7 +233,7 @@ class Service:
             self._server.apply(checked)
             pool.applied(round_id)
             self._contributed.update(found.participants)
-            self._count(len(body))
+            self._count(1, len(body))
             return APPLIED
 
         return self._pooled(name, send)
@@ -304,10 +304,10 @@ class Service:
             self.traffic.up += len(upload.body)
             self.traffic.last[upload.participant] = time.time()
             upload.answer = APPLIED
-            self._count(len(upload.body))
+        self._count(len(accepted), sum(len(upload.body) for upload, _ in accepted))
 
-    def _count(self, size: int) -> None:
-        self._since_snapshot += 1
+    def _count(self, uploads: int, size: int) -> None:
+        self._since_snapshot += uploads
         self._bytes_since += size
         if self._since_snapshot >= self._every or self._bytes_since >= _SNAPSHOT_BYTES:
             with suppress(Refused):  # logged; the uploads themselves are safe

@@ -92,7 +92,7 @@ class Store:
             values = {"format": str(FORMAT), "agreement": agreement.to_json(), "rules": json.dumps(asdict(rules))}
             with transaction(db):
                 db.executemany("INSERT INTO facts VALUES (?, ?)", values.items())
-                _write_snapshot(db, 0, ParameterServer(initial, rules))
+                _write_snapshot(db, ParameterServer(initial, rules))
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             db.close()
             fresh.rename(path)
@@ -149,10 +149,9 @@ class Store:
         return None if row is None else bytes(row[0])
 
     def snapshot(self, server: ParameterServer) -> None:
-        """Keep the state after all uploads that were committed, and forget what was in them."""
+        """Keep the state, and forget what was in the uploads that led to it; those committed since stay."""
         with transaction(self._db):
-            last = self._db.execute("SELECT coalesce(max(number), 0) FROM uploads").fetchone()[0]
-            _write_snapshot(self._db, last, server)
+            last = _write_snapshot(self._db, server)
             self._db.execute("UPDATE uploads SET body = NULL WHERE body IS NOT NULL AND number <= ?", (last,))
 
     def server(self) -> ParameterServer:
@@ -186,10 +185,13 @@ class Store:
                 self._sole.release()
 
 
-def _write_snapshot(db: sqlite3.Connection, number: int, server: ParameterServer) -> None:
+def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
+    """The number of the last upload in it: they are numbered from 1, and each was pushed once."""
     arrays, facts = server.snapshot()
+    number = int(facts["pushes"])
     parameters, stat = arrays["parameters"].astype("<f4").tobytes(), arrays["stat"].astype("<f8").tobytes()
     db.execute(
         "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?, ?)",
         (number, parameters, stat, json.dumps(facts, allow_nan=False)),
     )
+    return number
