@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,3 +179,20 @@ def test_long_messages_pass_and_longer_ones_do_not(serve: Serve, link: Connect, 
         channel.unary_unary("/tacit.Collaboration/Push")(bytes(8 * size + 100_000), timeout=20)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert place.service.parameters()[0] == 1
+
+
+def test_without_grpc_there_is_a_sentence() -> None:
+    script = """
+import sys
+sys.modules["grpc"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "grpc" else found(name, *rest)
+from tacit.cli import main
+main(["collaborate", "keys"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "tacit: a collaboration over a network needs grpcio; install it with: pip install 'tacit[collab]'"
+    )

@@ -3,6 +3,11 @@
 Needs the extra ``collab`` (grpcio). The parts of `tacit.collaboration` do the work; here they are carried.
 """
 
+import importlib.util
+
+if importlib.util.find_spec("grpc") is None:
+    raise ValueError("a collaboration over a network needs grpcio; install it with: pip install 'tacit[collab]'")
+
 from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.keys import Credentials, make_keys
 from tacit.collaboration.network.link import Link, Unreachable
