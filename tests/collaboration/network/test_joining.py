@@ -260,6 +260,10 @@ def test_the_commands(records: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "keys" / "north.key").stat().st_mode & 0o777 == 0o600
     _, facts, _ = command(capsys, "keys", "--out", folder, "--participant", "north", "--participant", "south", "--json")
     assert [Path(path).name for path in facts["written"]] == ["south.pem", "south.key"]
+    code, _, error = command(capsys, "keys", "--out", folder, "--server", "example.org")
+    assert code == 2 and "is for 'localhost', not 'example.org'" in error
+    for name in ("(pool)", "a/b", "ca", "server2", ""):
+        assert command(capsys, "keys", "--out", folder, "--participant", name)[0] == 2
     arguments = ["--state", state, "--model", "mlp", "--keys", folder, "--listen", "127.0.0.1:0", "--admit", "north"]
     arguments += ["--validate", str(records), "--bound", "1", "--status-port", "0", "--patience", "0.5", "--json"]
     server = subprocess.Popen(

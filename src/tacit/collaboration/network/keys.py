@@ -115,6 +115,9 @@ def _leaf(
     hosts: Sequence[str] = (),
 ) -> None:
     if (folder / f"{name}.pem").exists():
+        held = common_name(x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()))
+        if held != subject:
+            raise ValueError(f"{folder / name}.pem is for {held!r}, not {subject!r}; remove it or use another folder.")
         return
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_subject(subject), authority.subject, key.public_key())
