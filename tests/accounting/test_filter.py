@@ -111,6 +111,26 @@ def test_a_lease_does_not_cover_a_costlier_step():
         ledger.record(step(4.0, 1.0))
 
 
+def test_an_exact_lease_covers_equal_steps_only():
+    """What costs less need not be computed as less: a lease without room must not cover it."""
+    many = 1024
+    most = Pld().epsilon(compose([(step(1.0, 0.001), many)], "add/remove"), 1e-5).upper
+    ledger = Ledger()
+    ledger.guard(Filter(Budget(most, 1e-5)))
+    ledger.record(step(1.0, 0.001))
+    run(ledger, [step(1.0 * (1 + 1e-6 * k), 0.001) for k in range(1, 40)])
+    assert account(ledger, delta=1e-5).epsilon <= most
+
+
+def test_an_accountant_without_a_proof_for_several_kinds_says_so_before_anything_is_recorded():
+    ledger = Ledger()
+    ledger.guard(Filter(Budget(50.0, 1e-5), accountant="strong"))
+    ledger.record(step(4.0))
+    with pytest.raises(Unproved):
+        ledger.record(step(4.1))
+    assert len(ledger) == 1
+
+
 def test_two_filters_both_hold():
     ledger = Ledger()
     ledger.guard(Filter(Budget(1.0, 1e-5), accountant="rdp"))

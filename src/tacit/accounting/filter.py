@@ -52,15 +52,17 @@ class Filter:
         if lease is not None and lease.covers(ledger, kind, epoch):
             self._lease = replace(lease, length=length + 1, left=lease.left - 1)
             return
-        leased, left = step, 0
         if lease is not None and lease.kind != kind and length and (worse := _worse(step)) is not None:
-            leased, left = worse, self._fitting(ledger, worse)
-        if left < 2:
-            leased, left = step, self._fitting(ledger, step)
+            # The step itself is asked about too: an accountant that has no proof for several kinds says so here.
+            left = self._fitting(ledger, worse, [(step, 1)])
+            if left >= 2:
+                dearest = compose([(worse, 1)], ledger.header.adjacency)
+                self._lease = _Lease(weakref.ref(ledger), dearest, epoch, length + 1, left - 1, cheaper=True)
+                return
+        left = self._fitting(ledger, step)
         if not left:
             raise BudgetExceeded.before(self.budget, steps=length)
-        kind = compose([(leased, 1)], ledger.header.adjacency)
-        self._lease = _Lease(weakref.ref(ledger), kind, epoch, length + 1, left - 1)
+        self._lease = _Lease(weakref.ref(ledger), kind, epoch, length + 1, left - 1, cheaper=False)
 
     def remaining(self, ledger: Ledger, step: Step, most: int = 10**9) -> int:
         """How many more steps like ``step`` fit, up to ``most``."""
@@ -75,9 +77,9 @@ class Filter:
             low, high = (middle, high) if self._fits([*entries, (step, middle)], header) else (low, middle)
         return low
 
-    def _fitting(self, ledger: Ledger, step: Step) -> int:
+    def _fitting(self, ledger: Ledger, step: Step, others: Sequence[tuple[Step, int]] = ()) -> int:
         lease = min(_LEASE, _lots_left(ledger, step.sampling))
-        while lease and not self._fits([*ledger.entries, (step, lease)], ledger.header):
+        while lease and not self._fits([*ledger.entries, *others, (step, lease)], ledger.header):
             lease //= 4
         return lease
 
@@ -90,25 +92,31 @@ class Filter:
 
 @dataclass(frozen=True)
 class _Lease:
-    """So many more steps that cost no more than ``kind`` fit into the budget, if the ledger has this length."""
+    """So many more steps of this ``kind`` fit into the budget, if the ledger has this length.
+
+    ``cheaper`` ones are covered too if the lease was made with some room: their own cost, as it is computed, need not
+    be less to the last digit.
+    """
 
     ledger: weakref.ref[Ledger]
     kind: Composition
     epoch: Shuffled | None
     length: int
     left: int
+    cheaper: bool
 
     def covers(self, ledger: Ledger, kind: Composition, epoch: Shuffled | None) -> bool:
         if self.ledger() is not ledger or self.length != len(ledger) or not self.left or self.epoch != epoch:
             return False
-        return self.kind == kind or (epoch is None and _costs_no_more(kind, self.kind))
+        return self.kind == kind or (self.cheaper and epoch is None and _costs_no_more(kind, self.kind))
 
 
 def _costs_no_more(kind: Composition, other: Composition) -> bool:
     """Whether one is plainly a Gaussian sum of no less noise on a sample of no greater rate than the other.
 
     More noise is post-processing. At a lower Poisson rate the output is that of the higher one where each drawn
-    record is kept by a coin; joint convexity of the divergences does the rest, so every accountant's truth agrees.
+    record is kept by a coin, and joint convexity of the divergences does the rest. One step that dominates another
+    does so in every composition.
     """
     if kind.slack or other.slack or len(kind.terms) != 1 or len(other.terms) != 1:
         return False

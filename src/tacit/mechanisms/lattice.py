@@ -1,8 +1,9 @@
 """Sums on a lattice: rounded to whole steps, with discrete Gaussian noise of whole steps.
 
-Formal guarantee. The record and its bound are those of the sum: one record more or fewer moves the sum, as it is in
-memory, by at most S in L2 norm. Each coordinate is rounded to the nearest multiple of the lattice step h, a power of
-two: dividing a float64 by it and rounding are exact, so each of the two sums moves by at most h/2 a coordinate, and
+Formal guarantee. The record and its bound are those of the sum, and it is *assumed* that one record more or fewer moves
+the sum, as it is in memory, by at most S in L2 norm: floating-point addition of the other records may round another way
+then (docs/discrete-noise.md says by how much). Each coordinate is rounded to the nearest multiple of the lattice step h,
+a power of two: dividing a float64 by it and rounding are exact, so each of the two sums moves by at most h/2 a coordinate, and
 with d coordinates the rounded sums are at most S + h √d apart (`charged`, which the ledger gets). It can be
 attained: each coordinate can cross one rounding boundary more than it moves steps. Numbers that do not fit are clamped,
 which moves no two sums apart. Where several processes hold parts of a sum, each rounds its own before they are put
@@ -129,6 +130,7 @@ def add_noise_(sums: Noisy, source: Source) -> None:
 def _add_discrete_(total: torch.Tensor, noise_std: float, lattice: float, scale: float, source: Source) -> None:
     if total.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
+    check_lattice(lattice)
     if source.share not in (0.0, 1.0):
         raise ValueError("discrete noise cannot be split among processes; let the first of them add it.")
     step = lattice * _power_below(scale)

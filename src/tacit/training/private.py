@@ -25,6 +25,7 @@ from tacit.training.shared_ledger import open_ledger
 from tacit.training.strength import least_noise, strength
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
+from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
 
 log = logging.getLogger("tacit")
@@ -95,6 +96,12 @@ def make_private(
     The number of records (or users) is taken to be public.
     """
     team = assemble(parallel, model)
+    if team.size > 1 and isinstance(ledger, Ledger):
+        raise ValueError("several processes share one ledger file, which the first one opens; give its path.")
+    if team.size > 1 and optimizer.state:
+        raise ValueError(
+            "the optimizer has taken steps before; give several processes a new one, or load a checkpoint."
+        )
     people = population(
         dataset,
         sampling=sampling,
@@ -103,6 +110,10 @@ def make_private(
         examples_per_user=examples_per_user,
         microbatch_size=microbatch_size,
     )
+    team.agree("number of records", lambda: str(people.records))
+    team.agree("data set", lambda: data_facts(dataset, users))
+    team.agree("model", lambda: model_facts(model, optimizer))
+    team.begin_alike(model)
     total = length(epochs, steps, people.records, lot_size)
     check_sizes(lot_size, total, people.records, sampling=sampling)
     find(accountant)
@@ -161,11 +172,7 @@ def make_private(
         )
         undo.callback(run.close)
         _tell(run)
-        team.agree("number of records", str(people.records))
-        asked = [query.group for query in run.next_step().queries]
-        team.agree("plan", f"{total} {asked} {people.unit} {people.adjacency} {microbatch_size}")
-        team.agree("model", str([(name, tuple(shape)) for name, shape in engine.shapes.items()]))
-        team.begin_alike(model)
+        team.agree("plan", lambda: plan_facts(run, parallel=parallel, secure=source.secure))
         undo.pop_all()
     if budget is not None and team.rank == 0:
         book.guard(Filter(budget, accountant=accountant))

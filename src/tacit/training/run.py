@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
-from tacit.mechanisms import AdaptiveClipping
+from tacit.mechanisms import AdaptiveClipping, Clipping
 from tacit.randomness import SeededSource, Source
 from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
@@ -39,6 +39,7 @@ from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Drawn, Team
+from tacit.training.unison import state_facts
 from tacit.training.updates import Updates
 
 log = logging.getLogger("tacit")
@@ -103,7 +104,8 @@ class PrivateRun:
         questions = self._questionnaire.at(self.step, self.recipe)
         if self.abandoned and self.team.size > 1:
             raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
-        lot = self._lot = Lot(receipt=self.team.record(self.ledger, questions.step), questions=questions)
+        receipt = self.team.record(self.ledger, questions.step, lambda: state_facts(self))
+        lot = self._lot = Lot(receipt=receipt, questions=questions)
         try:
             self._sums.clear()
             indices = self.team.share(lambda: self._draw(lot.receipt))
@@ -253,18 +255,23 @@ class PrivateRun:
 
         load(self, directory, others)
         self._buffers.hold()
+        self.team.agree("checkpoint", lambda: state_facts(self))
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
         if self._lot is not None and not self._lot.done:
             raise RuntimeError("a lot is being worked on; save or load between lots, after optimizer.step().")
 
+    def clipping(self) -> Clipping:
+        """How the next lot is clipped."""
+        return self._questionnaire.clipping(self.step, self.recipe)
+
     def clipping_state(self) -> dict[str, Any]:
-        clipping = self._questionnaire.clipping(self.step, self.recipe)
+        clipping = self.clipping()
         return clipping.state() if isinstance(clipping, AdaptiveClipping) else {}
 
     def restore_clipping(self, state: dict[str, Any]) -> None:
-        clipping = self._questionnaire.clipping(self.step, self.recipe)
+        clipping = self.clipping()
         if isinstance(clipping, AdaptiveClipping):
             clipping.restore(state)
 
