@@ -2,12 +2,13 @@
 
 Formal guarantee. The record and its bound are those of the sum, and it is *assumed* that one record more or fewer moves
 the sum, as it is in memory, by at most S in L2 norm: floating-point addition of the other records may round another way
-then (docs/discrete-noise.md says by how much). Each coordinate is rounded to the nearest multiple of the lattice step h,
-a power of two: dividing a float64 by it and rounding are exact, so each of the two sums moves by at most h/2 a coordinate, and
-with d coordinates the rounded sums are at most S + h √d apart (`charged`, which the ledger gets). It can be
-attained: each coordinate can cross one rounding boundary more than it moves steps. Numbers that do not fit are clamped,
-which moves no two sums apart. Where several processes hold parts of a sum, each rounds its own before they are put
-together: a record is in one part only.
+then (docs/discrete-noise.md says by how much).
+
+Each coordinate is rounded to the nearest multiple of the lattice step h, a power of two: dividing a float64 by it and
+rounding are exact, so each of the two sums moves by at most h/2 a coordinate, and with d coordinates the rounded sums
+are at most S + h √d apart (`charged`, which the ledger gets). That can be attained: each coordinate can cross one
+boundary more than it moves steps. Numbers that do not fit are clamped: no two sums move apart. Where several
+processes hold parts of a sum, each rounds its own before they are put together: a record is in one part only.
 
 To the whole numbers N_Z(0, (σ/h)²) is added, exactly (`tacit.mechanisms.discrete`), so what is released is the discrete
 Gaussian mechanism of Canonne, Kamath & Steinke 2020 with that sensitivity; `tacit.accounting.discrete` has what it
