@@ -174,7 +174,7 @@ def _norms(job: Job, model: nn.Module, rows: Tensor, ledger: Ledger, facts: dict
     """The histogram of gradient norms at the end, into ``facts``; its edges are public: around the clip norm."""
     histogram, labels = job.recipe.norms, job.images.train_labels
     assert histogram is not None
-    edges = [_clip_norm(ledger) * 2 ** (place / 2) for place in range(-16, 11)]
+    edges = [_clip_norm(ledger) * 2.0**place for place in range(-10, 6)]
 
     def norms(chosen: Integers) -> Tensor:
         places = torch.from_numpy(chosen)
