@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tacit.data import Images
 from tacit.features import Pca
 from tacit.ledger import Budget
 from tacit.mechanisms import PerLayer
+from tacit.models.abadi import centre_crop, cifar_cnn, standardise
 from tacit.recipes import Mlp, Recipe, abadi, public, train
+from tacit.recipes.pretraining import Learner, pretrain
 from tacit.recipes.reproduction import EXPERIMENTS, Result, Setting, cifar, find, headline, mnist, spending, sweeps
 from tacit.recipes.reproduction import measure as measuring
 from tacit.recipes.reproduction.measure import Runs, private, spent
@@ -202,6 +205,7 @@ def colours(count: int, classes: int) -> Images:
 def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))
+    monkeypatch.setattr(cifar, "_PUBLIC_EPOCHS", {True: 1})
     monkeypatch.setattr(cifar, "cifar", lambda *a, **k: replace(public.cifar(*a, **k), lot_size=100, epochs=1))
     result = cifar.figure6(setting(tmp_path))
     check(result)
@@ -219,15 +223,36 @@ def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.Monk
 def test_pretrained_layers_are_kept_but_for_the_last(tmp_path: Path) -> None:
     path = tmp_path / "public.safetensors"
     told: list[float] = []
-    digest = public.pretrain(colours(128, 6), path, epochs=1, seed=3, watch=told.append)
+    digest = pretrain(colours(256, 6), path, epochs=1, seed=3, watch=told.append)
     assert told == [0.5, 1.0]
-    head = public.Pretrained(weights=str(path), digest=digest)
-    one, two = head.build((2304,), 10), head.build((2304,), 10)
-    assert torch.equal(one.state_dict()["0.weight"], two.state_dict()["0.weight"])
-    assert not torch.equal(one.state_dict()["4.weight"], two.state_dict()["4.weight"])
-    assert public.pretrain(colours(128, 6), tmp_path / "again", epochs=1, seed=3) == digest
-    with pytest.raises(ValueError, match="not those of the paper's CIFAR network"):
+    head = public.Pretrained(weights=str(path), digest=digest, lengths=(2.0, 3.0, 4.0))
+    known = load_file(path)
+    rows = torch.rand(5, 2304, generator=torch.Generator().manual_seed(1))
+    plain = cifar_cnn(classes=10).classifier
+    names = {name: known[f"classifier.{name}"] for name in plain.state_dict() if not name.startswith("4.")}
+    plain.load_state_dict(names | {"4.weight": torch.zeros(10, 384), "4.bias": torch.zeros(10)})
+    built = head.build((2304,), 10)
+    scale = 4.0 / known["classifier.4.spread"]
+    assert torch.allclose(built[:-1](rows), (plain[:4](rows) - known["classifier.4.centre"]) * scale, atol=1e-4)
+    assert not built(rows).any()
+    assert pretrain(colours(256, 6), tmp_path / "again", epochs=1, seed=3) == digest
+    with pytest.raises(ValueError, match="features have shape"):
         head.build((100,), 10)
+
+
+def test_what_is_written_computes_what_was_learned(tmp_path: Path) -> None:
+    images = colours(256, 6)
+    torch.manual_seed(1)
+    model = Learner(6)
+    for _ in range(3):
+        model(standardise(centre_crop(images.train)))  # running statistics of their own
+    model.eval()
+    plain = cifar_cnn(classes=6)
+    last = {f"classifier.4.{name}": value for name, value in model.layers[-1].state_dict().items()}
+    plain.load_state_dict(model.folded() | last)
+    x = standardise(centre_crop(images.test))
+    assert torch.allclose(plain(x), model(x), atol=1e-4)
+    assert torch.allclose(plain.convolutions(x), model.inputs(x)[0], atol=1e-4)
 
 
 def test_without_a_public_set_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
