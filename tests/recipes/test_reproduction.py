@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,8 @@ Make = Callable[..., Recipe]
 BUDGET = Budget(epsilon=4.0, delta=1e-5)
 
 
-def setting(directory: Path, seeds: int = 1) -> Setting:
-    return Setting.make(quick=True, runs=directory / "runs", seeds=seeds)
+def setting(directory: Path, seeds: int = 1, *, quick: bool = True) -> Setting:
+    return Setting.make(quick=quick, runs=directory / "runs", seeds=seeds)
 
 
 def test_the_registry_has_the_papers_figures_and_tables() -> None:
@@ -168,7 +169,8 @@ def test_the_mnist_experiments_share_their_runs(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_sweeps_vary_one_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_sweeps_vary_one_parameter(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "pca_dimensions": (6, 60),
         "hidden_units": (8, 1000),
@@ -176,11 +178,12 @@ def test_the_sweeps_vary_one_parameter(tmp_path: Path, monkeypatch: pytest.Monke
         "learning_rate": (0.05, 0.1),
     }
     values |= {"clip_norm": (1, 4), "noise": (4, 20)}
-    changed = [replace(sweep, quick=values[sweep.name]) for sweep in sweeps.SWEEPS]
+    changed = [replace(sweep, **{"quick" if quick else "full": values[sweep.name]}) for sweep in sweeps.SWEEPS]
     monkeypatch.setattr(sweeps, "SWEEPS", changed)
     monkeypatch.setattr(sweeps, "_QUICK_EPOCHS", 2)
-    result = sweeps.figure5(setting(tmp_path))
+    result = sweeps.figure5(setting(tmp_path, quick=quick))
     check(result)
+    assert any(note.startswith("Quick") for note in result.notes) is quick
     assert len(result.panels) == 6 and len(result.rows) == 13
     reference = {row["test_accuracy_percent"] for row in result.rows if row["value"] == 4 or row["value"] == 1000}
     assert len(reference) == 1  # one run, in every panel
@@ -202,13 +205,17 @@ def colours(count: int, classes: int) -> Images:
     return Images(name="colours", classes=classes, source="made up", fingerprint=f"{count}", **parts)
 
 
-def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_cifar_from_public_convolutions(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))
-    monkeypatch.setattr(cifar, "_PUBLIC_EPOCHS", {True: 1})
+    monkeypatch.setattr(cifar, "_PUBLIC_EPOCHS", {quick: 1})
+    monkeypatch.setattr(cifar, "_BASELINE_EPOCHS", {True: 2, quick: 2})
     monkeypatch.setattr(cifar, "cifar", lambda *a, **k: replace(public.cifar(*a, **k), lot_size=100, epochs=1))
-    result = cifar.figure6(setting(tmp_path))
+    result = cifar.figure6(setting(tmp_path, quick=quick))
     check(result)
+    noise = {float(row["noise_multiplier"]) for row in result.rows if row["noise_multiplier"] is not None}
+    assert (noise == {6 / math.sqrt(3)}) is not quick  # as printed, or solved for
     assert [c.paper for c in result.comparisons] == [
         67.0, 70.0, 73.0, None, None, None, 80.0, 7.0, None, None, 40.0, 180.0, 4.5,
     ]  # fmt: skip
@@ -241,7 +248,7 @@ def test_pretrained_layers_are_kept_but_for_the_last(tmp_path: Path) -> None:
 
 
 def test_what_is_written_computes_what_was_learned(tmp_path: Path) -> None:
-    images = colours(256, 6)
+    images = colours(64, 6)
     torch.manual_seed(1)
     model = Learner(6)
     for _ in range(3):
