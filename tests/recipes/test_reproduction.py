@@ -210,6 +210,7 @@ def test_cifar_from_public_convolutions(quick: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))
     monkeypatch.setattr(cifar, "_PUBLIC_EPOCHS", {quick: 1})
+    monkeypatch.setattr(cifar, "_EPOCHS", 1)
     monkeypatch.setattr(cifar, "_BASELINE_EPOCHS", {True: 2, quick: 2})
     monkeypatch.setattr(cifar, "cifar", lambda *a, **k: replace(public.cifar(*a, **k), lot_size=100, epochs=1))
     result = cifar.figure6(setting(tmp_path, quick=quick))
