@@ -41,9 +41,9 @@ _EPOCHS = 12  # of the quick setting
 _BASELINE_EPOCHS = {True: 10, False: 60}  # quick, full
 _PUBLIC_EPOCHS = {True: 20, False: 80}
 _REACH = {2.0: 36.0, 4.0: 60.0, 8.0: 75.0}
-"""Learning rate times steps: the printed noise takes more and smaller steps than the quick setting's. After a few trials
-on 10,000 training images held out from the others, at ε = 2 (10: 57 %, 30: 61 %) and ε = 8 (5: 56 %, 10: 59 %, 25: 61 %,
-75: 64 %); in between for 4."""
+"""Learning rate times steps: the printed noise takes more and smaller steps than the quick setting's. After a few
+trials on 10,000 training images held out from the others, at ε = 2 (10: 57 %, 30: 61 %) and ε = 8 (5: 56 %, 10: 59 %,
+25: 61 %, 75: 64 %); in between for 4."""
 _SEED = 1  # of what is done once: pre-training and the baseline
 
 
