@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,15 @@ def test_a_mistake_is_one_sentence(
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(ValueError, match="delta is 2"):
         main(["--debug", "account", *PLAN, "--delta", "2"])
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_sleep_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, wanted: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert os.environ["OMP_WAIT_POLICY"] == wanted
