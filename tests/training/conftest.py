@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import tacit
-from tacit.mechanisms import groups, quantile, sums
+from tacit.mechanisms import lattice
 from tacit.training import PrivateRun
 
 
@@ -51,8 +51,7 @@ class Noise:
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     """All noise is drawn from a generator that the test can read."""
     known = Noise()
-    for module in (groups, quantile, sums):
-        monkeypatch.setattr(module, "add_gaussian_", known)
+    monkeypatch.setattr(lattice, "add_gaussian_", known)
     return known
 
 

@@ -165,9 +165,10 @@ class Engine:
 
         Bounded: for every norm group g, adding or removing one example changes the group's part of the sum by at most
         max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
-        (checked operation by operation) and its weight on its own norms alone. That holds for the computed tensors, up
-        to the roundings accounted for in `contributions.cancelled`: huge terms that cancel within one example are never
-        added where others are. An example with a NaN or infinite gradient contributes zero.
+        (checked operation by operation) and its weight on its own norms alone. That is in exact arithmetic; of the
+        computed tensors it is shown that huge terms that cancel within one example are never added where others are
+        (`contributions.cancelled`), not that the others are rounded as without it. An example with a NaN or infinite
+        gradient contributes zero.
 
         With `out` the sum is added into the given tensors, to gather the batches of a lot; with `overwrite` it replaces
         what they held, as for a lot's first batch. The batch is forgotten afterwards unless `keep` is set. `scale` must

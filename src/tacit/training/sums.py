@@ -14,7 +14,11 @@ from tacit.randomness import Source
 
 
 class GradientSums:
-    """One sum for each parameter, in float32 or better, in memory that is kept from lot to lot."""
+    """One sum for each parameter, in memory that is kept from lot to lot.
+
+    A batch is summed in float32 or better, and the sums of several batches are added in float64: rounding at every
+    batch would otherwise grow with their number, and one record more shifts what is in each of them.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
@@ -23,21 +27,33 @@ class GradientSums:
             for name, parameter in parameters.items()
         }
         self._gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
-        self._empty = True
+        self._wide: dict[str, Tensor] = {}
+        self._batches = 0
 
     def clear(self) -> None:
         """Begin a lot: the next batch takes the place of what the sums hold."""
-        self._empty = True
+        self._batches = 0
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
-        engine.clipped_sum(clipping, out=self._sums, overwrite=self._empty)
-        self._empty = False
+        if self._batches == 1:
+            for name, total in self._sums.items():
+                if name not in self._wide:
+                    self._wide[name] = torch.empty_like(total, dtype=torch.float64)
+                self._wide[name].copy_(total)
+        engine.clipped_sum(clipping, out=self._sums, overwrite=True)
+        self._batches += 1
+        if self._batches > 1:
+            for name, total in self._sums.items():
+                self._wide[name] += total
 
     def release(self, receipt: Receipt, clipping: Clipping, source: Source, *, lot_size: float) -> None:
         """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
-        if self._empty:
+        if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
+        if self._batches > 1:
+            for name, total in self._sums.items():
+                total.copy_(self._wide[name])
         clipping.release_(receipt, self._sums, source)
         for name, parameter in self._parameters.items():
             # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
