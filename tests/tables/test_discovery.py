@@ -182,7 +182,17 @@ def test_values_of_many_records_are_counted_on_some(monkeypatch: pytest.MonkeyPa
         tally(counter, entries)
 
     monkeypatch.setattr(discovery_module, "_tally", watched)
+    estimated: dict[str, float] = {}
+    category = discovery_module._category
+
+    def looked_at(column: Category, values: dict[str, float], most: int) -> Category:
+        estimated.update(values)
+        return category(column, values, most)
+
+    monkeypatch.setattr(discovery_module, "_category", looked_at)
     rows = table([20.0] * 40_000, ["A"] * 20_000 + ["B"] * 20_000)
     town = found(rows, Ledger(Header(secure_randomness=False))).columns["town"]
     assert isinstance(town, Category) and town.values == ("A", "B")
     assert 1600 < counted < 2400
+    # A twentieth is counted: the estimate for everyone has a deviation of about 20 √1000, and is made once.
+    assert estimated["A"] == pytest.approx(20_000, rel=0.2) and estimated["B"] == pytest.approx(20_000, rel=0.2)

@@ -91,16 +91,14 @@ class Discovery:
             for name, counter in counts.items():
                 _tally(counter, piece[name][counted])
         bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
-        values = {name: tally.release(receipt, counts[name], source) for name, tally in self._tallies.items()}
-        for found in values.values():
-            found.update({value: count / share for value, count in found.items()})  # of everyone again
-        most = MOST_VALUES
-        seen = {
-            name: {value: count / min(share, 1.0) for value, count in found.items()} for name, found in values.items()
+        released = {name: tally.release(receipt, counts[name], source) for name, tally in self._tallies.items()}
+        values = {  # of everyone again
+            name: {value: count / share for value, count in found.items()} for name, found in released.items()
         }
-        while most > 1 and not fits(self._found(bins, seen, most)):
+        most = MOST_VALUES
+        while most > 1 and not fits(self._found(bins, values, most)):
             most //= 2
-        return self._found(bins, seen, most)
+        return self._found(bins, values, most)
 
     def _found(self, bins: Mapping[str, Bins], values: Mapping[str, Mapping[str, float]], most: int) -> Schema:
         columns: dict[str, Column | None] = {}
