@@ -30,10 +30,10 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p tacit
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	TACIT_EXPLORE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
