@@ -21,6 +21,8 @@ import torch
 _MOTHER = """
 import json, os, sys, traceback, datetime, torch, torch.distributed as dist, torch.nn.functional as F, tacit
 import tacit.training, tacit.accounting
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 from pathlib import Path
 from torch import nn
 torch.set_num_threads(1)

@@ -66,6 +66,21 @@ def keep_tags(model: nn.Module, recorder: Recorder) -> Iterator[Any]:
         yield module.register_forward_pre_hook(after, with_kwargs=True)
 
 
+class Withheld:
+    """Tells FSDP not to put gradients together. There are none; should there be one after all, it stays where it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = sharded_modules(model)
+        self._set(False)
+
+    def remove(self) -> None:
+        self._set(True)  # as it is unless somebody says otherwise; FSDP does not tell
+
+    def _set(self, together: bool) -> None:
+        for module in self._modules:
+            module.set_requires_gradient_sync(together, recurse=False)
+
+
 def handed_on(node: Any) -> bool:
     """Whether this is the node at which FSDP learns that a backward pass is over; its gradients pass unchanged."""
     made = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")

@@ -82,16 +82,18 @@ class Engine:
         self._squares: dict[str, Tensor] = {}
         self._uses: dict[str, sources.Uses] = {}
         self._known_scale = 1.0
-        wholes = shards.whole_parameters(model, self._recorder.parameters)
+        self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
         self._handles: list[Any] = [
+            shards.Withheld(model),
             *shards.keep_tags(model, self._recorder),
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
         ]
-        for name, parameter in (*self._recorder.parameters.items(), *wholes.items()):
-            self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
+        watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
+        for name, tensor in watched:
+            self._handles.append(tensor.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
 
     # -- following the model -----------------------------------------------------------------------------------------
 

@@ -21,8 +21,10 @@ from tacit.sampling import LotReader
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
 from tacit.training.run import PrivateRun
+from tacit.training.shards import ShardedSums, has_shards
 from tacit.training.shared_ledger import open_ledger
 from tacit.training.strength import least_noise, strength
+from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.unison import data_facts, model_facts, plan_facts
@@ -155,10 +157,16 @@ def make_private(
             allocate=level.allocate,
             solved=level.solved,
         )
+        sums = (
+            ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
+            if has_shards(model)
+            else GradientSums(engine.parameters)
+        )
         run = PrivateRun(
             model=model,
             optimizer=optimizer,
             engine=engine,
+            sums=sums,
             sampler=sampler,
             reader=reader,
             recipe=recipe,

@@ -35,6 +35,7 @@ from tacit.training.parameters import WatchedParameters
 from tacit.training.plain import Stateful
 from tacit.training.questions import Questionnaire
 from tacit.training.recipe import Recipe
+from tacit.training.shards import ShardedSums
 from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
@@ -59,6 +60,7 @@ class PrivateRun:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
+        sums: GradientSums,
         sampler: Sampler | UserSampler,
         reader: LotReader,
         recipe: Recipe,
@@ -77,7 +79,7 @@ class PrivateRun:
         self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
         self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
-        self._sums = GradientSums(engine.parameters)
+        self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
         self._attached = True
@@ -109,9 +111,14 @@ class PrivateRun:
         try:
             self._sums.clear()
             indices = self.team.share(lambda: self._draw(lot.receipt))
-            sizes = [len(piece) // self.recipe.microbatch_size for piece in batches(indices, self.recipe.batch_size)]
-            for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
-                lot.turn(size, last=number == len(sizes))
+            least = -(-len(indices) // self.recipe.batch_size) or 1
+            if self._shards:  # every forward and backward pass gathers parameters from all processes
+                least = self.team.most(least)
+            pieces = batches(indices, self.recipe.batch_size, least=least)
+            read = self._reader.read(indices, least=least)
+            for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
+                size = len(piece) // self.recipe.microbatch_size
+                lot.turn(size, last=number == least)
                 for layer in self._layers.values():
                     layer.forget()
                 self._weights.hold()
@@ -284,8 +291,9 @@ class PrivateRun:
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
-        if isinstance(self._source, SeededSource):
-            self._source.branch(f"after {len(self.ledger)} steps")
+        for source in (self._source, self._sums.source):
+            if isinstance(source, SeededSource):
+                source.branch(f"after {len(self.ledger)} steps")
 
     def close(self) -> None:
         """Leave model and optimizer as they were found; the ledger stays open."""

@@ -6,6 +6,9 @@ process i mod W, whatever else is in the lot, so one record more or fewer change
 is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
 variance: the whole sum without noise is nowhere, though parts of it travel.
 
+Where the parameters are cut into shards (`tacit.training.shards`), the sums come together shard by shard, each in the
+process that holds the shard; this one then adds the noise of it, all of it.
+
 The processes must have the same records in the same order, and the same settings: what can be compared is compared
 before the first step, and parameters, clip norms and the step's number at every one.
 """
@@ -14,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -24,9 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.gradients.shards import cut_up
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
+from tacit.training.pieces import is_shard
+from tacit.training.shards import check_shards, has_shards
 
 T = TypeVar("T")
 Drawn = tuple[Integers, Integers]
@@ -37,8 +42,9 @@ Drawn = tuple[Integers, Integers]
 class Parallel:
     """Train one model with all processes of a group (by default all that `torchrun` started).
 
-    ``noise``: ``"first"``, the first process adds it all; or ``"split"``, each of W processes adds a W-th of the
-    variance, with a key of its own: one that betrays its noise then betrays a W-th of the protection, not all of it.
+    ``noise``: ``"first"``, the first process adds it all (of a sharded parameter, the one that holds the shard); or
+    ``"split"``, each of W processes adds a W-th of the variance, with a key of its own: one that betrays its noise then
+    betrays a W-th of the protection, not all of it.
     """
 
     noise: str = "first"
@@ -58,6 +64,9 @@ class Team(Protocol):
     def source(self, seed: int | None) -> Source:
         """Where this process draws its noise, and by way of which its sums join the others'."""
 
+    def own_source(self, seed: int | None) -> Source:
+        """Where this process draws noise for what no other process holds: a stream that nobody else has."""
+
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
 
@@ -66,6 +75,12 @@ class Team(Protocol):
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
         """The examples of the lot, drawn once, that are this process's own."""
+
+    def most(self, count: int) -> int:
+        """The largest ``count`` of all processes."""
+
+    def scatter(self, values: Tensor) -> Tensor:
+        """Of the sum of ``values`` over all processes, the rows of this one: the W-th part, the last may be shorter."""
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """Refuse, in every process, to go on with different ideas of ``what``."""
@@ -85,6 +100,9 @@ class Alone:
     def source(self, seed: int | None) -> Source:
         return SecureSource() if seed is None else SeededSource(seed)
 
+    def own_source(self, seed: int | None) -> Source:
+        return self.source(seed)
+
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         return make()
 
@@ -93,6 +111,12 @@ class Alone:
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
         return draw()[0]
+
+    def most(self, count: int) -> int:
+        return count
+
+    def scatter(self, values: Tensor) -> Tensor:
+        return values
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """There is nobody to disagree with."""
@@ -124,6 +148,13 @@ class Processes:
         else:
             share = 1.0 if self.rank == 0 else 0.0
         return _Joined(share, self.add_up_) if seed is None else _SeededJoined(seed, self.rank, share, self.add_up_)
+
+    def own_source(self, seed: int | None) -> Source:
+        if seed is None:
+            return SecureSource()
+        source = SeededSource(seed)
+        source.branch(f"shards of process {self.rank}")
+        return source
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         if self.rank == 0:
@@ -164,6 +195,20 @@ class Processes:
         indices, owners = both.cpu().numpy()
         return np.ascontiguousarray(indices[owners % self.size == self.rank])
 
+    def most(self, count: int) -> int:
+        largest = torch.tensor([count], dtype=torch.int64, device=self._device)
+        self._together(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group))
+        return int(largest)
+
+    def scatter(self, values: Tensor) -> Tensor:
+        rows, each = len(values), -(-len(values) // self.size)
+        there = values.new_zeros(each * self.size, *values.shape[1:], device=self._device)
+        there[:rows] = values
+        mine = there.new_empty(each, *values.shape[1:])
+        reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
+        self._together(lambda: reduce(mine, there, group=self._group))
+        return mine[: max(min(rows - self.rank * each, each), 0)].to(values.device)
+
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         digest = bytearray(hashlib.sha256(facts().encode()).digest())
         mine = torch.frombuffer(digest, dtype=torch.uint8).to(self._device)
@@ -180,6 +225,8 @@ class Processes:
     def begin_alike(self, model: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
+                if is_shard(tensor):
+                    continue  # there is one of each
                 values = tensor.detach().to(self._device).contiguous()
                 self._together(lambda values=values: dist.broadcast(values, self._first, group=self._group))  # type: ignore[misc]
                 if self.rank:
@@ -286,11 +333,10 @@ def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
             f"the model is or has a {wrapped[0]}, which would put raw values of all processes together; "
             "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
         )
-    tensor = sys.modules.get("torch.distributed.tensor")  # a sharded parameter cannot exist without it
-    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
-        raise ValueError(
-            "the model's parameters are sharded (DTensor); a private run needs them whole in each process."
-        )
+    cut_up(model)
+    sharded = has_shards(model)
+    if sharded and parallel is None:
+        raise ValueError("the model's parameters are sharded; give make_private parallel=tacit.Parallel().")
     if parallel is None:
         if processes > 1:
             raise ValueError(
@@ -305,4 +351,6 @@ def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
             "parallel was given but there is no process group; start the script with torchrun and call "
             "torch.distributed.init_process_group() first."
         )
+    if sharded:
+        check_shards(model, dist.get_process_group_ranks(parallel.group or dist.group.WORLD), noise=parallel.noise)
     return Processes(parallel)
