@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        wide = 2 * width
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
 
     def forward(self, x):
         y = self.norm(x)
@@ -50,8 +50,8 @@ def cut(model):
     return model
 
 def losses(model, x, y):
-    out = model(x)
-    return F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="none").view(y.shape).flatten(1 if y.ndim > 1 else 0)
+    each = F.cross_entropy(model(x).flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    return each.mean(1) if y.ndim > 1 else each
 
 def whole(tensor):
     return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
@@ -62,7 +62,7 @@ def all_of_it(model):
 TRAIN = (
     MODELS
     + """
-tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # noise has tests of its own
+tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # it has tests of its own
 cut(model)
 optimizer = {optimizer}
 run = tacit.make_private(
@@ -72,8 +72,7 @@ run = tacit.make_private(
 )
 for bx, by in run.batches():
     loss = losses(model, bx, by)
-    loss = loss.mean(1) if loss.ndim > 1 else loss
-    run.observe(loss=loss.detach())
+    run.observe(loss=loss.detach().view(-1, run.recipe.microbatch_size).mean(1))
     loss.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -87,11 +86,21 @@ KINDS = {
     "flat": ("mlp", "Flat(0.1)", SGD, ""),
     "transformer": ("words", "Flat(0.1)", ADAM, ""),
     "per layer": ("mlp", "PerLayer(total=0.1)", ADAM, ""),
+    "transformer per layer": ("words", "PerLayer(each=0.05)", SGD, ""),
+    "adaptive": ("mlp", "Adaptive(initial=1.0)", SGD, ""),
+    "corrected Adam": ("mlp", "Flat(0.1)", "tacit.AdamBC(model.parameters(), lr=0.05)", ""),
+    "fixed size": ("mlp", "Flat(0.1)", SGD, 'sampling="fixed-size"'),
+    "microbatches": ("mlp", "Flat(0.1)", SGD, "microbatch_size=2"),
+    "users": ("mlp", "Flat(0.1)", SGD, "users=[i // 4 for i in range(200)], examples_per_user=2"),
 }
+FAST = ("transformer", "per layer")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_twenty_steps_on_shards_are_those_of_one_process(processes: Run, kind: str) -> None:
+    """Lots of one to four batches in a process, and not the same number in both; parts sharded within the whole."""
     model, clipping, optimizer, more = KINDS[kind]
     code = TRAIN.format(clipping=clipping, optimizer=optimizer, more=more)
     (alone,) = processes(code, 1, kind=model)
@@ -99,3 +108,80 @@ def test_twenty_steps_on_shards_are_those_of_one_process(processes: Run, kind: s
     for name in alone:
         assert torch.allclose(first[name], alone[name], rtol=1e-6, atol=1e-6), name
         assert torch.equal(first[name], second[name]), name
+
+
+NOISE = """
+model = fully_shard(nn.Linear(1000, 51), mesh=init_device_mesh("cpu", (world,)))
+run = tacit.make_private(
+    model, torch.optim.SGD(model.parameters(), lr=1.0), torch.utils.data.TensorDataset(torch.zeros(40, 1000)),
+    lot_size=4, steps=4, clipping=tacit.Flat(1.0), noise_multiplier=2.0, parallel=parallel, seed=seed,
+)
+drawn = []
+for (bx,) in run.batches():
+    (0.0 * model(bx)).sum().backward()  # nothing but noise
+    run.optimizer.step()
+    drawn.append(model.weight.grad.to_local().flatten().clone() * 4.0)
+    run.optimizer.zero_grad()
+own = [torch.zeros(2000), torch.zeros(2000)]
+run._source.normal_(own[0]), run._sums.source.normal_(own[1])
+save(drawn=torch.stack(drawn), own=torch.stack(own), std=torch.tensor(run.ledger.entries[0][0].queries[0].noise_std))
+"""
+
+
+@pytest.mark.parametrize("seed", [None, pytest.param(5, marks=pytest.mark.slow)])
+def test_every_coordinate_has_the_recorded_noise_once_from_a_key_of_its_shard(processes: Run, seed: int | None) -> None:
+    first, second = processes(NOISE, 2, seed=seed)
+    shards = [each["drawn"].double() for each in (first, second)]
+    assert [tuple(each.shape) for each in shards] == [(4, 26_000), (4, 25_000)]
+    recorded = float(first["std"])
+    assert recorded == pytest.approx(2.0, rel=0.02)
+    for drawn in shards:
+        count = drawn.numel()
+        # The sample variance of normal values has deviation σ² sqrt(2 / n), the mean σ / sqrt(n); 6.2 of them: 1e-9.
+        assert abs(float(drawn.var()) / recorded**2 - 1) < 6.2 * (2 / count) ** 0.5
+        assert abs(float(drawn.mean())) < 6.2 * 2.0 / count**0.5
+    rows = torch.cat([each[:, :25_000] for each in shards])  # the same places of both shards, in all four steps
+    assert float(torch.corrcoef(rows).fill_diagonal_(0.0).abs().max()) < 6.5 / 25_000**0.5
+    keys = torch.corrcoef(torch.cat([first["own"], second["own"]]).double()).fill_diagonal_(0.0)
+    assert float(keys.abs().max()) < 6.2 / 2000**0.5  # of the lots and of the shards, in both processes: four keys
+
+
+ALIKE = """
+model, parts = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).double(), ("0", "2")
+mesh = init_device_mesh("cpu", (world,))
+fully_shard(model[0], mesh=mesh), fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = tacit.make_private(
+    model, optimizer, data, lot_size=lot, batch_size=2, steps=20, clipping=tacit.Flat(1.0), noise_multiplier=1.0,
+    ledger=out / "ledger.jsonl", parallel=parallel,
+)
+"""
+
+SHARES = (
+    ALIKE
+    + """
+sizes = []
+for bx, by in run.batches():
+    sizes.append([run.step, len(bx)])
+    F.cross_entropy(model(bx), by, reduction="sum").backward()
+    assert all(p.grad is None for p in model.parameters())
+    optimizer.step()
+    optimizer.zero_grad()
+    if run.step == 10:
+        with torch.no_grad():
+            model(x[:3])  # leaves some parameters whole
+save(sizes=torch.tensor(sizes), weights=model[2].weight.full_tensor())
+"""
+)
+
+
+@pytest.mark.parametrize("lot", [1, 8])
+def test_processes_take_as_many_batches_each_though_their_shares_differ(processes: Run, lot: int) -> None:
+    """Every batch gathers parameters: a process with fewer of them, or none, would leave the other waiting."""
+    first, second = processes(SHARES, 2, lot=lot)
+    assert torch.equal(first["sizes"][:, 0], second["sizes"][:, 0])
+    assert torch.equal(first["weights"], second["weights"])
+    shares = [torch.zeros(20).index_add_(0, e["sizes"][:, 0], e["sizes"][:, 1].float()) for e in (first, second)]
+    assert any(not torch.equal((a + 1) // 2, (b + 1) // 2) for a, b in zip(*shares))
+    if lot == 1:
+        assert float((shares[0] == 0).sum()) > 0 and float((shares[1] == 0).sum()) > 0

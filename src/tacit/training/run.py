@@ -252,17 +252,18 @@ class PrivateRun:
         ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must be
         made of plain values and tensors, and of nothing the records could be read from.
         """
-        from tacit.training.checkpoint import save
+        from tacit.training.checkpoint import collect, save
 
-        self.team.first_does(lambda: save(self, directory, others))
+        content = collect(self, others) if self._shards else None
+        self.team.first_does(lambda: save(content or collect(self, others), directory))
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
         from tacit.training.checkpoint import load
 
-        load(self, directory, others)
+        read = load(self, directory, others)
         self._buffers.hold()
-        self.team.agree("checkpoint", lambda: state_facts(self))
+        self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
