@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,189 @@ def test_processes_take_as_many_batches_each_though_their_shares_differ(processe
     assert any(not torch.equal((a + 1) // 2, (b + 1) // 2) for a, b in zip(*shares))
     if lot == 1:
         assert float((shares[0] == 0).sum()) > 0 and float((shares[1] == 0).sum()) > 0
+
+
+RAW = (
+    ALIKE
+    + """
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+reduced = []
+whole_reduce = _fsdp_param_group.foreach_reduce
+_fsdp_param_group.foreach_reduce = lambda *args, **kwargs: reduced.append(1) or whole_reduce(*args, **kwargs)
+for bx, by in run.batches():
+    loss = F.cross_entropy(model(bx), by, reduction="sum")
+    if run.step < 2:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        continue
+    try:
+        if inside:  # a penalty that a module computes with its gathered parameters
+            seen = []
+            model[0].register_forward_pre_hook(lambda module, *_: seen.append(module.weight.square().sum()))
+            loss = F.cross_entropy(model(bx), by, reduction="sum") + seen[0]
+        else:
+            loss = model[0].weight.square().sum()
+        loss.backward()
+    except RuntimeError as error:
+        print("refused:", error)
+    model[0].unshard()
+    assert all(p.grad is None for p in model.parameters())
+    model[0].reshard()
+    assert all(p.grad is None for p in model.parameters())
+    break
+save(reduced=torch.tensor(len(reduced)), steps=torch.tensor(run.step))
+"""
+)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_no_raw_gradient_is_put_together_or_left_behind(processes: Run, tmp_path: Path, inside: bool) -> None:
+    for each in processes(RAW, 2, lot=8, inside=inside):
+        assert int(each["reduced"]) == 0 and int(each["steps"]) == 2
+    for rank in range(2):
+        assert "refused: parameter '0.weight' received a gradient" in (tmp_path / f"told-{rank}").read_text()
+
+
+WRITES = (
+    ALIKE
+    + """
+for bx, by in run.batches():
+    F.cross_entropy(model(bx), by, reduction="sum").backward()
+    if run.step == 1:
+        with torch.no_grad():
+            model[0].weight.to_local()[0, 0] += 1e-3
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
+def test_a_shard_that_somebody_else_writes_to_is_put_back_and_refused(processes: Run, tmp_path: Path) -> None:
+    processes(WRITES, 2, codes=[1, 1], lot=8)
+    assert "'0.weight' changed between the batch and optimizer.step()" in (tmp_path / "told-0").read_text()
+
+
+DYING = (
+    ALIKE
+    + """
+import signal
+taken = 0
+try:
+    for bx, by in run.batches():
+        hidden = model(bx)
+        if run.step == 5 and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        F.cross_entropy(hidden, by, reduction="sum").backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken = run.step
+except RuntimeError as error:
+    save(taken=torch.tensor(taken))
+    os._exit(3)
+"""
+)
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_when_one_process_dies_the_step_ends_for_the_other_and_stays_charged(
+    processes: Run, tmp_path: Path, victim: int
+) -> None:
+    from tacit import Ledger
+
+    results = processes(DYING, 2, codes=[-9, 3] if victim == 0 else [3, -9], victim=victim, lot=8)
+    assert int(results[1 - victim]["taken"]) == 5
+    assert len(Ledger.load(tmp_path / "ledger.jsonl")) == 6
+
+
+RESUME = (
+    MODELS
+    + """
+tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
+if shard:
+    cut(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+class Average:
+    def __init__(self):
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    def update(self):
+        for name, p in model.named_parameters():
+            self.values[name].lerp_(p.detach(), 0.5)
+    def state_dict(self):
+        return {"values": self.values}
+    def load_state_dict(self, state):
+        for name, value in state["values"].items():
+            self.values[name].copy_(value)
+average = Average()
+book = out / f"ledger-{copy}.jsonl"
+if begin is not None and rank == 0:
+    book.write_bytes((out / f"ledger-{begin}.jsonl").read_bytes())
+run = tacit.make_private(
+    model, optimizer, data, lot_size=20, batch_size=7, steps=8, clipping=tacit.Flat(0.1), noise_multiplier=1.0, seed=9,
+    ledger=book, parallel=parallel,
+)
+if begin is not None:
+    run.load(out / f"point-{begin}", scheduler=scheduler, average=average)
+began = seen = run.step
+loaded = all_of_it(model)
+for bx, by in run.batches():
+    losses(model, bx, by).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if run.step > seen:
+        seen = run.step
+        scheduler.step(), average.update()
+    if run.step == began + 4:
+        break
+run.save(out / f"point-{copy}", scheduler=scheduler, average=average)
+save(began=torch.tensor(began), loaded=loaded, weights=all_of_it(model), rate=torch.tensor(scheduler.get_last_lr()[0]),
+     average=torch.cat([whole(value).flatten() for value in average.values.values()]))
+"""
+)
+
+
+def test_a_sharded_run_goes_on_in_one_process_and_the_other_way_round(processes: Run) -> None:
+    first, second = processes(RESUME, 2, kind="words", shard=True, begin=None, copy="a")
+    assert torch.equal(first["weights"], second["weights"])
+    (alone,) = processes(RESUME, 1, kind="words", shard=False, begin="a", copy="b")
+    shards, _ = processes(RESUME, 2, kind="words", shard=True, begin="a", copy="c")
+    assert torch.equal(alone["loaded"], first["weights"]) and torch.equal(shards["loaded"], first["weights"])
+    assert int(alone["began"]) == int(shards["began"]) == 4
+    for name in ("weights", "average", "rate"):  # the same lots, and the same state of the optimizer
+        assert torch.allclose(alone[name], shards[name], rtol=1e-6, atol=1e-6), name
+    assert not torch.allclose(alone["weights"], first["weights"], rtol=1e-3)
+
+
+REFUSED = """
+mesh = init_device_mesh("cpu", (world,))
+def make():
+    return nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)).double()
+part = make()
+fully_shard(part[0], mesh=mesh)
+from torch.distributed.tensor import Shard
+columns, names = (lambda p: Shard(p.ndim - 1)), ("replicate", "shard")
+twice = init_device_mesh("cpu", (1, world), mesh_dim_names=names)
+cases = {
+    "call fully_shard on the model itself too": (part, parallel),
+    "use tacit.Parallel()": (fully_shard(make(), mesh=mesh), tacit.Parallel(noise="split")),
+    "give make_private parallel=tacit.Parallel()": (fully_shard(make(), mesh=mesh), None),
+    "shards rows (dimension 0)": (fully_shard(make(), mesh=mesh, shard_placement_fn=columns), parallel),
+    "a mesh of one dimension": (fully_shard(make(), mesh=twice), parallel),
+}
+for said, (model, how) in cases.items():
+    try:
+        tacit.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), torch.zeros(20, 6, dtype=torch.float64), lot_size=5,
+            steps=5, clipping=tacit.Flat(1.0), noise_multiplier=1.0, parallel=how,
+        )
+    except ValueError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(said)
+save(done=torch.tensor(1))
+"""
+
+
+def test_other_ways_to_shard_are_refused_with_the_remedy(processes: Run) -> None:
+    assert [int(each["done"]) for each in processes(REFUSED, 2)] == [1, 1]
