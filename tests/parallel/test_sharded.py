@@ -64,6 +64,7 @@ TRAIN = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # it has tests of its own
+tacit.mechanisms.lattice.draw = lambda std, size, source: torch.zeros(size, dtype=torch.int64).numpy()
 cut(model)
 optimizer = {optimizer}
 run = tacit.make_private(
@@ -89,7 +90,8 @@ KINDS = {
     "per layer": ("mlp", "PerLayer(total=0.1)", ADAM, ""),
     "transformer per layer": ("words", "PerLayer(each=0.05)", SGD, ""),
     "adaptive": ("mlp", "Adaptive(initial=1.0)", SGD, ""),
-    "corrected Adam": ("mlp", "Flat(0.1)", "tacit.AdamBC(model.parameters(), lr=0.05)", ""),
+    "corrected Adam": ("mlp", "Flat(0.1)", "tacit.training.AdamBC(model.parameters(), lr=0.05)", ""),
+    "discrete": ("mlp", "Flat(0.1)", SGD, 'noise="discrete"'),
     "fixed size": ("mlp", "Flat(0.1)", SGD, 'sampling="fixed-size"'),
     "microbatches": ("mlp", "Flat(0.1)", SGD, "microbatch_size=2"),
     "users": ("mlp", "Flat(0.1)", SGD, "users=[i // 4 for i in range(200)], examples_per_user=2"),
@@ -109,6 +111,15 @@ def test_twenty_steps_on_shards_are_those_of_one_process(processes: Run, kind: s
     for name in alone:
         assert torch.allclose(first[name], alone[name], rtol=1e-6, atol=1e-6), name
         assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.slow
+def test_a_process_may_hold_nothing_of_a_small_parameter(processes: Run) -> None:
+    """Two rows for three processes."""
+    code = TRAIN.format(clipping="Flat(0.1)", optimizer=ADAM, more="")
+    (alone,) = processes(code, 1, kind="mlp")
+    for each in processes(code, 3, kind="mlp"):
+        assert torch.allclose(each["weights"], alone["weights"], rtol=1e-6, atol=1e-6)
 
 
 NOISE = """

@@ -30,7 +30,7 @@ from tacit.gradients.shards import cut_up
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
-from tacit.training.pieces import is_shard
+from tacit.training.pieces import is_shard, rows_of
 from tacit.training.shards import check_shards, has_shards
 
 T = TypeVar("T")
@@ -201,13 +201,16 @@ class Processes:
         return int(largest)
 
     def scatter(self, values: Tensor) -> Tensor:
-        rows, each = len(values), -(-len(values) // self.size)
-        there = values.new_zeros(each * self.size, *values.shape[1:], device=self._device)
-        there[:rows] = values
-        mine = there.new_empty(each, *values.shape[1:])
+        each = -(-len(values) // self.size)
+        there = values.to(self._device)
+        if len(there) < each * self.size:
+            there = torch.cat([there, there.new_zeros(each * self.size - len(there), *there.shape[1:])])
+        there = there.contiguous()
+        mine = there.new_empty(each, *there.shape[1:])
         reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
         self._together(lambda: reduce(mine, there, group=self._group))
-        return mine[: max(min(rows - self.rank * each, each), 0)].to(values.device)
+        rows = rows_of(len(values), self.rank, self.size)
+        return mine[: rows.stop - rows.start].to(values.device)
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         digest = bytearray(hashlib.sha256(facts().encode()).digest())
