@@ -29,6 +29,7 @@ from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
+from tacit.training.wrappers import unwrapped
 
 log = logging.getLogger("tacit")
 
@@ -97,6 +98,7 @@ def make_private(
     numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
     The number of records (or users) is taken to be public.
     """
+    model, quiet = unwrapped(model)
     team = assemble(parallel, model)
     if team.size > 1 and isinstance(ledger, Ledger):
         raise ValueError("several processes share one ledger file, which the first one opens; give its path.")
@@ -177,6 +179,7 @@ def make_private(
             accountant=accountant,
             team=team,
             public_buffers=public_buffers,
+            quiet=quiet,
         )
         undo.callback(run.close)
         _tell(run)

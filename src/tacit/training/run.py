@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class PrivateRun:
         accountant: str,
         team: Team,
         public_buffers: Sequence[str] = (),
+        quiet: AbstractContextManager[None],
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -84,6 +86,8 @@ class PrivateRun:
         self._lot: Lot | None = None
         self._attached = True
         self._updates = Updates(optimizer, engine.parameters, self._take)
+        self._until_closed = ExitStack()
+        self._until_closed.enter_context(quiet)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -304,3 +308,4 @@ class PrivateRun:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
+            self._until_closed.close()

@@ -328,14 +328,6 @@ class _SeededJoined(SeededSource):
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
     """The team of a run. Several processes that each took themselves for the only one would not be one private run."""
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
-    wrapped = [type(each).__name__ for each in model.modules() if isinstance(each, wrappers)]
-    wrapped += [type(each).__name__ for each in model.modules() if type(each).__name__ == "FullyShardedDataParallel"]
-    if wrapped:
-        raise ValueError(
-            f"the model is or has a {wrapped[0]}, which would put raw values of all processes together; "
-            "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
-        )
     cut_up(model)
     sharded = has_shards(model)
     if sharded and parallel is None:
