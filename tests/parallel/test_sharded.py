@@ -28,17 +28,33 @@ class Words(nn.Module):
     def __init__(self, words=11, width=6, length=5):
         super().__init__()
         self.table, self.places = nn.Embedding(words, width), nn.Parameter(0.1 * torch.randn(1, length, width))
-        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.blocks = nn.Sequential(Block(width))
         self.out = nn.Linear(width, words, bias=False)
         self.out.weight = self.table.weight
 
     def forward(self, x):
         return self.out(self.blocks(self.table(x) + self.places))
 
+class Layers(nn.Module):
+    # Uses of parameters whose values are needed, or look as if, when they are no longer gathered.
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4)
+        self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(16, 5))
+        self.centres, self.memory = nn.Parameter(torch.randn(3, 5)), nn.LSTM(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.norm(self.convolution(x[:, None, :3, None] * x[:, None, None, :3])).relu()
+        x = torch.cdist(self.scaled(x.flatten(1)), self.centres)
+        return self.out(self.memory(x[:, None])[0][:, 0].clone())
+
 torch.manual_seed(11)
 if kind == "words":
-    model, parts = Words().double(), ("blocks.0", "blocks.1")
+    model, parts = Words().double(), ("blocks.0.mlp", "blocks.0")
     data = torch.utils.data.TensorDataset(torch.randint(0, 11, (200, 5)), torch.randint(0, 11, (200, 5)))
+elif kind == "layers":
+    model, parts = Layers().double(), ("convolution", "scaled", "memory")
 else:
     model, parts = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).double(), ("0", "2")
 
@@ -87,7 +103,7 @@ SGD, ADAM = "torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)", "torch.
 KINDS = {
     "flat": ("mlp", "Flat(0.1)", SGD, ""),
     "transformer": ("words", "Flat(0.1)", ADAM, ""),
-    "per layer": ("mlp", "PerLayer(total=0.1)", ADAM, ""),
+    "per layer": ("layers", "PerLayer(total=0.1)", ADAM, ""),
     "transformer per layer": ("words", "PerLayer(each=0.05)", SGD, ""),
     "adaptive": ("mlp", "Adaptive(initial=1.0)", SGD, ""),
     "corrected Adam": ("mlp", "Flat(0.1)", "tacit.training.AdamBC(model.parameters(), lr=0.05)", ""),

@@ -8,7 +8,7 @@ and updates its shards. Nobody else has these rows or draws for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from tacit.mechanisms import Clipping
 from tacit.randomness import Source
 from tacit.training.pieces import is_shard
 from tacit.training.sums import GradientSums
+
+Scatter = Callable[[Sequence[Tensor]], list[Tensor]]
+_TOGETHER = 1 << 22  # values in one message: many small parameters cost no more than one large one
 
 
 def has_shards(model: nn.Module) -> bool:
@@ -64,13 +67,23 @@ class ShardedSums(GradientSums):
     independent noise on every coordinate, as the Gaussian mechanism asks.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], scatter: Callable[[Tensor], Tensor], source: Source) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], scatter: Scatter, source: Source) -> None:
         super().__init__(parameters)
         self._scatter, self._own, self.source = scatter, source, source
 
     def _fill(self, engine: Engine, clipping: Clipping) -> None:
+        waiting: dict[str, Tensor] = {}
         for name, total in engine.clipped_sums(clipping):
-            self._sums[name].copy_(self._scatter(total))
+            full = sum(each.numel() for each in waiting.values()) + total.numel() > _TOGETHER
+            if waiting and (full or next(iter(waiting.values())).dtype != total.dtype):
+                self._exchange(waiting)
+                waiting = {}
+            waiting[name] = total
+        self._exchange(waiting)
+
+    def _exchange(self, totals: Mapping[str, Tensor]) -> None:
+        for name, mine in zip(totals, self._scatter(list(totals.values())), strict=True):
+            self._sums[name].copy_(mine)
 
     def _add_noise_(self, receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, self._sums, self._own, counts=source)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +31,7 @@ from tacit.gradients.shards import cut_up
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
+from tacit.training.joined import Joined, SeededJoined
 from tacit.training.pieces import is_shard, rows_of
 from tacit.training.shards import check_shards, has_shards
 
@@ -79,8 +81,8 @@ class Team(Protocol):
     def most(self, count: int) -> int:
         """The largest ``count`` of all processes."""
 
-    def scatter(self, values: Tensor) -> Tensor:
-        """Of the sum of ``values`` over all processes, the rows of this one: the W-th part, the last may be shorter."""
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        """Of the sum of each tensor over all processes, the rows of this one (`rows_of`). All have one dtype."""
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """Refuse, in every process, to go on with different ideas of ``what``."""
@@ -115,8 +117,8 @@ class Alone:
     def most(self, count: int) -> int:
         return count
 
-    def scatter(self, values: Tensor) -> Tensor:
-        return values
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        return list(several)
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """There is nobody to disagree with."""
@@ -147,7 +149,7 @@ class Processes:
             share = self.size**-0.5
         else:
             share = 1.0 if self.rank == 0 else 0.0
-        return _Joined(share, self.add_up_) if seed is None else _SeededJoined(seed, self.rank, share, self.add_up_)
+        return Joined(share, self.add_up_) if seed is None else SeededJoined(seed, self.rank, share, self.add_up_)
 
     def own_source(self, seed: int | None) -> Source:
         if seed is None:
@@ -200,17 +202,25 @@ class Processes:
         self._together(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group))
         return int(largest)
 
-    def scatter(self, values: Tensor) -> Tensor:
-        each = -(-len(values) // self.size)
-        there = values.to(self._device)
-        if len(there) < each * self.size:
-            there = torch.cat([there, there.new_zeros(each * self.size - len(there), *there.shape[1:])])
-        there = there.contiguous()
-        mine = there.new_empty(each, *there.shape[1:])
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        parts = [self._in_parts(values.to(self._device)) for values in several]
+        there = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        mine = there.new_empty(there.shape[1])
         reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
-        self._together(lambda: reduce(mine, there, group=self._group))
-        rows = rows_of(len(values), self.rank, self.size)
-        return mine[: rows.stop - rows.start].to(values.device)
+        self._together(lambda: reduce(mine, there.view(-1), group=self._group))
+        found = []
+        for values, part in zip(several, torch.split(mine, [part.shape[1] for part in parts])):
+            rows = rows_of(len(values), self.rank, self.size)
+            shape = rows.stop - rows.start, *values.shape[1:]
+            found.append(part[: math.prod(shape)].view(shape).to(values.device))  # without the zeros at the end
+        return found
+
+    def _in_parts(self, values: Tensor) -> Tensor:
+        """The rows of each process, one after the other, with zeros where they are fewer: [processes, entries]."""
+        missing = -len(values) % self.size
+        if missing:
+            values = torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+        return values.reshape(self.size, values.numel() // self.size)
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         digest = bytearray(hashlib.sha256(facts().encode()).digest())
@@ -297,32 +307,6 @@ class Processes:
     def _break(self, why: str) -> RuntimeError:
         self._broken = self._broken or why
         return RuntimeError(f"this run of {self.size} processes cannot go on: {why}. Resume it from a checkpoint.")
-
-
-class _Joined(SecureSource):
-    """Keyed by the operating system in each process; sums pass through it to join those of the others."""
-
-    def __init__(self, share: float, add_up_: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self.share, self._add_up_ = share, add_up_
-
-    def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
-        return noisy
-
-
-class _SeededJoined(SeededSource):
-    """For debugging: the first process has the stream of a run alone, every other one its own."""
-
-    def __init__(self, seed: int, rank: int, share: float, add_up_: Callable[[Tensor], None]) -> None:
-        super().__init__(seed)
-        self.share, self._add_up_ = share, add_up_
-        if rank:
-            self.branch(f"process {rank}")
-
-    def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
-        return noisy
 
 
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
