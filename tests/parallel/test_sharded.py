@@ -403,3 +403,35 @@ save(done=torch.tensor(1))
 
 def test_other_ways_to_shard_are_refused_with_the_remedy(processes: Run) -> None:
     assert [int(each["done"]) for each in processes(REFUSED, 2)] == [1, 1]
+
+
+HALF = """
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from tacit import gradients
+import copy
+class Clip:
+    def partition(self, shapes):
+        return [tuple(shapes)]
+    def weights(self, norms):
+        return (0.1 / norms).clamp(max=1.0)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 2)))
+plain = copy.deepcopy(model).bfloat16()
+mesh, policy = init_device_mesh("cpu", (world,)), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+for part in (model[0], model[3], model):
+    fully_shard(part, mesh=mesh, mp_policy=policy)
+torch.manual_seed(rank)
+rows, found = torch.randn(6, 5), []
+for each, given in ((plain, rows.bfloat16()), (model, rows)):
+    with gradients.record(each) as tape:
+        each(given).float().square().sum().backward()
+    total = tape.clipped_sum(Clip())
+    found.append(torch.cat([value.flatten() for value in total.values()]))
+save(plain=found[0], sharded=found[1])
+"""
+
+
+def test_in_half_precision_sums_are_those_of_a_model_in_half_precision(processes: Run) -> None:
+    for each in processes(HALF, 2):
+        assert each["sharded"].dtype == torch.float32 and float(each["sharded"].norm()) > 0.1
+        assert torch.equal(each["sharded"], each["plain"])

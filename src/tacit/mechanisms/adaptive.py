@@ -117,7 +117,7 @@ class AdaptiveClipping(Clipping):
         """Add the recorded noise to the sums, then release the counts and move the clip norms for the next step."""
         super().release_(receipt, sums, source)
         for tracker in self._trackers.values():
-            tracker.update(receipt, counts or source)
+            tracker.update(receipt, source if counts is None else counts)
 
     def repeated(self, contributions: int) -> AdaptiveClipping:
         return AdaptiveClipping(self._config, super().repeated(contributions).groups, lot_size=self._lot_size)

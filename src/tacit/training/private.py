@@ -82,7 +82,8 @@ def make_private(
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
     * ``batch_size`` bounds what is in memory at once and changes nothing else.
     * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
-      same lots, ledger and noise as in one process. Each reads its share of a lot.
+      same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
+      (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
     * ``seed`` is for debugging: the run is then marked as not private.
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does

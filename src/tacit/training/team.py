@@ -103,7 +103,7 @@ class Alone:
         return SecureSource() if seed is None else SeededSource(seed)
 
     def own_source(self, seed: int | None) -> Source:
-        return self.source(seed)
+        return _own_source(seed, self.rank)
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         return make()
@@ -152,11 +152,7 @@ class Processes:
         return Joined(share, self.add_up_) if seed is None else SeededJoined(seed, self.rank, share, self.add_up_)
 
     def own_source(self, seed: int | None) -> Source:
-        if seed is None:
-            return SecureSource()
-        source = SeededSource(seed)
-        source.branch(f"shards of process {self.rank}")
-        return source
+        return _own_source(seed, self.rank)
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         if self.rank == 0:
@@ -307,6 +303,15 @@ class Processes:
     def _break(self, why: str) -> RuntimeError:
         self._broken = self._broken or why
         return RuntimeError(f"this run of {self.size} processes cannot go on: {why}. Resume it from a checkpoint.")
+
+
+def _own_source(seed: int | None, rank: int) -> Source:
+    """Not the stream of `Team.source`: noise must not be what lots, or other noise, were drawn with."""
+    if seed is None:
+        return SecureSource()
+    source = SeededSource(seed)
+    source.branch(f"shards of process {rank}")
+    return source
 
 
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
