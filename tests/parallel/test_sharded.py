@@ -95,7 +95,7 @@ for bx, by in run.batches():
     optimizer.step()
     optimizer.zero_grad()
 save(weights=all_of_it(model), loss=torch.tensor(run.metrics["loss"]),
-     epsilon=torch.tensor(run.guarantee(1e-5).epsilon), steps=torch.tensor(len(run.ledger)))
+     steps=torch.tensor(len(run.ledger)))
 """
 )
 
