@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, precise
+from tacit.gradients.contributions import Contribution, Dense, precise
 from tacit.gradients.layout import Layout, Tag
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached, replaced, tensors
@@ -66,6 +66,12 @@ class Generic(Contribution):
 
         for lo, hi in chunks(self.batch, size):
             total += torch.tensordot(weights[lo:hi].to(total.dtype), self.instantiate(lo, hi).to(total.dtype), 1)
+
+    def apart(self) -> Dense:
+        from tacit.gradients.contributions import chunks
+
+        several = chunks(self.batch, 8 * self.source.numel())
+        return Dense(torch.cat([self.instantiate(lo, hi) for lo, hi in several]))
 
     def without(self, bad: Tensor) -> Generic:
         from tacit.gradients.contributions import cleared

@@ -91,6 +91,10 @@ class Derived(Contribution):
             grads = precise(self.instantiate(lo, hi))
             total += torch.tensordot(weights[lo:hi].to(grads.dtype), grads, 1)
 
+    def apart(self) -> Dense:
+        several = chunks(self.batch, math.prod(self.shape) * 8)
+        return Dense(torch.cat([precise(self.instantiate(lo, hi)) for lo, hi in several]))
+
     def without(self, bad: Tensor) -> Derived:
         return Derived(self.source, self.parameter, self.inner.without(bad))
 
