@@ -103,6 +103,7 @@ def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
     order = [11, 33, 22, 11, 11, 22, 33, 33, 22]
 
     initial = FlatParameters(network()).vector
+    workshop = Workshop(settings, records=RECORDS, parameters=initial.size)
     local = ParameterServer(initial, Rules(bound=0.05, upload=0.2, decay_every=3), [str(node) for node in NODES])
     downloads = {node: local.pull(1.0) for node in NODES}
     books: dict[int, Ledger] = {}
@@ -111,7 +112,6 @@ def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
         number, (sequence, steps, parameters) = NODES.index(node), stand[node]
         source = SeededSource(9 + number)
         source.branch(f"upload {sequence}")
-        workshop = Workshop(settings, records=RECORDS, parameters=initial.size)
         person = workshop.participant(
             str(node),
             network(),

@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
@@ -125,7 +126,7 @@ class _Desk:
         settings, member = self._settings, self._member
         if self.sequence >= settings.epochs:
             return f"all {settings.epochs} uploads were made"
-        workshop = Workshop(settings, records=len(member.inputs), parameters=self._size)
+        workshop = _workshop(replace(settings, seed=None), len(member.inputs), self._size)
         participant = workshop.participant(
             "participant", self._model, member.inputs, member.labels, source=self._source(), ledger=self._ledger
         )
@@ -166,6 +167,12 @@ class _Desk:
         source = SeededSource(self._settings.seed)
         source.branch(f"upload {self.sequence}")
         return source
+
+
+@lru_cache(maxsize=8)
+def _workshop(settings: Settings, records: int, parameters: int) -> Workshop:
+    """Solving for the noise takes a while; in a simulation many nodes ask for the same."""
+    return Workshop(settings, records=records, parameters=parameters)
 
 
 def _check_witness(context: Context, agreement: Agreement, sequence: int) -> None:

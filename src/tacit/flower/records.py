@@ -106,7 +106,7 @@ def _sparse(content: RecordDict, name: str, most: int) -> tuple[Any, Vector]:
     if not isinstance(record, ArrayRecord) or _VALUES not in record or not set(record) <= {_INDICES, _VALUES}:
         raise _malformed(f"it has no {name} with {_VALUES}, and {_INDICES} or nothing else.")
     indices = _vector(record[_INDICES], "<u4", most) if _INDICES in record else None
-    values = _vector(record[_VALUES], "<f4", most).astype(np.float32, copy=False)
+    values = _vector(record[_VALUES], "<f4", most).astype(np.float32)
     if indices is not None and indices.size != values.size:
         raise Refused(Reason.SHAPE, f"there are {indices.size} indices and {values.size} values; one for each.")
     return indices, values
