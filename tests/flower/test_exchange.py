@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,30 +86,18 @@ def kept(folder: Path, node: int) -> dict[int, bytes]:
     return dict(rows)
 
 
-@pytest.fixture
-def unkempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that dies writes no snapshot and says no goodbye: the disk stays as it was."""
-    monkeypatch.setattr(Service, "close", lambda self: self._store.close())
-
-
-# -- the same bits ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("privacy", "download"), [("none", 0.3), ("sparse", 1.0), ("gaussian", 0.3), ("dp-sgd", 1.0)])
-def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
-    privacy: str, download: float, tmp_path: Path
-) -> None:
-    settings = replace(SETTINGS, privacy=PRIVACY[privacy], download=download)
-    order = [11, 33, 22, 11, 11, 22, 33, 33, 22]
-
+def reference(
+    settings: Settings, order: Sequence[int], *, download: float, nodes: Sequence[int] = NODES
+) -> tuple[np.ndarray, dict[int, Ledger]]:
+    """The parameters and ledgers that an exchange in this process leads to, if uploads are taken in that order."""
     initial = FlatParameters(network()).vector
     workshop = Workshop(settings, records=RECORDS, parameters=initial.size)
-    local = ParameterServer(initial, Rules(bound=0.05, upload=0.2, decay_every=3), [str(node) for node in NODES])
-    downloads = {node: local.pull(1.0) for node in NODES}
+    local = ParameterServer(initial, Rules(bound=0.05, upload=0.2, decay_every=3), [str(node) for node in nodes])
+    downloads = {node: local.pull(1.0) for node in nodes}
     books: dict[int, Ledger] = {}
-    stand = {node: (0, 0, initial) for node in NODES}
+    stand = {node: (0, 0, initial) for node in nodes}
     for node in order:
-        number, (sequence, steps, parameters) = NODES.index(node), stand[node]
+        number, (sequence, steps, parameters) = nodes.index(node), stand[node]
         source = SeededSource(9 + number)
         source.branch(f"upload {sequence}")
         person = workshop.participant(
@@ -126,11 +114,30 @@ def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
         local.push(str(node), upload.sequence, upload.indices, upload.values)
         stand[node] = person.sequence, person.steps, person.parameters.vector.copy()
         downloads[node] = local.pull(download)
+    return local.parameters, books
 
+
+@pytest.fixture
+def unkempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that dies writes no snapshot and says no goodbye: the disk stays as it was."""
+    monkeypatch.setattr(Service, "close", lambda self: self._store.close())
+
+
+# -- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("privacy", "download"), [("none", 0.3), ("sparse", 1.0), ("gaussian", 0.3), ("dp-sgd", 1.0)])
+def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
+    privacy: str, download: float, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, privacy=PRIVACY[privacy], download=download)
+    order = [11, 33, 22, 11, 11, 22, 33, 33, 22]
+
+    expected, books = reference(settings, order, download=download)
     grid = MemoryGrid(participant_app(member(tmp_path, settings)), order=order)
     found = serve(grid, host(tmp_path, download=download))
-    assert found.tobytes() == local.parameters.tobytes()
-    assert not np.array_equal(found, initial)
+    assert found.tobytes() == expected.tobytes()
+    assert not np.array_equal(found, FlatParameters(network()).vector)
     assert state(tmp_path).participants == {"11": 3, "22": 3, "33": 3}
     for node, book in books.items():
         assert Ledger.load(tmp_path / str(node) / "ledger.jsonl").entries == book.entries
