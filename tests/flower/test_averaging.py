@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp

@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+
 from flower import helpers
 from flower.federation import Federation, wait
 from flower.test_exchange import SETTINGS, kept, reference, taken
@@ -31,9 +34,10 @@ from tacit.flower import Host, Member, participant_app, server_app
 def prepare(context):
     number, folder = int(context.node_config["partition-id"]), Path(str(context.run_config["folder"]))
     inputs, labels = records(number)
+    own = folder / str(context.node_id)
     privacy = GaussianPrivacy(epsilon=50.0, delta=1e-5, clip_norm=0.1)
     settings = Settings(epochs=3, privacy=privacy, seed=9 + number)
-    return Member(network=network, inputs=inputs, labels=labels, settings=settings, folder=folder / str(context.node_id))
+    return Member(network=network, inputs=inputs, labels=labels, settings=settings, folder=own)
 
 def host(context):
     folder = Path(str(context.run_config["folder"])) / "server"

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flower.helpers import NODES, RECORDS, Killed, MemoryGrid, network, records

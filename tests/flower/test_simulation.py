@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.server.superlink.fleet.vce.backend import Backend

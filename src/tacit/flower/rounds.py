@@ -89,9 +89,9 @@ def _collect(grid: Grid, content: RecordDict, current: Round, here: dict[int, in
     while waiting and time.monotonic() < until:
         replies = list(grid.pull_messages(list(waiting)))
         for reply in replies:
-            slot = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if slot is not None:
-                _add(current, slot, reply)
+            drawn = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if drawn is not None:
+                _add(current, drawn, reply)
         if not replies:
             time.sleep(averaging.pause)
 
