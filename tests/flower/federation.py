@@ -113,13 +113,14 @@ class Federation:
         encoding, form = serialization.Encoding, serialization.PrivateFormat.OpenSSH
         private.write_bytes(key.private_bytes(encoding.PEM, form, serialization.NoEncryption()))
         public.write_bytes(key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
+        own = self.folder / f"own{number}"
         known = int(self.cli("supernode", "register", str(public), "here")["node-id"]) if registered else None
         self._start(
             f"supernode-{number}",
             f"--root-certificates={self._keys / 'ca.pem'}",
             f"--superlink=127.0.0.1:{self.port}",
             f"--auth-supernode-private-key={private}",
-            f'--node-config=partition-id={number} num-partitions={of} folder="{self.folder}"',
+            f'--node-config=partition-id={number} num-partitions={of} epsilon=8.0 folder="{self.folder / f"own{number}"}"',
             "--host=127.0.0.1",
             f"--port={free_port()}",
             *self._certificates(),

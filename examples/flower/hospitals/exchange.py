@@ -14,9 +14,8 @@ from tacit.flower import Host, Member, participant_app, server_app
 
 def hospital(context: Context) -> Member:
     inputs, labels = records(context)
-    config = context.run_config
-    privacy = LocalDpSgd(epsilon=float(config["epsilon"]), delta=1e-5)
-    settings = Settings(epochs=int(config["epochs"]), privacy=privacy)
+    privacy = LocalDpSgd(epsilon=float(context.node_config["epsilon"]), delta=1e-5)
+    settings = Settings(epochs=int(context.run_config["epochs"]), privacy=privacy)
     folder = Path(str(context.node_config["folder"]))  # of this node: its ledger and what it is about to send
     return Member(network=network, inputs=inputs, labels=labels, settings=settings, folder=folder)
 
