@@ -120,7 +120,7 @@ class Federation:
             f"--root-certificates={self._keys / 'ca.pem'}",
             f"--superlink=127.0.0.1:{self.port}",
             f"--auth-supernode-private-key={private}",
-            f'--node-config=partition-id={number} num-partitions={of} epsilon=8.0 folder="{self.folder / f"own{number}"}"',
+            f'--node-config=partition-id={number} num-partitions={of} epsilon=8.0 folder="{own}"',
             "--host=127.0.0.1",
             f"--port={free_port()}",
             *self._certificates(),
