@@ -60,6 +60,7 @@ def member(folder: Path, settings: Settings = SETTINGS) -> Callable[[Context], M
             labels=labels,
             settings=replace(settings, seed=seed),
             folder=folder / str(context.node_id),
+            without_noise=settings.privacy is None,
         )
 
     return prepare
@@ -401,6 +402,20 @@ def test_another_model_or_bound_cannot_take_over_a_folder(tmp_path: Path) -> Non
     serve(MemoryGrid(app), host(tmp_path))
     with pytest.raises(ValueError, match=r"bound is 0\.06"):
         serve(MemoryGrid(app), host(tmp_path, bound=0.06))
+
+
+def test_no_privacy_must_be_meant(tmp_path: Path) -> None:
+    inputs, labels = records(0)
+    for settings, without in ((replace(SETTINGS, privacy=None), False), (SETTINGS, True)):
+        with pytest.raises(ValueError, match="choose how records are protected"):
+            Member(
+                network=network,
+                inputs=inputs,
+                labels=labels,
+                settings=settings,
+                folder=tmp_path,
+                without_noise=without,
+            )
 
 
 def test_without_answers_the_server_ends_by_itself(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Member:
     Of ``settings``, privacy, δ, epochs (uploads, at most), learning rate, batch size, selection and τ are the
     participant's; γ, θ_u and θ_d are the server's. ``folder`` holds its ledger and outbox, and must outlive the
     SuperNode. With a seed in the settings everything is repeatable and noise protects nobody; the ledger says so.
+    Settings without privacy are an oversight unless ``without_noise`` says that they are meant.
     """
 
     network: Callable[[], nn.Module]
@@ -59,6 +60,14 @@ class Member:
     labels: Tensor
     settings: Settings
     folder: Path
+    without_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.settings.privacy is None) != self.without_noise:
+            raise ValueError(
+                f"privacy is {self.settings.privacy} and without_noise is {self.without_noise}; choose how records are "
+                "protected, or say that they are not."
+            )
 
 
 def participant_app(prepare: Callable[[Context], Member]) -> ClientApp:

@@ -81,8 +81,8 @@ def dense(name: str, values: Vector) -> RecordDict:
 
 def read_dense(content: RecordDict, name: str, *, size: int) -> Vector:
     """One vector of ``size`` values, which may be anything."""
-    _, values = _sparse(content, name, size)
-    if values.size != size:
+    indices, values = _sparse(content, name, size)
+    if indices is not None or values.size != size:
         raise Refused(Reason.SHAPE, f"there are {values.size} values; the model has {size} parameters.")
     return values
 
