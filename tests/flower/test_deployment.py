@@ -43,7 +43,8 @@ def host(context):
     folder = Path(str(context.run_config["folder"])) / "server"
     return Host(network=network, folder=folder, participants=3, bound=0.05, upload=0.2, patience=300.0)
 
-client, server = participant_app(prepare), server_app(host)
+client = participant_app(prepare)
+server = server_app(host)
 """
 
 ECHO = """
@@ -54,7 +55,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 import numpy as np
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 @client.train()
 def echo(message, context):
