@@ -30,7 +30,7 @@ from tacit.collaboration import (
 from tacit.collaboration.network import Service, Store, codec
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.workshop import Workshop
-from tacit.flower import Host, Member, participant_app, serve
+from tacit.flower import Host, Member, answer, participant_app, serve, update_app
 from tacit.flower import records as wire
 from tacit.ledger import Ledger
 from tacit.randomness import SeededSource
@@ -284,7 +284,7 @@ def test_a_folder_that_is_an_old_copy_is_refused(tmp_path: Path) -> None:
     def ask(due: int, context: Context) -> Message:
         message = Message(wire.invitation(agreement, due, server.pull()), 11, "train")
         message.metadata.__dict__["_message_id"] = "m"
-        return app(message, context)
+        return answer(message, context, member(tmp_path)(context))
 
     assert server.next_sequence("11") == 2
     with pytest.raises(ValueError, match="lost its state"):
@@ -381,7 +381,7 @@ def test_a_participant_believes_no_server_either(how: str, tmp_path: Path) -> No
     facts["agreement"] = agreement if how != "no agreement" else "{}"
     arrays["values"] = Array(values)
     with pytest.raises(ValueError):
-        grid.app(message, grid.contexts[11])
+        answer(message, grid.contexts[11], member(tmp_path)(grid.contexts[11]))
     assert not (tmp_path / "11" / "ledger.jsonl").exists()  # nothing was charged, so nothing was looked at
 
 
@@ -402,6 +402,26 @@ def test_another_model_or_bound_cannot_take_over_a_folder(tmp_path: Path) -> Non
     serve(MemoryGrid(app), host(tmp_path))
     with pytest.raises(ValueError, match=r"bound is 0\.06"):
         serve(MemoryGrid(app), host(tmp_path, bound=0.06))
+
+
+@pytest.mark.parametrize("averaging", [False, True])
+def test_an_error_of_a_participant_tells_the_server_nothing(
+    averaging: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower sends the text of an exception to the server, and texts quote records."""
+
+    def fails(*given: Any) -> Any:
+        raise KeyError("Jane Doe, born 1970")
+
+    grid = MemoryGrid(participant_app(member(tmp_path)), NODES[:1], kill_at=2)
+    with pytest.raises(Killed):
+        serve(grid, host(tmp_path, participants=1))
+    app = update_app(fails, fails) if averaging else participant_app(fails)
+    with caplog.at_level(logging.ERROR, logger="tacit"), pytest.raises(RuntimeError) as error:
+        app(grid.waiting["1"], grid.contexts[11])
+    assert str(error.value) == "the participant could not answer; its own log says why."
+    assert error.value.__cause__ is None and error.value.__context__ is None
+    assert "Jane Doe" in caplog.text  # here
 
 
 def test_no_privacy_must_be_meant(tmp_path: Path) -> None:

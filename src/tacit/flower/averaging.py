@@ -17,7 +17,8 @@ released before, since absence only takes a bounded vector away.
 *Trusted*: the server (the process of the ServerApp, the SuperLink and its database), which sees the vectors without
 noise and who was drawn. It must show neither: to whoever can see where messages go, on the network or in logs, sampling
 hides nothing, and the guarantee is that of q = 1. *Not trusted*: participants, and whoever sees every released model.
-They can spoil the model, but not what is promised to others.
+They can spoil the model, but not what is promised to others. *Not covered*: when a round ends, which depends on who
+answers and how fast.
 """
 
 from __future__ import annotations

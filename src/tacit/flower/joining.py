@@ -73,12 +73,22 @@ class Member:
 def participant_app(prepare: Callable[[Context], Member]) -> ClientApp:
     """A ClientApp that takes part as what ``prepare`` makes of Flower's context."""
 
-    def train(message: Message, context: Context) -> Message:
-        return answer(message, context, prepare(context))
-
     app = ClientApp()
-    app.train()(train)
+    app.train()(discreet(lambda message, context: answer(message, context, prepare(context))))
     return app
+
+
+def discreet(handle: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    """``handle``, but errors stay here: Flower sends their text to the server, and it may quote a record."""
+
+    def handled(message: Message, context: Context) -> Message:
+        try:
+            return handle(message, context)
+        except Exception:
+            log.exception("a message of the server could not be answered")
+        raise RuntimeError("the participant could not answer; its own log says why.")
+
+    return handled
 
 
 def answer(message: Message, context: Context, member: Member) -> Message:

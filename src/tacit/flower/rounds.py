@@ -20,6 +20,7 @@ from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.parameters import FlatParameters
 from tacit.flower import records
 from tacit.flower.averaging import Averager, Averaging, Round
+from tacit.flower.joining import discreet
 from tacit.ledger import BudgetExceeded
 from tacit.mechanisms import SumQuery
 
@@ -124,7 +125,7 @@ def update_app(network: Callable[[], nn.Module], train: Callable[[nn.Module, Con
         return Message(records.dense(_CHANGE, clipped.numpy()), reply_to=message)
 
     app = ClientApp()
-    app.train()(update)
+    app.train()(discreet(update))
     return app
 
 
