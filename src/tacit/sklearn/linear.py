@@ -54,7 +54,13 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         return noise
 
     def _settings(self, rows: Numbers, outputs: int, purse: Purse) -> Settings:
-        return settings(records=len(rows), parameters=self._size(rows, outputs), epsilon=purse.epsilon)
+        return settings(
+            kind=self.model,
+            records=len(rows),
+            parameters=self._size(rows, outputs),
+            epsilon=purse.epsilon,
+            squared=rows.shape[1] if outputs == 1 else None,
+        )
 
     def _size(self, rows: Numbers, outputs: int) -> int:
         return sum(parameter.numel() for parameter in self._network(rows, outputs).parameters())
