@@ -55,7 +55,6 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
     def _settings(self, rows: Numbers, outputs: int, purse: Purse) -> Settings:
         return settings(
-            kind=self.model,
             records=len(rows),
             parameters=self._size(rows, outputs),
             epsilon=purse.epsilon,

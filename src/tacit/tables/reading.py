@@ -166,7 +166,7 @@ def _arrow(column: Any, name: str) -> NDArray[Any]:
     if kind.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kind.is_integer(column.type) or kind.is_floating(column.type):
-        values: NDArray[Any] = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+        values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values
     if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
         return _short(["" if value is None else _word(value) for value in column.to_pylist()])

@@ -102,7 +102,6 @@ def train_table(
 
     def chosen_for(parameters: int) -> Settings:
         rule = settings(
-            kind=model,
             records=count - held,
             parameters=parameters,
             epsilon=budget.epsilon,
