@@ -85,7 +85,7 @@ def simulate(
     return Result(
         test_accuracy=history[-1],
         standalone_accuracy=world.standalone() if baselines else None,
-        centralised_accuracy=world.centralised() if baselines else None,
+        centralised_accuracy=world.centralised()[-1] if baselines else None,
         history=history,
         bytes_up=world.bytes_up,
         bytes_down=world.bytes_down,
@@ -95,6 +95,20 @@ def simulate(
         claim=world.claim(),
         notes=world.notes(),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What a collaboration is measured by: accuracies of `Result`, and the centralised one after each epoch."""
+
+    standalone: float
+    centralised: list[float]
+
+
+def baselines(problem: Problem, settings: Settings) -> Baselines:
+    """Training alone and on pooled records, with the records, network and learning rate of the collaboration."""
+    world = _World(problem, settings, None)
+    return Baselines(standalone=world.standalone(), centralised=world.centralised())
 
 
 class _World:
@@ -172,20 +186,24 @@ class _World:
 
     def standalone(self) -> float:
         """The mean accuracy of participants who train alone."""
-        scores = [self._alone(hand, f"alone {number}") for number, hand in enumerate(self._hands[:_STANDALONE])]
+        scores = []
+        for number, hand in enumerate(self._hands[:_STANDALONE]):
+            *_, model = self._alone(hand, f"alone {number}")
+            scores.append(accuracy(model, self._problem))
         return sum(scores) / len(scores)
 
-    def centralised(self) -> float:
-        """The accuracy of SGD on all participants' records."""
-        return self._alone(np.unique(np.concatenate(self._hands)), "pooled")
+    def centralised(self) -> list[float]:
+        """The accuracy of SGD on all participants' records, after each epoch."""
+        hand = np.unique(np.concatenate(self._hands))
+        return [accuracy(model, self._problem) for model in self._alone(hand, "pooled")]
 
-    def _alone(self, hand: Positions, name: str) -> float:
+    def _alone(self, hand: Positions, name: str) -> Iterator[nn.Module]:
         model, rows = self._problem.network(self._initial), torch.from_numpy(hand)
         source = _source(self._settings.seed, name)
         train = local_sgd(model, self._problem.inputs[rows], self._problem.labels[rows], self._settings, source)
         for _ in range(self._settings.epochs):
             train()
-        return accuracy(model, self._problem)
+            yield model
 
     def claim(self) -> Claim | None:
         """Of the participant who spent most."""
