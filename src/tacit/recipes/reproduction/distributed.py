@@ -297,8 +297,8 @@ def figure10(setting: Setting) -> Result:
         panels=panels,
         notes=[
             "The paper's point: among changes above τ some at random are nearly as good as the largest, and worse "
-            "where fewer than θ_u reach τ. Its γ = 0.001 and τ = 0.0001 belong to α = 0.001 and M = 1; calibrated are γ and "
-            "τ that `tacit collaborate calibrate` found on public records (see docs/collaboration.md).",
+            "where fewer than θ_u reach τ. Its γ = 0.001 and τ = 0.0001 belong to α = 0.001 and M = 1; calibrated are "
+            "γ and τ that `tacit collaborate calibrate` found on public records (see docs/collaboration.md).",
             "Here minibatches have 32 images instead of 1.",
             *about(setting),
         ],
