@@ -254,7 +254,8 @@ def figure10(setting: Setting) -> Result:
     """The largest changes, or random ones above a threshold: at the paper's γ and τ, and at calibrated ones."""
     model = "mlp" if setting.quick else "cnn"
     chosen = [nets(setting)[data, model] for data in TITLES]
-    uploads = {net: (0.01, 0.1, 1.0) if setting.quick else UPLOADS for net in chosen}
+    few = {"mnist": (0.01, 0.1, 1.0), "svhn": (0.01, 0.1)}
+    uploads = {net: few[net.data] if setting.quick else UPLOADS for net in chosen}
     people = (30,) if setting.quick else (30, 90, 150)
     jobs = [
         net.job(upload=upload, participants=number, **way)
