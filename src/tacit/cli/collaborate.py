@@ -20,6 +20,7 @@ from tacit.cli.shared import (
     Epsilon,
     Json,
     Mechanism,
+    Normalisation,
     Rate,
     Selected,
     Threshold,
@@ -82,6 +83,7 @@ def simulate(
     epsilon: Epsilon = None,
     mechanism: Mechanism = "dp-sgd",
     clip_norm: ClipNorm = None,
+    private_normalisation: Normalisation = None,
     delta: Delta = 1e-5,
     epochs: Epochs = 15,
     share: _Share = 0.01,
@@ -97,13 +99,14 @@ def simulate(
 
     \b
     The ε printed is honest: of all that a participant uploads in the whole training.
-    Inputs are normalised by the training set's mean and standard deviation, taken to be public.
+    Inputs are normalised by the training set's mean and standard deviation, taken to be public unless
+    --private-normalisation says otherwise.
 
     \b
     Examples:
       tacit collaborate simulate --participants 30 --upload 0.1 --epochs 10
       tacit collaborate simulate --dataset svhn --model cnn --protocol asynchronous --json
-      tacit collaborate simulate --epsilon 10 --mechanism dp-sgd
+      tacit collaborate simulate --epsilon 10 --mechanism dp-sgd --private-normalisation 10
       tacit collaborate simulate --upload 0.01 --epsilon-per-epoch 1401 --bound 0.001
     """
     from dataclasses import replace
@@ -127,11 +130,12 @@ def simulate(
     )
     if epsilon is not None and epsilon_per_epoch is not None:
         raise ValueError("give --epsilon (the whole training) or --epsilon-per-epoch (as the paper counts), not both.")
-    settings = private(settings, mechanism, epsilon, clip_norm)
+    settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     if epsilon_per_epoch is not None:
         privacy = collaboration.SparseVectorPrivacy(epsilon_per_epoch=epsilon_per_epoch)
         settings = replace(settings, privacy=privacy)
-    learned = collaboration.problem(dataset, model)
+    get = collaboration.problem if private_normalisation is None else collaboration.raw_problem
+    learned = get(dataset, model)
     with _bar("exchanges") as progress:
         result = collaboration.simulate(learned, settings, baselines=baselines, progress=progress)
     show(_facts(result), _lines(result, learned.name, settings), as_json=as_json)

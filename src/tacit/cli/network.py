@@ -18,6 +18,7 @@ from tacit.cli.shared import (
     Epsilon,
     Json,
     Mechanism,
+    Normalisation,
     Rate,
     Selected,
     Threshold,
@@ -189,6 +190,7 @@ def join(
     epsilon: Epsilon = None,
     mechanism: Mechanism = "dp-sgd",
     clip_norm: ClipNorm = None,
+    private_normalisation: Normalisation = None,
     delta: Delta = 1e-5,
     without_noise: Annotated[
         bool, typer.Option("--without-noise", help="Upload plain changes, which promise nothing about the records.")
@@ -232,7 +234,7 @@ def join(
         delta=delta,
     )
     settings = agreed_settings(shards[0].agreement, settings)
-    settings = private(settings, mechanism, epsilon, clip_norm)
+    settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     folder = out or Path("runs") / name
     with _bar(epochs) as progress:
         stand = take_part(shards, name, credentials, records, folder, settings, progress=progress)

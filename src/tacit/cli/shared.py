@@ -40,13 +40,35 @@ ClipNorm = Annotated[
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
 
 
-def private(settings: Settings, mechanism: str, epsilon: float | None, clip_norm: float | None) -> Settings:
+Normalisation = Annotated[
+    float | None,
+    typer.Option(
+        parser=number,
+        metavar="NOISE",
+        help="Release mean and standard deviation of the inputs with this noise multiplier, within --epsilon "
+        "(dp-sgd) [default: taken from public records].",
+    ),
+]
+
+
+def private(
+    settings: Settings,
+    mechanism: str,
+    *,
+    epsilon: float | None,
+    clip_norm: float | None,
+    normalisation: float | None,
+) -> Settings:
     """The settings with the mechanism that the options ask for, if they do."""
     from dataclasses import replace
 
     from tacit import collaboration
 
     if epsilon is None:
+        if normalisation is not None:
+            raise ValueError("private normalisation is part of a budget; give --epsilon as well.")
         return settings
-    privacy = collaboration.mechanism(mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm)
+    privacy = collaboration.mechanism(
+        mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm, normalisation=normalisation
+    )
     return replace(settings, privacy=privacy)

@@ -18,7 +18,7 @@ from tacit.collaboration.privacy import (
     SparseVectorPrivacy,
     SparseVectorUploads,
 )
-from tacit.collaboration.problem import Problem, problem
+from tacit.collaboration.problem import Problem, problem, raw_problem
 from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest
 from tacit.collaboration.selective import SelectiveSGD
 from tacit.collaboration.server import ParameterServer, Reason, Refused, Rules
@@ -61,5 +61,6 @@ __all__ = [
     "compare",
     "mechanism",
     "problem",
+    "raw_problem",
     "simulate",
 ]
