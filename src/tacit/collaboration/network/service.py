@@ -102,6 +102,7 @@ class Service:
         self._pool: Pool | None = None
         if self.agreement.pool:
             self._pool = Pool(
+                collaboration=self.agreement.collaboration,
                 least=self.agreement.pool,
                 size=self.agreement.size,
                 count=self.agreement.most,
@@ -210,6 +211,12 @@ class Service:
     def roster(self, name: str, request: bytes) -> bytes:
         """Who is in a round."""
         return self._pooled(name, lambda pool: pool.roster(name, codec.split_round(request)[0], self._clock()))
+
+    def leave(self, name: str, request: bytes) -> bytes:
+        """Leave a round in which one has sent nothing."""
+        round_id, signature = codec.split_round(request)
+        self._pooled(name, lambda pool: pool.leave(name, round_id, signature, self._clock()))
+        return APPLIED
 
     def outcome(self, name: str, request: bytes) -> bytes:
         """Whether the sum of a round was applied."""

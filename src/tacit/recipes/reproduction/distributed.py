@@ -62,7 +62,7 @@ class Net:
 
 QUICK = {
     ("mnist", "mlp"): Net(data="mnist", model="mlp", epochs=12, learning_rate=0.02, bound=0.004, threshold=5.5e-5),
-    ("svhn", "mlp"): Net(data="svhn", model="mlp", epochs=10, learning_rate=0.02, bound=0.01, threshold=0.0001),
+    ("svhn", "mlp"): Net(data="svhn", model="mlp", epochs=10, learning_rate=0.02, bound=0.001, threshold=0.0007),
     ("mnist", "cnn"): Net(data="mnist", model="cnn", epochs=4, learning_rate=0.05, bound=0.0114, threshold=0.00216),
 }
 FULL = {
