@@ -30,10 +30,10 @@ from tacit.collaboration import (
 )
 from tacit.collaboration.network import Credentials, Link, Membership, Service, codec, find_shards
 from tacit.collaboration.network.hosting import Judge, Terms, open_state
+from tacit.collaboration.network.intake import ALREADY, APPLIED
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
 from tacit.collaboration.network.membership import identity
 from tacit.collaboration.network.records import public_records, training_records
-from tacit.collaboration.network.service import ALREADY, APPLIED
 from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
 from tacit.randomness import SecureSource
