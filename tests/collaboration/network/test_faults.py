@@ -94,7 +94,7 @@ def test_a_server_that_dies_at_a_commit_applies_each_upload_once(every: int, tmp
     service.close()
     again = Service(Store(tmp_path), snapshot_every=every)
     assert again.parameters()[1].tobytes() == parameters.tobytes()
-    assert again._server.stat.tobytes() == stat.tobytes()
+    assert again._state.server.stat.tobytes() == stat.tobytes()
     again.close()
 
 

@@ -236,7 +236,8 @@ def _all(
     for name in dict.fromkeys(_data_of(job) for job in found):
         data = _Data(name)
         for job in (job for job in found if _data_of(job) == name):
-            found[job] += [one(data, job, seed) for seed in setting.seeds]
+            for seed in setting.seeds:
+                found[job].append(one(data, job, seed))
     return found
 
 

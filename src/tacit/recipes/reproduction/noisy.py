@@ -227,7 +227,7 @@ def _uploads(net: Net, setting: Setting) -> tuple[float, ...]:
 
 def _axis(net: Net, setting: Setting) -> tuple[float, ...]:
     if setting.quick:
-        return (0.1, 1.0, 10.0, 100.0) if net.data == "mnist" else (1.0, 10.0, 100.0)
+        return (0.1, 1.0, 10.0, 100.0) if net.data == "mnist" else (10.0, 100.0)
     return AXIS
 
 
