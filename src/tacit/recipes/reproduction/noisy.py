@@ -197,8 +197,9 @@ def figure13(setting: Setting) -> Result:
             "Beside it, at the honest ε: Gaussian uploads, which like sparse vector protect a participant's whole data "
             f"set, and local DP-SGD, which protects each example; δ = {DELTA:g}. An example is not a participant: the "
             "two cannot be compared as promises, only as what is promised for what accuracy.",
-            "γ and τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, "
-            "whose learning rate is lower. The paper prints no values.",
+            "Accuracies with noise are those after the last epoch: looking which was best would cost something. γ and "
+            "τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, whose "
+            "learning rate is lower. The paper prints no values.",
             *about(setting)[:-1],
             said(setting),
         ],
