@@ -28,8 +28,8 @@ FULL = {
     "svhn": Size(records=26_000, held=866, tests=8_001, epochs=35),
 }
 QUICK = {
-    "mnist": Size(records=800, held=80, tests=1_000, epochs=3),
-    "svhn": Size(records=800, held=80, tests=1_000, epochs=3),
+    "mnist": Size(records=500, held=50, tests=500, epochs=3),
+    "svhn": Size(records=500, held=50, tests=500, epochs=3),
 }
 RATES = {1: 0.01, 32: 0.05}
 """α by minibatch size."""
