@@ -96,7 +96,7 @@ def figure9(setting: Setting) -> Result:
         _upload_panel(net, protocol, runs, alone)
         for net in chosen.values()
         for protocol in (ROUND_ROBIN, ASYNCHRONOUS)
-        if any(_of(job, net) and job.settings.protocol is protocol for job in jobs)
+        if len(_curve(net, protocol, runs)) > 1
     ]
     return Result(
         comparisons=[*_table4_rows(chosen.values(), runs, alone), *_shape(chosen["mnist", "mlp"], runs, alone)],
@@ -139,28 +139,35 @@ def _of(job: Job, net: Net) -> bool:
     return (job.data, job.model) == (net.data, net.model)
 
 
+def _curve(net: Net, protocol: Protocol, runs: Runs, participants: int = 30) -> dict[float, float]:
+    """Accuracy by θ_u, in per cent."""
+    found = {
+        job.settings.upload: percent_of([run.best for run in every])
+        for job, every in runs.items()
+        if _of(job, net) and job == net.job(upload=job.settings.upload, protocol=protocol, participants=participants)
+    }
+    return dict(sorted(found.items()))
+
+
 def _upload_panel(net: Net, protocol: Protocol, runs: Runs, alone: Alone) -> Panel:
-    here = [job for job in runs if _of(job, net) and job.settings.protocol is protocol and job.settings.download == 1]
-    lines = []
-    for people in sorted({job.settings.participants for job in here}, reverse=True):
-        curve = {job.settings.upload: job for job in here if job.settings.participants == people}
-        lines.append(
-            Line(
-                label=f"N = {people}",
-                x=sorted(curve),
-                y=[percent_of([run.best for run in runs[curve[upload]]]) for upload in sorted(curve)],
-            )
-        )
-    fewest = min(here, key=lambda job: job.settings.participants)
-    pooled, single = levels(alone[fewest])
-    people = fewest.settings.participants
-    uploads = sorted({job.settings.upload for job in here})
+    """One protocol; asynchronous runs too few for a panel of their own are marks in that of round robin."""
+    curves = {f"N = {people}": _curve(net, protocol, runs, people) for people in (150, 90, 30)}
+    other = _curve(net, ASYNCHRONOUS, runs)
+    if protocol is ROUND_ROBIN and len(other) == 1:
+        curves["asynchronous, N = 30"] = other
+    lines = [
+        Line(label=words, x=list(curve), y=list(curve.values()), style="line" if len(curve) > 1 else "points")
+        for words, curve in curves.items()
+        if curve
+    ]
+    pooled, single = levels(alone[net.job()])
+    uploads = list(curves["N = 30"])
     lines += [
-        Line(label=f"pooled, N = {people}", x=uploads, y=[pooled], style="level"),
+        Line(label="pooled, N = 30", x=uploads, y=[pooled], style="level"),
         Line(label="standalone", x=uploads, y=[single], style="level"),
     ]
-    words = protocol.replace("-", " ")
-    return Panel(title=f"{net.title}, {words}", x="uploaded share θ_u", y="test accuracy (%)", lines=lines, log_x=True)
+    title = f"{net.title}, {protocol.replace('-', ' ')}"
+    return Panel(title=title, x="uploaded share θ_u", y="test accuracy (%)", lines=lines, log_x=True)
 
 
 def _download_panel(net: Net, runs: Runs) -> Panel:
@@ -191,7 +198,11 @@ def _table4_rows(chosen: Iterable[Net], runs: Runs, alone: Alone) -> list[Compar
                 ours = percent_of([run.best for run in runs[job]])
                 what = f"{net.title}, N = 30, round robin, θ_u = {upload:g}"
                 comparisons.append(percent(what, paper.get(upload), ours))
-        comparisons.append(percent(f"{net.title}, standalone", paper["alone"], single))
+        gap = percent_of([run.best for run in runs[net.job()]]) - pooled
+        comparisons += [
+            percent(f"{net.title}, standalone", paper["alone"], single),
+            percent(f"{net.title}, θ_u = 0.1 minus pooled", paper[0.1] - paper["pooled"], gap),
+        ]
     return comparisons
 
 
@@ -201,10 +212,9 @@ def _shape(net: Net, runs: Runs, alone: Alone) -> list[Comparison]:
     def reached(**changes: object) -> float:
         return percent_of([run.best for run in runs[net.job(**changes)]])
 
-    pooled, single = levels(alone[net.job()])
+    _, single = levels(alone[net.job()])
     worst = min(percent_of([r.best for r in found]) for job, found in runs.items() if _of(job, net))
     return [
-        percent(f"{net.title}: θ_u = 0.1 in round robin, minus pooled", -0.10, reached() - pooled),
         percent(f"{net.title}: the worst collaboration, minus standalone", None, worst - single),
         percent(
             f"{net.title}: round robin minus asynchronous, θ_u = 0.1", None,
