@@ -163,7 +163,7 @@ def figure13(setting: Setting) -> Result:
         comparisons += [
             percent(
                 f"{net.title}, N = {people}, θ_u = {upload:g}, ε/c = {budget:g} "
-                f"(honest ε = {_epsilon(runs[jobs[net, people, upload, budget]]):,.0f})",
+                f"(honest ε = {math.ceil(_epsilon(runs[jobs[net, people, upload, budget]])):,})",
                 None,
                 reached(jobs[net, people, upload, budget]),
             )
