@@ -32,7 +32,7 @@ from tacit.collaboration.network import Credentials, Link, Membership, Service, 
 from tacit.collaboration.network.hosting import Judge, Terms, open_state
 from tacit.collaboration.network.intake import ALREADY, APPLIED
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
-from tacit.collaboration.network.membership import identity
+from tacit.collaboration.network.membership import identity, open_outbox
 from tacit.collaboration.network.records import public_records, training_records
 from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
@@ -80,7 +80,9 @@ def member(links: list[Link], folder: Path, name: str, moves: np.random.Generato
         flat.vector[:] += moves.normal(size=SIZE).astype(np.float32) / 10
 
     uploads = SelectedUploads(Largest(fraction=0.5), bound=0.5, source=SecureSource())
-    return Membership(Participant(name, flat, train, uploads), find_shards(links), folder, download=download)
+    shards = find_shards(links)
+    outbox = open_outbox(folder, name, shards)
+    return Membership(Participant(name, flat, train, uploads), shards, outbox, download=download)
 
 
 def test_several_servers_hold_together_what_one_would(serve: Serve, link: Connect, tmp_path: Path) -> None:

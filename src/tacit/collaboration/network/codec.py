@@ -58,8 +58,9 @@ class Agreement:
             raise ValueError(f"the slice {self.start}:{self.stop} is not one of {self.parameters} parameters.")
         if self.pool < 0 or self.pool == 1:
             raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
-        if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
-            raise ValueError("mean and std must have a number for each channel, and std above 0.")
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
+            raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
         object.__setattr__(self, "protocol", Protocol(self.protocol))
 
     @property
@@ -85,7 +86,7 @@ class Agreement:
         kinds |= {"upload": float, "mean": _numbers, "std": _numbers}
         try:
             return cls(**{name: kinds.get(name, str)(value) for name, value in facts.items()})
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"the agreement is malformed: {error}.") from error
 
 
