@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
+
 import pytest
 
 from tacit.collaboration import Lease, LeaseHeld, Protocol
@@ -61,6 +64,53 @@ def test_a_holder_that_was_restarted_gets_its_lease_again_but_no_more_time() -> 
     lease.check("ann", second, now=9.0)
     with pytest.raises(LeaseHeld):
         lease.check("ann", second, now=10.0)
+
+
+def test_nobody_keeps_a_lease_by_asking_faster() -> None:
+    """eve and mallory are always there at the moment it becomes free; ann asks every half second."""
+    lease, now, had = Lease(10.0, patience=5.0), 0.0, {"eve": 0, "mallory": 0, "ann": 0}
+    while now < 300.0:
+        for name in ("eve", "mallory", "ann"):
+            before = lease._holder, lease._expires
+            with suppress(LeaseHeld):
+                lease.acquire(name, now=now)
+            had[name] += (lease._holder, lease._expires) != before
+        now += 0.5
+    assert set(had.values()) == {10}
+
+
+def test_who_does_not_ask_any_more_is_not_waited_for() -> None:
+    lease = Lease(10.0, patience=5.0)
+    eve = lease.acquire("eve", now=0.0)
+    with pytest.raises(LeaseHeld):
+        lease.acquire("ann", now=1.0)
+    lease.release(eve)
+    with pytest.raises(LeaseHeld, match="'ann' has waited since before the last turn of 'eve'"):
+        lease.acquire("eve", now=2.0)
+    lease.acquire("eve", now=6.0)
+
+
+def test_everybody_gets_a_turn_whoever_asks_when() -> None:
+    """At any time somebody among those who wait gets a free lease, and nobody has two turns more than one who waits."""
+    dice, people = random.Random(5), "abcdef"
+    lease, had = Lease(3.0, patience=50.0), dict.fromkeys(people, 0)
+    for now in range(3000):
+        free = lease.free(now)
+        taken = None
+        for name in dice.sample(people, len(people)):
+            try:
+                token = lease.acquire(name, now=now)
+            except LeaseHeld:
+                continue
+            if free:
+                had[name] += 1
+                taken = token
+            break
+        assert taken is not None or not free
+        if taken is not None and dice.random() < 0.5:
+            lease.release(taken)
+        assert max(had.values()) - min(had.values()) <= 2
+    assert min(had.values()) > 100
 
 
 def test_the_turn_goes_round_and_past_those_who_do_not_come() -> None:

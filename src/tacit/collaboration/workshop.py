@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +31,33 @@ class Workshop:
 
     ``noise`` is the noise multiplier that the budget asks for, 0 where there is none to solve for; ``query`` is that of
     sparse vector uploads, if they are, and ``normalisation`` the noise multiplier with which inputs are normalised, if
-    they are privately. With ``places`` all upload those, and nothing is selected.
+    they are privately. With ``places`` all upload those, and nothing is selected. What was ``spent`` before is within
+    the same budget.
     """
 
-    def __init__(self, settings: Settings, *, records: int, parameters: int, places: Agreed | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        records: int,
+        parameters: int,
+        places: Agreed | None = None,
+        spent: Sequence[tuple[Step, int]] = (),
+    ) -> None:
         self._settings, self._places, privacy = settings, places, settings.privacy
         if places is not None and isinstance(privacy, SparseVectorPrivacy):
             raise ValueError("sparse-vector finds its own places; for agreed ones choose gaussian or dp-sgd.")
+        if spent and isinstance(privacy, SparseVectorPrivacy):
+            raise ValueError("sparse-vector uploads are planned for a ledger of their own; choose gaussian or dp-sgd.")
         self.noise = 0.0
         self.normalisation: float | None = None
         self.query: SparseVectorQuery | None = None
         self._sum: SumQuery | None = None
         if isinstance(privacy, LocalDpSgd):
-            self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs)
+            self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs, spent=spent)
             self.normalisation = privacy.normalisation
         elif isinstance(privacy, GaussianPrivacy):
-            self.noise = privacy.noise_multiplier(epochs=settings.epochs)
+            self.noise = privacy.noise_multiplier(epochs=settings.epochs, spent=spent)
             self._sum = SumQuery(group="upload", clip_norm=privacy.clip_norm, noise_std=self.noise * privacy.clip_norm)
         elif isinstance(privacy, SparseVectorPrivacy):
             self.query = SparseVectorQuery(

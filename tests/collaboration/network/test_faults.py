@@ -249,6 +249,21 @@ def test_a_disk_that_fails_stops_the_server(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_state_that_is_locked_for_a_while_does_not_stop_the_server(tmp_path: Path) -> None:
+    """By a backup, say: nothing was written, so nothing is in doubt."""
+    store = begin(tmp_path, agreement())
+    service = Service(store)
+    store._db.execute("PRAGMA busy_timeout = 10")
+    body = bodies(np.random.default_rng(0), 0)
+    with closing(sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Refused) as error:
+            service.push("ann", codec.pack_token(0) + body)
+        assert error.value.reason is Reason.WAIT
+    assert service.push("ann", codec.pack_token(0) + body) == APPLIED
+    service.close()
+
+
 # -- processes and SIGKILL -------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.membership import Membership, Shard, open_outbox
-from tacit.collaboration.network.protection import UNPROTECTED, Account, budget, check_protection
+from tacit.collaboration.network.protection import UNPROTECTED, Account, budget, check_protection, spent_before
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
 from tacit.collaboration.parameters import FlatParameters
@@ -111,7 +111,6 @@ def join(
             + " Nothing was sent."
         )
     agreed = Agreed(settings.upload) if agreement.pool else None
-    workshop = Workshop(settings, records=len(records[0]), parameters=size, places=agreed)
     if agreed is not None and credentials is None:
         raise ValueError("masked uploads need certificates: without them nobody knows with whom the masks are shared.")
     with ExitStack() as stack:
@@ -120,6 +119,9 @@ def join(
         check_protection(outbox, settings, records=len(records[0]), ledger=ledger)
         account = Account(ledger or folder / "ledger.jsonl", budget(settings), outbox)
         stack.callback(account.close)
+        workshop = Workshop(
+            settings, records=len(records[0]), parameters=size, places=agreed, spent=spent_before(outbox, ledger)
+        )
         source = SecureSource()
         common = Scale(mean=agreement.mean, std=agreement.std)
         if workshop.normalisation is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,11 @@ class Outbox:
         with transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
         return self.fact(name) or ""
+
+    def settle(self, facts: Mapping[str, str]) -> None:
+        """Remember these from now on, whatever was said before."""
+        with transaction(self._db):
+            self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def fact(self, name: str) -> str | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()

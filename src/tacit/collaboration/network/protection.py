@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tacit.accounting import Filter
 from tacit.collaboration.network.outbox import Outbox
-from tacit.collaboration.privacy import SparseVectorPrivacy
+from tacit.collaboration.privacy import GaussianPrivacy, LocalDpSgd, SparseVectorPrivacy
 from tacit.collaboration.settings import Settings
 from tacit.ledger import Budget, BudgetExceeded, Header, Ledger, Step
 
 UNPROTECTED = "none: uploads carry no noise"
+_NAMES = {LocalDpSgd: "dp-sgd", GaussianPrivacy: "gaussian", SparseVectorPrivacy: "sparse-vector"}
 
 
 def budget(settings: Settings) -> Budget | None:
@@ -29,8 +30,8 @@ def protection(settings: Settings, records: int) -> dict[str, object]:
     """How uploads are protected: all that the plan of the budget depends on, fixed before the first of them."""
     privacy = settings.privacy
     if privacy is None:
-        return {"mechanism": UNPROTECTED}
-    facts: dict[str, object] = {"mechanism": type(privacy).__name__, "records": records, "epochs": settings.epochs}
+        return {"mechanism": "plain"}
+    facts: dict[str, object] = {"mechanism": _NAMES[type(privacy)], "records": records, "epochs": settings.epochs}
     facts |= {"upload": settings.upload, "bound": settings.limit, "delta": settings.delta}
     if isinstance(privacy, SparseVectorPrivacy):
         facts["threshold"] = settings.threshold
@@ -42,16 +43,21 @@ def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger
 
     The proofs of a budget want every step's noise, and the number of steps, fixed before the first release.
     """
-    if outbox.position() is not None and outbox.fact("protection") is None:
+    begun = outbox.position() is not None or outbox.charged > 0
+    place = "" if ledger is None else str(ledger.absolute())
+    now = protection(settings, records)
+    if not begun:
+        outbox.settle({"protection": json.dumps(now, sort_keys=True), "ledger": place})
+    held, kept = outbox.fact("protection"), outbox.fact("ledger")
+    if held is None or kept is None:
         raise ValueError(
             f"{outbox.folder} does not say how the uploads before were protected; take part under another name, with "
             "another folder."
         )
-    now = protection(settings, records)
-    before = json.loads(outbox.remember("protection", json.dumps(now, sort_keys=True)))
+    before = json.loads(held)
     if before["mechanism"] != now["mechanism"]:
         raise ValueError(
-            f"uploads are to be {now['mechanism']}, but those of {outbox.folder} were begun as {before['mechanism']}; "
+            f"uploads are to be {now['mechanism']}, but {outbox.folder} was begun with {before['mechanism']} ones; "
             "one ε cannot cover both. Go on as before."
         )
     changed = [
@@ -62,10 +68,21 @@ def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger
             f"the plan of {outbox.folder} has changed ({'; '.join(changed)}); a budget holds only if its plan is fixed "
             "before the first upload. Go on as before."
         )
-    place = "" if ledger is None else str(ledger.absolute())
-    kept = outbox.remember("ledger", place)
     if kept != place:
         raise ValueError(f"the ledger of {outbox.folder} is {kept or 'the one in it'}; go on with that.")
+
+
+def spent_before(outbox: Outbox, ledger: Path | None) -> list[tuple[Step, int]]:
+    """What another ``ledger`` said when it was first used with this folder: the plan must leave room for it."""
+    if ledger is None or not ledger.exists():
+        return []
+    book = Ledger.load(ledger)
+    left, found = int(outbox.remember("spent", str(len(book)))), []
+    for step, count in book.entries:
+        if left:
+            found.append((step, min(count, left)))
+            left -= found[-1][1]
+    return found
 
 
 class Account:
