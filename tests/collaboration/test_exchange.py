@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -90,27 +91,32 @@ def test_who_does_not_ask_any_more_is_not_waited_for() -> None:
     lease.acquire("eve", now=6.0)
 
 
-def test_everybody_gets_a_turn_whoever_asks_when() -> None:
-    """At any time somebody among those who wait gets a free lease, and nobody has two turns more than one who waits."""
+def test_while_one_waits_no_other_has_two_turns() -> None:
+    """Everybody asks all the time, in any order, and gives back or keeps what it has; a free lease is taken at once."""
     dice, people = random.Random(5), "abcdef"
-    lease, had = Lease(3.0, patience=50.0), dict.fromkeys(people, 0)
+    lease, turns_of_others = Lease(3.0, patience=50.0), {name: Counter[str]() for name in people}
+    waiting: set[str] = set()
+    taken = 0
     for now in range(3000):
-        free = lease.free(now)
-        taken = None
+        free, start = lease.free(now), lease._turns
         for name in dice.sample(people, len(people)):
+            before = lease._turns
             try:
                 token = lease.acquire(name, now=now)
             except LeaseHeld:
+                waiting.add(name)
                 continue
-            if free:
-                had[name] += 1
-                taken = token
-            break
-        assert taken is not None or not free
-        if taken is not None and dice.random() < 0.5:
-            lease.release(taken)
-        assert max(had.values()) - min(had.values()) <= 2
-    assert min(had.values()) > 100
+            if lease._turns > before:
+                taken += 1
+                waiting.discard(name)
+                turns_of_others[name].clear()
+                for other in waiting:
+                    turns_of_others[other][name] += 1
+                    assert turns_of_others[other][name] == 1
+            if dice.random() < 0.3:
+                lease.release(token)
+        assert lease._turns > start or not free
+    assert taken > 1000
 
 
 def test_the_turn_goes_round_and_past_those_who_do_not_come() -> None:

@@ -113,7 +113,7 @@ def test_a_pool_remembers_what_it_has_applied(pooled: tuple[Service, Clock], key
     clock.now = 10.0
     for name in ("ann", "bob"):
         service.masked(name, hidden(service, name, round_id, made[name], 0.25))
-    service._store.close()
+    service._state.store.close()
     again = Service(Store(tmp_path))
     assert again.outcome("ann", round_id) == APPLIED
     refused(Reason.ROUND, lambda: again.outcome("ann", bytes(16)))
@@ -131,8 +131,8 @@ def test_a_round_does_not_wait_for_somebody_who_was_revoked(pooled: tuple[Servic
     round_id, made = enrol(service, keys, *PEOPLE)
     service.masked("ann", hidden(service, "ann", round_id, made["ann"], 0.25))
     refused(Reason.WAIT, lambda: service.outcome("ann", round_id))
-    service._store.revoke("carl")
-    service._changes = -1
+    service._state.store.revoke("carl")
+    service._state._changes = -1
     refused(Reason.ROUND, lambda: service.outcome("ann", round_id))
     next_round, _ = enrol(service, keys, "ann", "bob")  # everybody there is: closed at once
     assert len(unpack_roster(service.roster("ann", next_round))[0]) == 2
