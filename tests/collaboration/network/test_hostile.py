@@ -247,11 +247,18 @@ def test_leases_over_the_network_expire_and_are_nobody_elses(serve: Serve, link:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("parameters", "Infinity"), ("pool", "1e999"), ("start", "NaN"), ("mean", "[NaN]"), ("std", "[Infinity]")],
+    [
+        ("parameters", "Infinity"),
+        ("pool", "1e999"),
+        ("start", "NaN"),
+        ("mean", "[NaN]"),
+        ("std", "[Infinity]"),
+        ("model", '"\\u001b[2J"'),
+    ],
 )
-def test_an_agreement_with_numbers_that_are_none(name: str, value: str) -> None:
+def test_an_agreement_with_numbers_or_names_that_are_none(name: str, value: str) -> None:
     facts = json.loads(agreement().to_json()) | {name: "@"}
-    with pytest.raises(ValueError, match=r"\.?$"):
+    with pytest.raises(ValueError, match=r"agreement|finite|NaN"):
         Agreement.from_json(json.dumps(facts).replace('"@"', value))
 
 

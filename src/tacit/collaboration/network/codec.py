@@ -56,6 +56,8 @@ class Agreement:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
         if not 0 <= self.start < self.stop <= self.parameters < 2**32:
             raise ValueError(f"the slice {self.start}:{self.stop} is not one of {self.parameters} parameters.")
+        if not f"{self.collaboration}{self.model}{self.layout}".isprintable():
+            raise ValueError("the names in an agreement must be printable text.")
         if self.pool < 0 or self.pool == 1:
             raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))

@@ -47,7 +47,8 @@ def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger
     place = "" if ledger is None else str(ledger.absolute())
     now = protection(settings, records)
     if not begun:
-        outbox.settle({"protection": json.dumps(now, sort_keys=True), "ledger": place})
+        spent = 0 if ledger is None or not ledger.exists() else len(Ledger.load(ledger))
+        outbox.settle({"protection": json.dumps(now, sort_keys=True), "ledger": place, "spent": str(spent)})
     held, kept = outbox.fact("protection"), outbox.fact("ledger")
     if held is None or kept is None:
         raise ValueError(
@@ -74,11 +75,10 @@ def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger
 
 def spent_before(outbox: Outbox, ledger: Path | None) -> list[tuple[Step, int]]:
     """What another ``ledger`` said when it was first used with this folder: the plan must leave room for it."""
-    if ledger is None or not ledger.exists():
-        return []
-    book = Ledger.load(ledger)
-    left, found = int(outbox.remember("spent", str(len(book)))), []
-    for step, count in book.entries:
+    left, found = int(outbox.fact("spent") or 0), list[tuple[Step, int]]()
+    if ledger is None or not left or not ledger.exists():
+        return found
+    for step, count in Ledger.load(ledger).entries:
         if left:
             found.append((step, min(count, left)))
             left -= found[-1][1]
