@@ -295,6 +295,7 @@ def _facts(stand: Stand, folder: Path, ledger: Path | None) -> dict[str, Any]:
         "uploads": stand.uploads,
         "planned": stand.planned,
         "lost": stand.lost,
+        "masked_among": list(stand.company),
         "stopped": stand.stopped,
         "epsilon": None if spent is None else spent.epsilon,
         "delta": None if spent is None else spent.delta,
@@ -311,6 +312,8 @@ def _lines(stand: Stand, folder: Path) -> list[str]:
     if stand.stopped is not None:
         lines.append(f"stopped: {stand.stopped}")
     lines.append(f"privacy  {UNPROTECTED if stand.claim is None else stand.claim}")
+    if stand.company:
+        lines.append(f"masked   among {', '.join(stand.company)}, if all of them are who they say")
     return [*lines, f"model    {folder / 'model.safetensors'}"]
 
 

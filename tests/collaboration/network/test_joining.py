@@ -317,6 +317,7 @@ def test_masked_uploads_of_a_whole_run(records: Path, serve: Serve, link: Connec
         thread.join(timeout=120)
     assert {name: (stand.uploads, stand.lost) for name, stand in stands.items()} == dict.fromkeys(PEOPLE, (2, 0))
     assert all(stand.claim.whole.epsilon <= 8.0 for stand in stands.values())
+    assert {stand.company for stand in stands.values()} == {tuple(sorted(PEOPLE))}
     assert place.service.parameters()[0] == 2  # sums
     assert [person["uploads"] for person in place.service.overview()] == [2, 2, 2]
     shards = find_shards([link(place.address, "ann")])

@@ -34,11 +34,15 @@ log = logging.getLogger("tacit")
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
-    """How far a participant is: uploads of those planned, those lost in abandoned rounds, and what it has cost."""
+    """How far a participant is: uploads of those planned, those lost in abandoned rounds, and what it has cost.
+
+    ``company`` is everybody who was in the rounds of masked uploads since the start of the process.
+    """
 
     uploads: int
     planned: int
     lost: int
+    company: tuple[str, ...]
     claim: Claim | None
     stopped: str | None
     model: nn.Module
@@ -153,6 +157,7 @@ def join(
                 uploads=membership.done,
                 planned=settings.epochs,
                 lost=membership.lost,
+                company=tuple(sorted(membership.company)),
                 claim=found,
                 stopped=stopped,
                 model=model,

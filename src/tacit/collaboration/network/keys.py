@@ -62,6 +62,8 @@ def common_name(certificate: x509.Certificate) -> str:
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(found) != 1 or not isinstance(found[0].value, str):
         raise ValueError("the certificate has no common name, or several; it must have one.")
+    if not found[0].value.isprintable():
+        raise ValueError("the certificate's common name is not printable text.")
     return found[0].value
 
 

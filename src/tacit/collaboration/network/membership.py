@@ -100,6 +100,7 @@ class Membership:
     ) -> None:
         self.participant, self._shards, self._download = participant, list(shards), download
         self.lost = 0
+        self.company: set[str] = set()  # who was in the rounds of masked uploads, oneself included
         self.outbox, self._charged = outbox, charged
         position = self.outbox.position()
         if position is not None:

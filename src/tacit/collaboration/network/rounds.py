@@ -171,4 +171,5 @@ class MaskedMembership(Membership):
                 log.warning("a round was not in order and is left: %s", error)
                 continue
             log.info("a round of %s", ", ".join(sorted(names)))
+            self.company |= names.keys()
             return seat
