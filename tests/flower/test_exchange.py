@@ -124,7 +124,7 @@ def reference(
 @pytest.fixture
 def unkempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies writes no snapshot and says no goodbye: the disk stays as it was."""
-    monkeypatch.setattr(Service, "close", lambda self: self._store.close())
+    monkeypatch.setattr(Service, "close", lambda self: self._state.store.close())
 
 
 # -- the same bits ---------------------------------------------------------------------------------------------------
