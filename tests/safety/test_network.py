@@ -21,10 +21,11 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 """
 IMPORT = """
-import importlib, pkgutil
+import importlib.util, pkgutil
 import tacit
-for module in pkgutil.walk_packages(tacit.__path__, "tacit."):
-    if not module.name.endswith("__main__"):
+left_out = ("__main__",) if importlib.util.find_spec("flwr") else ("__main__", "tacit.flower")
+for module in pkgutil.walk_packages(tacit.__path__, "tacit.", onerror=lambda name: None):
+    if not any(name in module.name for name in left_out):
         importlib.import_module(module.name)
 """
 TRAIN = """
