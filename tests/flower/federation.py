@@ -67,6 +67,7 @@ class Federation:
             f'root-certificates = "{self._keys / "ca.pem"}"\n'
         )
         self.environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+        self.environment["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # Flower starts its other programs by name
         self.link = self._start(
             "superlink",
             *self._certificates(),
@@ -76,7 +77,11 @@ class Federation:
             "--host=127.0.0.1",
             f"--port={self.port}",
         )
-        wait(lambda: "startup complete" in self.log("superlink"), "the SuperLink")
+        wait(self._is_up, "the SuperLink")
+
+    def _is_up(self) -> bool:
+        assert self.link.poll() is None, self.log("superlink")
+        return "startup complete" in self.log("superlink")
 
     def _certificates(self) -> list[str]:
         names = {"ca-certfile": "ca.pem", "certfile": "server.pem", "keyfile": "server.key"}
