@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tacit.gradients.precision import CALLS, TOGETHER, UNIT, Call, adds_once, gather, own_rounding, per_call, pieces
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
 
 
-CANCELLATION = 64.0
-"""How far M_i² may lie above |G_i|² in an example that is summed together with others (see `cancelled`)."""
+WIDE = 4096
+"""Rows with more entries have their norms taken in pieces: roundings then grow with the root of the length."""
 
 
 def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
@@ -31,15 +34,9 @@ def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
     weight·G_i is added: at most S enters, whatever the terms were. (Independent terms have M_i ≈ √positions·|G_i|,
     so ordinary gradients stay in the fast path; where the rule errs, the result is the same and only takes longer.)
 
-    What remains for the others, with u = 2^-24 in float32 (2^-53 in float64): an addition rounds by at most u times the
-    partial sum, of which weight·M_i ≤ ρ·S is example i's doing. A term passes through h additions, at most `positions`
-    of them before the example is complete, so the excess over S is at most h·u·ρ·S: 2^-14·S for 64 positions and
-    2^-10·S for 400 even if every rounding went the same way, and about √h·u·ρ·S when they do not. That kernels sum in
-    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i².
-    (Additions of the other examples may also round another way when one more is present; that is common to all sums in
-    float32, u times the sum for each, whoever the additional example is.)
+    For the others weight·M_i ≤ ρ·S, from which `precision` bounds what rounding adds to the sensitivity.
     """
-    return (squares * max(CANCELLATION, 4.0 * positions) < sizes) & torch.isfinite(sizes)
+    return (squares * max(64.0, 4.0 * positions) < sizes) & torch.isfinite(sizes)
 
 
 def precise(x: Tensor) -> Tensor:
@@ -52,16 +49,28 @@ def precise_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK_BYTES // max(1, bytes_per_example))
-    for lo in range(0, batch, step):
-        yield lo, min(batch, lo + step)
+    return pieces(batch, max(1, CHUNK_BYTES // max(1, bytes_per_example)))
 
 
 def row_squares(x: Tensor) -> Tensor:
     """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
     flat = x.reshape(x.shape[0], -1)
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
-    return norms.square_()
+    wide = flat.shape[1] // WIDE * WIDE
+    if not wide:
+        return _norms(flat, 1).square_()
+    parts = _norms(flat[:, :wide].unflatten(1, (-1, WIDE)), 2)  # type: ignore[no-untyped-call]
+    squares = _norms(parts, 1).square_()
+    return squares if wide == flat.shape[1] else squares + _norms(flat[:, wide:], 1).square_()
+
+
+def row_rounding(entries: int) -> int:
+    """The relative error of `row_squares`, in units of u: one rounding for each addition and a few more."""
+    return min(entries, WIDE) + 2 * (entries // WIDE) + 8
+
+
+def _norms(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, dim=dim)
+    return found
 
 
 def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
@@ -70,8 +79,16 @@ def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
     Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
     """
     entries = math.prod(x.shape[d] for d in ([dim] if isinstance(dim, int) else dim))
-    norms: Tensor = torch.linalg.vector_norm(x, dim=dim)
-    return norms.square_().add_(entries * torch.finfo(x.dtype).tiny)
+    return _norms(x, dim).square_().add_(entries * torch.finfo(x.dtype).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Bounds of the errors of a measured |G|², of terms of size M, in units of u: relative·|G|² + gram·M² + 2·own·|G|·M."""
+
+    relative: float = 0.0
+    gram: float = 0.0
+    own: float = 0.0
 
 
 class Contribution(ABC):
@@ -84,27 +101,33 @@ class Contribution(ABC):
 
     @abstractmethod
     def squares(self) -> Tensor:
-        """|G_i|² for every example."""
+        """|G_i|² for every example, up to `rounding`."""
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """|G_i|², and an upper bound of M_i², the size of the terms that are summed in place of G_i.
 
-        The same tensor twice where `accumulate` adds the G_i themselves, formed one by one.
+        The same tensor twice where `assign` adds the G_i themselves, formed one by one.
         """
         squares = self.squares()
         return squares, squares
+
+    def rounding(self) -> Rounding:
+        """How far `measured` may be from the truth."""
+        return Rounding(relative=row_rounding(math.prod(self.shape)))
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
         """G_lo … G_{hi-1} as one tensor [hi - lo, *shape]."""
 
     @abstractmethod
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        """total += Σ_i weights[i]·G_i."""
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        """total += Σ_i weights[i]·G_i in float64, at most `first` examples having met in float32 in one call."""
 
     def assign(self, total: Tensor, weights: Tensor) -> None:
-        """total = Σ_i weights[i]·G_i, whatever it held."""
-        self.accumulate(total.zero_(), weights)
+        """total = Σ_i weights[i]·G_i, whatever it held, by the rules of `precision`."""
+        wide = torch.zeros(self.shape, dtype=torch.float64, device=total.device)
+        self.widen(wide, weights)
+        total.copy_(wide)
 
     @abstractmethod
     def without(self, bad: Tensor) -> Contribution:
@@ -140,12 +163,22 @@ class Dense(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total += self._sum(weights, first).view(self.shape)
+
+    def _sum(self, weights: Tensor, size: int) -> Tensor:
+        """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64."""
         grads = precise(self.grads).reshape(self.batch, -1)
-        if total.is_contiguous():
-            total.view(-1).addmv_(grads.t(), weights.to(grads.dtype))
-        else:
-            total += torch.mv(grads.t(), weights.to(grads.dtype)).view(self.shape)
+        weights = weights.to(grads.dtype)
+        front = self.batch % size
+        if self.batch <= size:
+            return torch.mv(grads.t(), weights)
+        each = torch.bmm(weights[front:].view(-1, 1, size), grads[front:].view(-1, size, grads.shape[1]))
+        total = each.sum((0, 1), dtype=torch.float64)
+        return total.add_(torch.mv(grads[:front].t(), weights[:front])) if front else total
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(cleared(self.grads, bad))
@@ -227,6 +260,14 @@ class Outer(Contribution):
             return pairs[0]
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
+    def rounding(self) -> Rounding:
+        if self.positions == 1:
+            return Rounding(relative=self.width_in + self.width_out + self.blocks + 12)
+        own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
+        if not self.gram_is_cheaper():
+            return Rounding(relative=row_rounding(self.size), own=own)
+        return Rounding(gram=self.width_in + self.width_out + (1 + self.blocks) * self.positions + 12, own=own)
+
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
         a, g = self.factors(0, self.batch)
@@ -235,8 +276,7 @@ class Outer(Contribution):
     def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
 
-        Rounding is relative to the latter. Where that is far above the result the example is redone from its gradient,
-        so that a clipped norm never rests on cancelled digits.
+        Rounding is relative to the latter; where that is far above the result, see `cancelled`.
         """
         a, g = self.factors(lo, hi)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
@@ -245,10 +285,7 @@ class Outer(Contribution):
         of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
         of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
         sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
-        squares = gram_a.mul_(gram_g).view(hi - lo, -1).sum(1)
-        for i in cancelled(squares, sizes, self.positions).nonzero().flatten().tolist():
-            squares[i] = row_squares(self.instantiate(lo + i, lo + i + 1))[0]
-        return squares, sizes
+        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
 
     def product(self, a: Tensor, g: Tensor) -> Tensor:
         n = a.shape[0]
@@ -268,14 +305,31 @@ class Outer(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return self.shaped(self.product(*self.factors(lo, hi)))
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        self._contract(total, weights, 1)
-
     def assign(self, total: Tensor, weights: Tensor) -> None:
-        self._contract(total, weights, 0)
+        first = per_call(self.positions)
+        adds = total.is_contiguous() and self.adds_once(first, total.dtype)
+        gather(total, 0, self.batch, first, self.contraction(weights), adds=adds)
 
-    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
-        """total = beta·total + Σ_i weights[i]·G_i, in one matrix product where the shapes allow it."""
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        call = self.contraction(weights)
+        part = torch.empty(self.shape, dtype=self.dtype, device=total.device)
+        for lo, hi in pieces(self.batch, TOGETHER):
+            gather(part, lo, hi, first, call)
+            total += part
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return precise_dtype(self.a)
+
+    def adds_once(self, records: int, dtype: torch.dtype) -> bool:
+        """Whether a call of so many records may add to the sums of other calls."""
+        if self.blocks != 1 or self.order or self.batch <= records or dtype != self.dtype:
+            return False
+        sizes = self.width_out, self.width_in, records * self.positions
+        return adds_once(*sizes, dtype, self.a.device, torch.get_num_threads())
+
+    def contraction(self, weights: Tensor) -> Call:
+        """Σ_i weights[i]·G_i over a range of examples, one matrix product a call."""
         a, g = self.factors(0, self.batch)
         weights = weights.to(a.dtype).view(-1, 1, 1, 1)
         if self.width_in < self.width_out:
@@ -284,18 +338,20 @@ class Outer(Contribution):
             g = g * weights
         if self.blocks == 1:
             a, g = a.reshape(-1, self.width_in), g.reshape(-1, self.width_out)
-            if not self.order and total.is_contiguous() and total.dtype == a.dtype:
-                total.view(self.width_out, self.width_in).addmm_(g.t(), a, beta=beta)
+
+        def call(out: Tensor, lo: int, hi: int, add: bool) -> None:
+            if self.blocks != 1:
+                left = a[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_in)
+                right = g[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_out)
+                out.copy_(self.shaped(torch.bmm(right.transpose(1, 2), left)))
                 return
-            canonical = torch.mm(g.t(), a).unsqueeze(0)
-        else:
-            a = a.transpose(0, 1).reshape(self.blocks, -1, self.width_in)
-            g = g.transpose(0, 1).reshape(self.blocks, -1, self.width_out)
-            canonical = torch.bmm(g.transpose(1, 2), a)
-        if beta:
-            total += self.shaped(canonical)
-        else:
-            total.copy_(self.shaped(canonical))
+            left, right = a[lo * self.positions : hi * self.positions], g[lo * self.positions : hi * self.positions]
+            if not self.order and out.is_contiguous() and out.dtype == left.dtype:
+                out.view(self.width_out, self.width_in).addmm_(right.t(), left, beta=int(add))
+            else:
+                out.copy_(self.shaped(torch.mm(right.t(), left).unsqueeze(0)))
+
+        return call
 
     def without(self, bad: Tensor) -> Outer:
         return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, precise, row_squares
+from tacit.gradients.precision import BLOCKS, TOGETHER
 
 
 class Rows(Contribution):
@@ -16,6 +17,11 @@ class Rows(Contribution):
     def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
         self.index, self.owner, self.grads = index, owner, grads
         self.shape, self.batch = torch.Size(shape), batch
+
+    @property
+    def most(self) -> int:
+        """How many lookups one example can have made."""
+        return int(torch.bincount(self.owner, minlength=1).max())
 
     def settle(self) -> Rows:
         """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
@@ -36,9 +42,18 @@ class Rows(Contribution):
         mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
         return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        if self.batch > BLOCKS[0]:
+            super().assign(total, weights)
+        else:
+            total.zero_().index_add_(0, self.index, self._weighted(weights).to(total.dtype))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total.index_add_(0, self.index, self._weighted(weights).double())
+
+    def _weighted(self, weights: Tensor) -> Tensor:
         grads = precise(self.grads)
-        total.index_add_(0, self.index, grads * weights.to(grads.dtype)[self.owner].unsqueeze(1))
+        return grads * weights.to(grads.dtype)[self.owner].unsqueeze(1)
 
     def without(self, bad: Tensor) -> Rows:
         good = (~bad[self.owner]).nonzero().flatten()
@@ -83,9 +98,15 @@ class Diagonal(Contribution):
         grads = precise(self.grads)
         return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        total.copy_(self._weighted(weights))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total += self._weighted(weights)
+
+    def _weighted(self, weights: Tensor) -> Tensor:
         grads = precise(self.grads)
-        total += grads * self._mask(weights.to(grads.dtype)[self.owner])
+        return grads * self._mask(weights.to(grads.dtype)[self.owner])
 
     def without(self, bad: Tensor) -> Diagonal:
         return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)

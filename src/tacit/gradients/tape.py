@@ -15,6 +15,7 @@ from tacit.gradients import backward, convolutions, lookups, losses, normalisati
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.inputs import BatchDim, Inputs
+from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 
@@ -136,8 +137,8 @@ class Engine:
     def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
         """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.
 
-        The values are upper bounds: each is the computed norm enlarged by a few units of rounding, so that a factor
-        S / norm brings the true norm to at most S. A NaN or infinite gradient has norm infinity.
+        The values are upper bounds up to 2·`precision.NORM_SHARE`: a factor S / norm brings the true norm to at most
+        (1 + 2^-10)·S, which is part of the margin. A NaN or infinite gradient has norm infinity.
         """
         if groups is None:
             return _infinite(self._norms([tuple(self.shapes)]))[:, 0]
@@ -149,7 +150,13 @@ class Engine:
         squares = self._all_squares()
         sums = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
         norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt_().unsqueeze(1)
-        return norms.mul_(self._scale() * (1 + 16 * torch.finfo(norms.dtype).eps))
+        # A squared norm may be below the truth by its rounding, and by the squares too small for the type; adding the
+        # parameters and the root round too. The margin covers so much; only the rest must enlarge the norm.
+        unit = torch.finfo(norms.dtype).eps / 2
+        count = sum(len(group) for group in partition)
+        errors = max((uses.relative for uses in self._uses.values()), default=0.0) / 2 + count
+        lost = math.sqrt(sum(shape.numel() for shape in self.shapes.values()) * torch.finfo(norms.dtype).tiny)
+        return norms.add_(lost).mul_(self._scale() * (1 + 32 * unit + max(0.0, errors * unit - NORM_SHARE)))
 
     @torch.no_grad()
     def clipped_sum(
@@ -164,15 +171,16 @@ class Engine:
         """scale·Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
 
         Bounded: for every norm group g, adding or removing one example changes the group's part of the sum by at most
-        max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
-        (checked operation by operation) and its weight on its own norms alone. That holds for the computed tensors, up
-        to the roundings accounted for in `contributions.cancelled`: huge terms that cancel within one example are never
-        added where others are. An example with a NaN or infinite gradient contributes zero.
+        S_g = max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example
+        alone (checked operation by operation) and its weight on its own norms alone. The computed sum of a batch of at
+        most `precision.LARGEST_BATCH` examples moves by at most (1 + `precision.MARGIN`)·S_g, roundings of all the
+        others included (docs/finite-precision.md). An example with a NaN or infinite gradient contributes zero.
 
-        With `out` the sum is added into the given tensors, to gather the batches of a lot; with `overwrite` it replaces
-        what they held, as for a lot's first batch. The batch is forgotten afterwards unless `keep` is set. `scale` must
-        be public (one over the expected lot size, say), never the number of examples that happened to be drawn.
+        With `out` the sum is added into the given tensors, which rounds once more; with `overwrite` it replaces what
+        they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
+        lot size, say), never the number of examples that happened to be drawn.
         """
+        check_precision(next(iter(self._recorder.parameters.values())).device)
         shapes = self.shapes
         partition = checked_partition(clipping.partition(shapes), shapes)
         norms = self._norms(partition)
@@ -196,7 +204,12 @@ class Engine:
             if uses is not None:
                 if finite is not None:
                     uses = uses.without(~finite)
-                uses.accumulate(total, column[name], overwrite=overwrite or out is None)
+                if overwrite or out is None:
+                    uses.assign(total, column[name])
+                else:
+                    fresh = torch.empty_like(total)
+                    uses.assign(fresh, column[name])
+                    total += fresh
             elif overwrite or out is None:
                 total.zero_()
             result[name] = total

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise
+from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise, precise_dtype
+from tacit.gradients.precision import Call
 
 
 class Convolution(Outer):
@@ -84,29 +85,37 @@ class Convolution(Outer):
         of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
         return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
 
-    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
-        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
-        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
-        spatial = len(self.kernel)
-        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
-        # which is how image and grad are stored here; so one call serves both.
-        result = torch.ops.aten.convolution_backward(
-            grad,
-            image,
-            precise(self.weight),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * spatial,
-            self.blocks,
-            [False, True, False],
-        )[1]
-        if beta:
-            total += result
-        else:
-            total.copy_(result)
+    @property
+    def dtype(self) -> torch.dtype:
+        return precise_dtype(self.image)
+
+    def adds_once(self, records: int, dtype: torch.dtype) -> bool:
+        return False
+
+    def contraction(self, weights: Tensor) -> Call:
+        image, grad = precise(self.image), precise(self.grad)
+        grad = grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))
+        weight, spatial = precise(self.weight), len(self.kernel)
+
+        def call(out: Tensor, lo: int, hi: int, add: bool) -> None:
+            # The weight gradient of a transposed convolution is that of the ordinary one with input and output
+            # exchanged, which is how image and grad are stored here; so one call serves both.
+            result = torch.ops.aten.convolution_backward(
+                grad[lo:hi].flatten(0, 1),
+                image[lo:hi].flatten(0, 1),
+                weight,
+                None,
+                self.stride,
+                self.padding,
+                self.dilation,
+                False,
+                [0] * spatial,
+                self.blocks,
+                [False, True, False],
+            )[1]
+            out.copy_(result)
+
+        return call
 
     def without(self, bad: Tensor) -> Convolution:
         return Convolution(

@@ -1,0 +1,179 @@
+"""How a sum over records is carried out in floating point, and what that can add to its sensitivity.
+
+The argument is in docs/finite-precision.md; this module holds its numbers. A record is limited to S by its weight, so the
+exact sum moves by at most S when a record joins. The computed sum moves by more, because every rounding after the new
+record may fall another way. It is bounded whatever order a kernel adds in, and whatever all the other records are:
+
+* one *call* of a kernel sees few records (`per_call`), the sums of calls are added in blocks of `BLOCKS` records, and
+  the sums of batches in float64 (`tacit.training.sums`). A record has a slot; one record more fills one more slot and
+  changes the occupant of at most one other, so that only the calls and blocks of two slots are computed anew, in two
+  data sets: four times the error of one. How many records the lot has does not matter.
+* what a record's own terms do to it in a call of its own is part of its norm (`own_rounding`), not of S.
+
+Slots are counted from the end of a batch, so that the incomplete call is the first (see `pieces`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+UNIT = 2.0**-24
+"""The unit roundoff u of float32, the coarsest type in which anything is summed."""
+
+CALLS = (128, 16, 4, 1)
+"""How many records one call of a kernel may sum: the first for records of one term each, the others for more."""
+
+BLOCKS = (128, 1024, 2048)
+"""Sums of calls are added in float32 up to so many records, these sums up to so many, and so on."""
+
+LARGEST_BATCH = BLOCKS[-1]
+"""Records that are summed in float32 at all; the sums of several such batches are added in float64."""
+
+SHARE = 0.002
+"""What calls of one size may add to the sensitivity."""
+
+NORM_SHARE = 2.0**-11
+"""How much a measured norm may lie below the true one, once for all norms and once more for terms that cancel in part.
+
+That is part of the margin, so that ordinary norms are used as they are; beyond it a norm is enlarged (`Uses.squares`).
+"""
+
+MARGIN = 0.01
+"""By how much of itself the sensitivity of a clipped sum grows by rounding, at most; see `margin`."""
+
+TOGETHER = 16
+"""Records whose parts are added in float32 where several uses of a parameter meet; beyond, in float64."""
+
+
+def spread(positions: int) -> float:
+    """ρ: the terms of a record that is summed with others are at most ρ times its norm in size (`cancelled`)."""
+    return math.sqrt(max(64.0, 4.0 * positions)) if positions > 1 else 1.0
+
+
+def call_error(records: int, positions: int) -> float:
+    """What one call can be wrong by, in units of u·S.
+
+    A term is a product of three numbers: two roundings. A tree of additions over n terms of size at most 1 has inner
+    nodes of total size at most n(n+1)/2, a chain being the worst; terms of unequal size pass through n additions.
+    """
+    if positions == 1:
+        return records * (records + 1) / 2 + 2 * records
+    return (records * positions + 2) * records * spread(positions)
+
+
+def per_call(positions: int) -> int:
+    """How many records with so many terms each one call may sum."""
+    if positions <= 1:
+        return CALLS[0]
+    for records in CALLS[1:-1]:
+        if 4 * UNIT * call_error(records, positions) <= SHARE:
+            return records
+    return CALLS[-1]
+
+
+def chain_error(block: int, records: int) -> float:
+    """Adding up sums over `block` records to one over `records`, in units of u·S: each addition rounds a partial sum."""
+    return records * (records / block + 1) / 2
+
+
+def margin() -> float:
+    """A bound of what rounding adds to the sensitivity of a clipped sum, as a fraction of S.
+
+    Calls of different sizes serve different parameters, whose errors are orthogonal. A call of one record has no
+    share: what it computes depends on that record alone and is in its norm. Additions of blocks come on top, those
+    from calls of one record being the most; so do three more additions of whole batches (records whose terms cancel,
+    tables, several uses), and roundings of weights, 8u. `NORM_SHARE` is what norms may be too small by.
+    """
+    calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
+    sizes = (1, *BLOCKS)
+    chains = sum(4 * UNIT * chain_error(block, records) for block, records in zip(sizes, sizes[1:]))
+    return (calls + chains + 4 * UNIT * 3 * LARGEST_BATCH + 8 * UNIT + 2 * NORM_SHARE) * (1 + 2.0**-7)
+
+
+def own_rounding(positions: int, formed: bool) -> float:
+    """η: the error of forming a record's gradient from its terms, relative to their size M.
+
+    Once in the call that sums it, and once more where its norm was measured from a gradient formed before.
+    """
+    return (2 if formed else 1) * (positions + 4) * UNIT
+
+
+def pieces(batch: int, size: int, lo: int = 0) -> Iterator[tuple[int, int]]:
+    """lo … batch cut into pieces of `size` from the end, the incomplete one first."""
+    start = lo + (batch - lo) % size
+    if start > lo:
+        yield lo, start
+    for at in range(start, batch, size):
+        yield at, at + size
+
+
+Call = Callable[[Tensor, int, int, bool], None]
+"""out = Σ_i w_i·G_i over lo ≤ i < hi, or out += the same, of which `adds` must then speak."""
+
+
+def gather(out: Tensor, lo: int, hi: int, first: int, call: Call, *, adds: bool = False) -> None:
+    """out = Σ_i w_i·G_i over lo ≤ i < hi, in calls of at most `first` records and blocks above them.
+
+    With `adds` a call may add to what `out` holds, in one addition after it has summed its own terms (`adds_once`).
+    """
+    sizes = [first, *(size for size in BLOCKS if size > first)]
+    if hi - lo > sizes[-1]:
+        sizes.append(hi - lo)
+    _gather(out, lo, hi, sizes, call, adds)
+
+
+def _gather(out: Tensor, lo: int, hi: int, sizes: list[int], call: Call, adds: bool) -> None:
+    while sizes and hi - lo <= sizes[-1]:
+        sizes = sizes[:-1]
+    if not sizes:
+        call(out, lo, hi, False)
+        return
+    scratch: Tensor | None = None
+    for start, end in pieces(hi, sizes[-1], lo):
+        if start == lo:
+            _gather(out, start, end, sizes, call, adds)
+        elif adds and len(sizes) == 1:
+            call(out, start, end, True)
+        else:
+            scratch = torch.empty_like(out) if scratch is None else scratch
+            _gather(scratch, start, end, sizes, call, adds)
+            out += scratch
+
+
+@functools.cache
+def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+    """Whether a matrix product that is added to a matrix sums its own terms first and is added in one addition.
+
+    Found by trying, on a matrix of these dimensions: with 2^30 in the matrix and terms of a fraction of its last place,
+    each addition to the matrix rounds another way, and only one addition, at the end, gives the rounded exact result.
+    What is found is taken to hold for all matrices of these dimensions. (Few rows would show too little.)
+    """
+    if outputs < 32 or dtype != torch.float32:
+        return False
+    each = torch.arange(outputs, device=device, dtype=dtype).mul_(37).remainder_(509).add_(3).div_(8)
+    start = 2.0**30
+    found = torch.full((outputs, inputs), start, dtype=dtype, device=device)
+    left = each.expand(terms, outputs).contiguous()
+    found.addmm_(left.t(), torch.ones(terms, inputs, dtype=dtype, device=device))
+    expected = (each.double() * terms + start).to(dtype)
+    return bool((found == expected.unsqueeze(1)).all())
+
+
+def check_precision(device: torch.device) -> None:
+    """Refuse settings that let float32 products be computed in a coarser type: nothing here holds for them."""
+    wrong = [] if torch.get_float32_matmul_precision() == "highest" else ["torch.set_float32_matmul_precision"]
+    library = "mkldnn" if device.type == "cpu" else "cudnn"
+    for operation in ("matmul", "conv"):
+        setting = getattr(getattr(torch.backends, library), operation, None)
+        if getattr(setting, "fp32_precision", "ieee") not in ("ieee", "none"):
+            wrong.append(f"torch.backends.{library}.{operation}.fp32_precision")
+    if wrong:
+        raise ValueError(
+            f"{' and '.join(wrong)} lets float32 products be rounded to fewer bits, for which no sensitivity is "
+            'proved; set it to "highest" or "ieee".'
+        )
