@@ -84,7 +84,7 @@ def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Bounds of the errors of a measured |G|², of terms of size M, in units of u: relative·|G|² + gram·M² + 2·own·|G|·M."""
+    """Bounds of errors in units of u, for terms of size M: |G|² is off by relative·|G|² + gram·M², and G by own·M."""
 
     relative: float = 0.0
     gram: float = 0.0

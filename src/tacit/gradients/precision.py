@@ -34,6 +34,9 @@ BLOCKS = (128, 1024, 2048)
 LARGEST_BATCH = BLOCKS[-1]
 """Records that are summed in float32 at all; the sums of several such batches are added in float64."""
 
+LARGEST_LOT = 8192
+"""Records whose sum is rounded from float64 to float32 before noise is added; larger sums stay in float64."""
+
 SHARE = 0.002
 """What calls of one size may add to the sensitivity."""
 
@@ -43,7 +46,7 @@ NORM_SHARE = 2.0**-11
 That is part of the margin, so that ordinary norms are used as they are; beyond it a norm is enlarged (`Uses.squares`).
 """
 
-MARGIN = 0.01
+MARGIN = 0.011
 """By how much of itself the sensitivity of a clipped sum grows by rounding, at most; see `margin`."""
 
 TOGETHER = 16
@@ -87,12 +90,14 @@ def margin() -> float:
     Calls of different sizes serve different parameters, whose errors are orthogonal. A call of one record has no
     share: what it computes depends on that record alone and is in its norm. Additions of blocks come on top, those
     from calls of one record being the most; so do three more additions of whole batches (records whose terms cancel,
-    tables, several uses), and roundings of weights, 8u. `NORM_SHARE` is what norms may be too small by.
+    tables, several uses), the sum over a lot rounded to float32 in either data set, and roundings of weights, 8u.
+    `NORM_SHARE` is what norms may be too small by.
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
     chains = sum(4 * UNIT * chain_error(block, records) for block, records in zip(sizes, sizes[1:]))
-    return (calls + chains + 4 * UNIT * 3 * LARGEST_BATCH + 8 * UNIT + 2 * NORM_SHARE) * (1 + 2.0**-7)
+    others = 4 * UNIT * 3 * LARGEST_BATCH + 2 * UNIT * LARGEST_LOT + 8 * UNIT
+    return (calls + chains + others + 2 * NORM_SHARE) * (1 + 2.0**-7)
 
 
 def own_rounding(positions: int, formed: bool) -> float:

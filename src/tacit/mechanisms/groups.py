@@ -50,7 +50,8 @@ class Group:
 
     ``clip_norm`` bounds one clipped contribution, after each vector is divided by its scale. ``contributions`` is by
     how many times that one record can move the sum: 1 unless the record is part of a microbatch or brings several
-    examples. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
+    examples. ``margin`` is what the rounding of the sum adds to that, as a fraction of the clip norm; whoever computes
+    the sum has to say. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Group:
     clip_norm: float
     contributions: int = 1
     stability: float | None = None
+    margin: float = 0.0
 
     @property
     def dimension(self) -> int:
@@ -66,7 +68,7 @@ class Group:
     @property
     def sensitivity(self) -> float:
         """What the ledger is told: the most one record moves the sum, in L2 norm."""
-        return self.contributions * self.clip_norm
+        return self.contributions * self.clip_norm * (1 + self.margin)
 
 
 class Clipping:
@@ -75,8 +77,8 @@ class Clipping:
     Formal guarantee: for every record, and every group g, the contribution (w_j v_j / scale_j) over the vectors j of g
     has L2 norm at most S_g = `Group.clip_norm`, where w are the `weights`, whatever v is; a record with a norm that is
     not finite has weight zero everywhere (the engine must then drop its gradient, not multiply it). Adding or removing
-    a record therefore moves the scaled sum by at most `Group.sensitivity`, and by Equation 1 of the paper all groups
-    together are one Gaussian sum query with z = ``Step.noise_multiplier``.
+    a record therefore moves the scaled sum by at most `Group.sensitivity`, the margin for its rounding included, and by
+    Equation 1 of the paper all groups together are one Gaussian sum query with z = ``Step.noise_multiplier``.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -146,6 +148,10 @@ class Clipping:
             std = recorded_gaussian(receipt, group.name, group.sensitivity).noise_std
             noisy += [(sums[name], vector.scale * std) for vector in group.vectors for name in vector.names]
         add_gaussian_(noisy, source)
+
+    def widened(self, margin: float) -> Clipping:
+        """The same clipping for sums whose rounding adds the fraction ``margin`` to what a record can do to them."""
+        return Clipping([replace(g, margin=margin) for g in self.groups])
 
     def repeated(self, contributions: int) -> Clipping:
         """The same clipping when one record can change this many clipped contributions."""

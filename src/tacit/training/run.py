@@ -133,11 +133,15 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
     def _draw(self, receipt: Receipt) -> Integers:
-        """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand."""
+        """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand.
+
+        They come in random order: an order of theirs would let one record more shift all others to other places in
+        the sum, where they may be rounded another way (docs/finite-precision.md).
+        """
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        if isinstance(drawn, UserLot):
-            return drawn.indices
-        return drawn if rows == 1 else (drawn[:, None] * rows + np.arange(rows)).reshape(-1)
+        records = drawn.indices if isinstance(drawn, UserLot) else drawn
+        records = records[self._source.permutation(len(records))]
+        return records if rows == 1 else (records[:, None] * rows + np.arange(rows)).reshape(-1)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""

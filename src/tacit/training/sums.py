@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
+from tacit.gradients.precision import LARGEST_LOT
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
 
 
 class GradientSums:
-    """One sum for each parameter, in float32 or better, in memory that is kept from lot to lot."""
+    """One sum for each parameter, in memory that is kept from lot to lot.
+
+    A batch is summed in float32 or better and the sums of several batches are added in float64, so that rounding does
+    not grow with the lot (docs/finite-precision.md). The sum over a very large lot is also released in float64.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
@@ -23,29 +28,43 @@ class GradientSums:
             for name, parameter in parameters.items()
         }
         self._gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
-        self._empty = True
+        self._wide: dict[str, Tensor] = {}
+        self._batches = self._records = 0
 
     def clear(self) -> None:
         """Begin a lot: the next batch takes the place of what the sums hold."""
-        self._empty = True
+        self._batches = self._records = 0
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
-        engine.clipped_sum(clipping, out=self._sums, overwrite=self._empty)
-        self._empty = False
+        if self._batches == 1:
+            for name, total in self._sums.items():
+                if name not in self._wide:
+                    self._wide[name] = torch.empty_like(total, dtype=torch.float64)
+                self._wide[name].copy_(total)
+        self._records += engine.batch_size
+        engine.clipped_sum(clipping, out=self._sums, overwrite=True)
+        self._batches += 1
+        if self._batches > 1:
+            for name, total in self._sums.items():
+                self._wide[name] += total
 
     def release(self, receipt: Receipt, clipping: Clipping, source: Source, *, lot_size: float) -> None:
         """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
-        if self._empty:
+        if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
-        clipping.release_(receipt, self._sums, source)
+        sums = self._wide if self._batches > 1 and self._records > LARGEST_LOT else self._sums
+        if self._batches > 1 and sums is self._sums:
+            for name, total in sums.items():
+                total.copy_(self._wide[name])
+        clipping.release_(receipt, sums, source)
         for name, parameter in self._parameters.items():
             # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
             gradient = self._gradients[name]
-            if gradient.dtype == self._sums[name].dtype:
-                torch.div(self._sums[name], lot_size, out=gradient)
+            if gradient.dtype == sums[name].dtype:
+                torch.div(sums[name], lot_size, out=gradient)
             else:
-                gradient.copy_(self._sums[name].div_(lot_size))
+                gradient.copy_(sums[name].div_(lot_size))
             parameter.grad = gradient
 
     def noise(self, receipt: Receipt, clipping: Clipping, *, lot_size: float) -> dict[Tensor, float]:
