@@ -133,14 +133,10 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
     def _draw(self, receipt: Receipt) -> Integers:
-        """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand.
-
-        They come in random order: an order of theirs would let one record more shift all others to other places in
-        the sum, where they may be rounded another way (docs/finite-precision.md).
-        """
+        """The examples of the lot, in random order. Microbatch r holds examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
         records = drawn.indices if isinstance(drawn, UserLot) else drawn
-        records = records[self._source.permutation(len(records))]
+        records = shuffled(records, self._source)
         return records if rows == 1 else (records[:, None] * rows + np.arange(rows)).reshape(-1)
 
     def observe(self, **values: Tensor) -> None:
@@ -285,3 +281,12 @@ class PrivateRun:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
+
+
+def shuffled(records: Integers, source: Source) -> Integers:
+    """The records of a lot in random order.
+
+    In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
+    be rounded another way. In random order it comes last and changes places with one other (docs/finite-precision.md).
+    """
+    return records[source.permutation(len(records))]
