@@ -1,8 +1,8 @@
 """How a sum over records is carried out in floating point, and what that can add to its sensitivity.
 
-The argument is in docs/finite-precision.md; this module holds its numbers. A record is limited to S by its weight, so the
-exact sum moves by at most S when a record joins. The computed sum moves by more, because every rounding after the new
-record may fall another way. It is bounded whatever order a kernel adds in, and whatever all the other records are:
+The argument is in docs/finite-precision.md; this module holds its numbers. A record is limited to S by its weight, so
+the exact sum moves by at most S when a record joins. The computed sum moves by more, because every rounding after the
+new record may fall another way. That is bounded whatever order a kernel adds in, and whatever all the other records are:
 
 * one *call* of a kernel sees few records (`per_call`), the sums of calls are added in blocks of `BLOCKS` records, and
   the sums of batches in float64 (`tacit.training.sums`). A record has a slot; one record more fills one more slot and
@@ -16,6 +16,7 @@ Slots are counted from the end of a batch, so that the incomplete call is the fi
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -80,7 +81,7 @@ def per_call(positions: int) -> int:
 
 
 def chain_error(block: int, records: int) -> float:
-    """Adding up sums over `block` records to one over `records`, in units of u·S: each addition rounds a partial sum."""
+    """Adding sums over `block` records up to one over `records`, in units of u·S: every partial sum is rounded."""
     return records * (records / block + 1) / 2
 
 
@@ -95,7 +96,7 @@ def margin() -> float:
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
-    chains = sum(4 * UNIT * chain_error(block, records) for block, records in zip(sizes, sizes[1:]))
+    chains = sum(4 * UNIT * chain_error(block, records) for block, records in itertools.pairwise(sizes))
     others = 4 * UNIT * 3 * LARGEST_BATCH + 2 * UNIT * LARGEST_LOT + 8 * UNIT
     return (calls + chains + others + 2 * NORM_SHARE) * (1 + 2.0**-7)
 

@@ -178,7 +178,7 @@ def _check_one_process(model: nn.Module) -> None:
 
 
 def _batch_size(wanted: int | None, lot_size: int, microbatch_size: int) -> int:
-    """How many examples are in memory at once: whole microbatches, and no more records than the margin is proved for."""
+    """How many examples are in memory at once: whole microbatches, and at most what the margin is proved for."""
     size = max(1, min(2 * lot_size * microbatch_size, 4096)) if wanted is None else wanted
     if isinstance(size, int) and size > 0:
         size = min(max(size // microbatch_size, 1), LARGEST_BATCH) * microbatch_size

@@ -133,7 +133,7 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
     def _draw(self, receipt: Receipt) -> Integers:
-        """The examples of the lot, in random order. Microbatch r holds examples r·m to r·m + m - 1, fixed beforehand."""
+        """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
         records = drawn.indices if isinstance(drawn, UserLot) else drawn
         records = shuffled(records, self._source)
