@@ -2,7 +2,7 @@
 
 The argument is in docs/finite-precision.md; this module holds its numbers. A record is limited to S by its weight, so
 the exact sum moves by at most S when a record joins. The computed sum moves by more, because every rounding after the
-new record may fall another way. That is bounded whatever order a kernel adds in, and whatever all the other records are:
+new record may fall another way. That is bounded for any order a kernel adds in, and for all other records:
 
 * one *call* of a kernel sees few records (`per_call`), the sums of calls are added in blocks of `BLOCKS` records, and
   the sums of batches in float64 (`tacit.training.sums`). A record has a slot; one record more fills one more slot and

@@ -76,8 +76,8 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         randomness,
         _tuning(found),
         "Audit: no audit result is attached to this statement.",
-        "Arithmetic: the clip norms S of gradients include a margin for what rounding of the sums can add to the effect "
-        "of one record, proved for gradients as recorded (docs/finite-precision.md); the noise is drawn in floating point "
+        "Arithmetic: the clip norms S of gradients include a margin for what rounding of the sums can add to what "
+        "one record does, proved for gradients as recorded (docs/finite-precision.md); the noise is in floating point "
         "and rounded to a public grid, which is not a proof at the level of bits.",
         f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
     ]
