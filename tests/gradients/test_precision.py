@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients import precision
+from tacit.gradients.contributions import Outer
 from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, per_call
+from tacit.gradients.sources import Part, Uses
 
 Lot = tuple[Tensor, Tensor]
 """Inputs [records, positions, width] and gradients of the output, of the same shape."""
@@ -241,3 +243,16 @@ def test_a_records_factors_do_not_depend_on_the_other_rows(model: nn.Module, sha
     kept = torch.arange(64) != 20
     for a, b in zip(run(x), run(other), strict=True):
         assert torch.equal(a[kept], b[kept])
+
+
+@pytest.mark.parametrize("positions", [2, 6, 40, 130])
+def test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_allows(positions: int) -> None:
+    """With a weight of S / norm the terms that meet others are at most ρ·S; the rest is formed by itself first."""
+    x, c = cancelling(20, positions)
+    x[10:], c[10:] = torch.randn(10, positions, 6), torch.randn(10, positions, 40)
+    uses = Uses([Part(Outer(x.unsqueeze(1), c.unsqueeze(1), (40, 6)), None)], torch.Size((40, 6)))
+    norms = uses.squares().double().sqrt()
+    mass = (x.double().norm(dim=2) * c.double().norm(dim=2)).sum(1)
+    together = [i for i in range(20) if i not in uses.apart]
+    assert (mass[together] <= precision.spread(positions) * norms[together] * (1 + 1e-3)).all()
+    assert len(uses.apart) >= 10 and not set(uses.apart) & set(range(10, 20))  # ordinary records are not touched
