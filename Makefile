@@ -22,6 +22,9 @@ demo: $(STAMP)
 	rm -rf runs/demo
 	$(BIN)/tacit train --out runs/demo
 
+# One thread: tests work on small tensors, where several threads spend their time waiting for one another.
+test test-all: export OMP_NUM_THREADS = 1
+
 test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,6 +42,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/randomness.py
 	$(BIN)/python benchmarks/collaboration.py
 	$(BIN)/python benchmarks/tables.py --write
+	$(BIN)/python benchmarks/scale.py --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -56,18 +56,19 @@ def public(train: Columns, test: Columns, schema: Schema) -> float:
     import torch
 
     encoding = Encoding(schema)
-    rows, held = (encode(from_columns(part, schema.columns), encoding) for part in (train, test))
+    records = [encode(from_columns(part, schema.columns), encoding) for part in (train, test)]
+    (rows, wanted), (held, truth) = (next(part.slices(len(part))) for part in records)
     model = TableModel.new("linear", schema)
     optimizer = torch.optim.LBFGS(model.network.parameters(), max_iter=100)
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        value = torch.nn.functional.cross_entropy(model.outputs(rows.inputs), rows.targets.long())
+        value = torch.nn.functional.cross_entropy(model.outputs(rows), wanted)
         value.backward()
         return value
 
     optimizer.step(loss)
-    return float((model.outputs(held.inputs).argmax(dim=1) == held.targets.long()).float().mean())
+    return float((model.outputs(held).argmax(dim=1) == truth).float().mean())
 
 
 def draw(path: Path, results: dict[str, dict[float, list[float]]], baseline: float, majority: float) -> None:

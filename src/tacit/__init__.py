@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tacit.mechanisms import PerLayer as PerLayer
     from tacit.mechanisms import SumQuery as SumQuery
     from tacit.training import Metric as Metric
+    from tacit.training import Parallel as Parallel
     from tacit.training import fit as fit
     from tacit.training import make_private as make_private
     from tacit.training import private_batch_norm as private_batch_norm
@@ -42,6 +43,7 @@ _ROOMS = {
     "Joint": "mechanisms",
     "Ledger": "ledger",
     "Metric": "training",
+    "Parallel": "training",
     "PerLayer": "mechanisms",
     "SumQuery": "mechanisms",
     "account": "accounting",

@@ -54,6 +54,12 @@ class Source(ABC):
     """
 
     secure: ClassVar[bool]
+    share = 1.0
+    """The part of a noise's standard deviation that is drawn here: less where other processes draw the rest."""
+
+    def join_(self, noisy: torch.Tensor) -> torch.Tensor:
+        """Add, in place, what other processes have for the same sum. There are none unless a subclass knows some."""
+        return noisy
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

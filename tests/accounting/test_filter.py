@@ -79,6 +79,58 @@ def test_a_clip_norm_that_changes_with_its_noise_costs_the_same():
     assert run(ledger, [step(4.0, clip=1 + i % 7 / 7) for i in range(plain + 5)]) in (plain - 1, plain)
 
 
+@pytest.mark.parametrize("budget", [Budget(1.0, 1e-5), AdaptiveBudget(1.0, 1e-5)])
+@pytest.mark.parametrize(
+    "kinds", [lambda i: step(8 - i / 500), lambda i: step(5 + i / 500), lambda i: step(5, 0.1 + i / 5e4)]
+)
+def test_a_schedule_that_changes_every_step_is_admitted_to_the_last_step_with_few_accounts(budget, kinds):
+    class Counted(Filter):
+        accounts = 0
+
+        def _fits(self, entries, header):
+            self.accounts += 1
+            return super()._fits(entries, header)
+
+    ledger, counted = Ledger(), Counted(budget, accountant="rdp")
+    ledger.guard(counted)
+    done = run(ledger, [kinds(i) for i in range(3000)])
+    assert 50 < done < 3000 and len(ledger.entries) == done
+    plain = Filter(budget, accountant="rdp")
+    assert plain._fits(ledger.entries, ledger.header)
+    assert not plain._fits([*ledger.entries, (kinds(done), 1)], ledger.header)
+    assert counted.accounts < 150
+
+
+def test_a_lease_does_not_cover_a_costlier_step():
+    ledger = Ledger()
+    ledger.guard(Filter(Budget(1.0, 1e-5), accountant="rdp"))
+    run(ledger, [step(8), step(7.9), step(7.8)])  # the lease is now for steps somewhat worse than these
+    with pytest.raises(BudgetExceeded):
+        ledger.record(step(0.5, 0.5))
+    with pytest.raises(BudgetExceeded):
+        ledger.record(step(4.0, 1.0))
+
+
+def test_an_exact_lease_covers_equal_steps_only():
+    """What costs less need not be computed as less: a lease without room must not cover it."""
+    many = 1024
+    most = Pld().epsilon(compose([(step(1.0, 0.001), many)], "add/remove"), 1e-5).upper
+    ledger = Ledger()
+    ledger.guard(Filter(Budget(most, 1e-5)))
+    ledger.record(step(1.0, 0.001))
+    run(ledger, [step(1.0 * (1 + 1e-6 * k), 0.001) for k in range(1, 40)])
+    assert account(ledger, delta=1e-5).epsilon <= most
+
+
+def test_an_accountant_without_a_proof_for_several_kinds_says_so_before_anything_is_recorded():
+    ledger = Ledger()
+    ledger.guard(Filter(Budget(50.0, 1e-5), accountant="strong"))
+    ledger.record(step(4.0))
+    with pytest.raises(Unproved):
+        ledger.record(step(4.1))
+    assert len(ledger) == 1
+
+
 def test_two_filters_both_hold():
     ledger = Ledger()
     ledger.guard(Filter(Budget(1.0, 1e-5), accountant="rdp"))

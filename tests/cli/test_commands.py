@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,35 @@ def test_plan_solves_for_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["epsilon"] == pytest.approx(facts["epsilon"])
 
 
+def test_plans_with_discrete_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, _ = run(capsys, "account", *PLAN, "--noise", "discrete", "--delta", "1e-5", "--json")
+    facts = json.loads(out)
+    assert 0.94686 <= facts["epsilon"] <= 0.9475
+    assert (facts["epsilon_lower"], facts["accountant"]) == (None, "pld")
+    solved = [
+        "--records",
+        "60000",
+        "--lot-size",
+        "600",
+        "--epochs",
+        "10",
+        "--epsilon",
+        "2",
+        "--delta",
+        "1e-5",
+        "--json",
+    ]
+    multipliers = [
+        json.loads(run(capsys, "plan", *solved, "--noise", noise)[1])["noise_multiplier"]
+        for noise in ("gaussian", "discrete")
+    ]
+    assert multipliers[1] == pytest.approx(multipliers[0], rel=1e-3)
+    code, _, err = run(capsys, "plan", *solved, "--noise", "uniform")
+    assert (code, "noise is 'uniform'" in err) == (2, True)
+    code, _, err = run(capsys, "account", str(tmp_path / "ledger"), "--noise", "discrete", "--delta", "1e-5")
+    assert (code, "--noise is for plans" in err) == (2, True)
+
+
 def test_plot_draws_every_accountant(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "curve.svg"
     code, out, _ = run(capsys, "account", *PLAN, "--delta", "1e-5", "--plot", str(path), "--json")
@@ -129,3 +159,15 @@ def test_a_mistake_is_one_sentence(
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(ValueError, match="delta is 2"):
         main(["--debug", "account", *PLAN, "--delta", "2"])
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_sleep_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, wanted: str
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert os.environ["OMP_WAIT_POLICY"] == wanted

@@ -36,6 +36,8 @@ def test_from_a_file_to_predictions(table: Path, capsys: pytest.CaptureFixture[s
         "report.html",
         "run.json",
     }
+    page = (out / "report.html").read_text()
+    assert "with noise, paid for" in page and "test figures have no noise" not in page
     new = write_csv(table.parent / "new.csv", {k: v for k, v in people(20, seed=5).items() if k != "employed"})
     assert tacit("predict", out, new, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
@@ -53,6 +55,19 @@ def test_without_a_schema_everything_is_found_out_privately(table: Path, capsys:
     assert facts["test_accuracy"] > 0.75 and facts["epsilon"] <= 4
     first = (Path(facts["out"]) / "ledger.jsonl").read_text()
     assert "values/school" in first and "bounds/age" in first
+    assert tacit("predict", facts["out"], table, "--json") == 0  # a model whose classes were found can be read again
+    assert json.loads(capsys.readouterr().out)["rows"] == 3000
+
+
+def test_a_public_test_table_is_said_to_be_public(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps({**SCHEMA, "target": "age"}))
+    test = write_csv(table.parent / "test.csv", people(500, seed=3))
+    assert tacit("train", table, "--test", test, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["test_accuracy"] is None and facts["test_mean_absolute_error"] < 20 and not facts["test_is_private"]
+    page = (Path(facts["out"]) / "report.html").read_text()
+    assert "Mean absolute test error" in page and "public test set; not private, not covered" in page
+    assert "test figures have no noise" in page
 
 
 def test_a_draft_says_that_it_looked(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,3 +103,57 @@ def test_what_is_wrong_is_one_sentence(
     assert tacit("train", *words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("tacit: ") and text in error
+
+
+HEADER = "age,school,town,employed\n"
+ROWS = "30,some,A,yes\n70,none,B,no\n" * 50
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (HEADER, "no rows"),
+        ("age,school,town\n30,some,A\n", "no column 'employed'"),
+        (HEADER + ROWS + "old,some,A,yes\n", "row 101: 'old' is not a number"),
+        (HEADER + ROWS + "30,phd,A,yes\n", "row 101: 'phd' is not among the declared values"),
+        (HEADER + ROWS + "30,some,A,nan\n", "row 101: the entry is missing; leave the row out"),
+        (HEADER + ROWS + "30,some,A\n", "line 102: 3 fields, not 4"),
+        (HEADER + ROWS + '30,"some,A,yes\n', "quotation mark"),
+        (HEADER.replace("town", "age") + ROWS, "more than one column called 'age'"),
+        (HEADER + "30,some,A,yes\n" * 100, "one class only"),
+        (HEADER + "30,some,A,yes\n70,none,B,no\n" * 8, "too few for epsilon 0.5"),
+        (b"\xff\xfe" + HEADER.encode("utf-16-le"), "UTF-8"),
+        ((HEADER + ROWS + "30,some,Z\u00fcrich,yes\n").encode("latin-1"), "UTF-8"),
+    ],
+)
+def test_a_bad_table_is_one_sentence_and_leaves_nothing(
+    table: Path, text: str | bytes, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    table.write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = sorted(table.parent.rglob("*"))
+    assert tacit("train", table, "--epsilon", "0.5") == 2
+    [error] = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith("tacit: ") and words in error
+    assert sorted(table.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damage", ["half", "middle", "twice", "nothing"])
+def test_a_bad_parquet_file_is_one_sentence(table: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the sklearn extra is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the sklearn extra is not installed")
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    columns = {name: arrow.array(values.tolist()) for name, values in people(3000).items()}
+    names = [*columns, *(["age"] if damage == "twice" else [])]
+    path = table.with_suffix(".parquet")
+    parquet.write_table(arrow.Table.from_arrays([columns[name] for name in names], names=names), path)
+    whole = path.read_bytes()
+    cut = {"half": whole[: len(whole) // 2], "middle": whole[:100] + bytes(900) + whole[1000:], "nothing": b""}
+    path.write_bytes(cut.get(damage, whole))
+    assert tacit("train", path) == 2
+    [error] = capsys.readouterr().err.strip().splitlines()
+    assert error.startswith("tacit: ")
+    assert ("more than one column" if damage == "twice" else "not a whole Parquet file") in error
+    assert not (table.parent / "runs").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tacit.collaboration import Lease, LeaseHeld, Protocol
-from tacit.collaboration.exchange import turns
+from tacit.collaboration.exchange import Rota, turns
 from tacit.randomness import SeededSource
 
 
@@ -37,16 +37,67 @@ def test_a_lease_is_held_by_one_until_given_back_or_expired() -> None:
     ann = lease.acquire("ann", now=0.0)
     with pytest.raises(LeaseHeld, match="'ann' has the lease for another 6"):
         lease.acquire("bob", now=4.0)
-    lease.check(ann, now=9.9)
+    lease.check("ann", ann, now=9.9)
+    with pytest.raises(LeaseHeld):
+        lease.check("bob", ann, now=9.9)  # a number that was guessed or overheard
     lease.release(ann)
     bob = lease.acquire("bob", now=5.0)
     lease.release(ann)  # late news of a lease that has passed on
     with pytest.raises(LeaseHeld):
         lease.acquire("ann", now=6.0)
     carl = lease.acquire("carl", now=15.0)  # bob is slow or dead
-    for token, now in ((bob, 16.0), (carl, 25.0)):
+    for name, token, now in (("bob", bob, 16.0), ("carl", carl, 25.0)):
         with pytest.raises(LeaseHeld, match="acquire it and download again"):
-            lease.check(token, now=now)
+            lease.check(name, token, now=now)
+
+
+def test_a_holder_that_was_restarted_gets_its_lease_again_but_no_more_time() -> None:
+    lease = Lease(10.0, first=500)
+    first = lease.acquire("ann", now=0.0)
+    second = lease.acquire("ann", now=6.0)
+    assert 500 < first < second
+    with pytest.raises(LeaseHeld):
+        lease.check("ann", first, now=6.0)
+    lease.check("ann", second, now=9.0)
+    with pytest.raises(LeaseHeld):
+        lease.check("ann", second, now=10.0)
+
+
+def test_the_turn_goes_round_and_past_those_who_do_not_come() -> None:
+    rota = Rota(["ann", "bob", "carl"], 100.0, patience=5.0)
+
+    def one(name: str, now: float) -> None:
+        rota.release(rota.acquire(name, now=now))
+
+    with pytest.raises(LeaseHeld, match="turn of 'ann'"):
+        rota.acquire("bob", now=0.0)
+    for name, now in (("ann", 1.0), ("bob", 2.0), ("carl", 3.0), ("ann", 4.0)):
+        one(name, now)
+    with pytest.raises(LeaseHeld, match="turn of 'bob'"):  # who has died
+        rota.acquire("carl", now=5.0)
+    with pytest.raises(LeaseHeld, match="turn of 'bob'"):
+        rota.acquire("carl", now=9.9)
+    one("carl", 10.0)
+    one("ann", 11.0)
+    one("carl", 12.0)  # bob is not waited for a second time
+    with pytest.raises(LeaseHeld, match="turn of 'ann'"):
+        rota.acquire("bob", now=13.0)  # and is back
+    one("ann", 13.5)
+    one("bob", 14.0)
+
+
+def test_a_turn_that_was_taken_and_never_ended_expires() -> None:
+    rota = Rota(["ann", "bob"], 100.0, patience=5.0)
+    ann = rota.acquire("ann", now=0.0)
+    with pytest.raises(LeaseHeld, match="'ann' has the lease"):
+        rota.acquire("bob", now=99.0)
+    bob = rota.acquire("bob", now=100.0)
+    with pytest.raises(LeaseHeld):
+        rota.check("ann", ann, now=101.0)
+    rota.release(ann)
+    rota.check("bob", bob, now=101.0)
+    with pytest.raises(LeaseHeld):
+        rota.acquire("ann", now=101.0)
 
 
 @pytest.mark.parametrize("duration", [0.0, -1.0, float("inf"), float("nan")])

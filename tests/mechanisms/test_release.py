@@ -26,7 +26,7 @@ from tacit.mechanisms import (
     QuantileTracker,
     SumQuery,
     assign,
-    quantile,
+    lattice,
 )
 from tacit.mechanisms.noise import add_gaussian_, add_laplace_
 from tacit.randomness import SecureSource, SeededSource
@@ -286,7 +286,11 @@ def test_the_count_of_every_group_is_charged(record: Record) -> None:
 
 def test_one_record_moves_every_count_by_a_half_at_most(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
     seen: list[float] = []
-    monkeypatch.setattr(quantile, "add_gaussian_", lambda pairs, source: seen.extend(float(t) for t, _ in pairs))
+
+    def counts(pairs: Any, source: Any) -> None:
+        seen.extend(float(total) for total, _ in pairs if total.dtype == torch.float64)
+
+    monkeypatch.setattr(lattice, "add_gaussian_", counts)
     rows = [[0.1, 50.0], [math.inf, 0.2], [math.nan, math.nan], [1e300, 1e-300]]
     for extra in ([], *([row] for row in rows)):
         clipping = Adaptive(initial=PerLayer(each=1.0)).bind(LAYERS, lot_size=10.0)

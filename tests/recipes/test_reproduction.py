@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tacit.data import Images
 from tacit.features import Pca
 from tacit.ledger import Budget
 from tacit.mechanisms import PerLayer
+from tacit.models.abadi import centre_crop, cifar_cnn, standardise
 from tacit.recipes import Mlp, Recipe, abadi, public, train
+from tacit.recipes.pretraining import Learner, pretrain
 from tacit.recipes.reproduction import EXPERIMENTS, Result, Setting, cifar, find, headline, mnist, spending, sweeps
 from tacit.recipes.reproduction import measure as measuring
 from tacit.recipes.reproduction.measure import Runs, private, spent
@@ -24,8 +28,8 @@ Make = Callable[..., Recipe]
 BUDGET = Budget(epsilon=4.0, delta=1e-5)
 
 
-def setting(directory: Path, seeds: int = 1) -> Setting:
-    return Setting.make(quick=True, runs=directory / "runs", seeds=seeds)
+def setting(directory: Path, seeds: int = 1, *, quick: bool = True) -> Setting:
+    return Setting.make(quick=quick, runs=directory / "runs", seeds=seeds)
 
 
 def test_the_registry_has_the_papers_figures_and_tables() -> None:
@@ -165,7 +169,8 @@ def test_the_mnist_experiments_share_their_runs(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_sweeps_vary_one_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_sweeps_vary_one_parameter(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "pca_dimensions": (6, 60),
         "hidden_units": (8, 1000),
@@ -173,11 +178,12 @@ def test_the_sweeps_vary_one_parameter(tmp_path: Path, monkeypatch: pytest.Monke
         "learning_rate": (0.05, 0.1),
     }
     values |= {"clip_norm": (1, 4), "noise": (4, 20)}
-    changed = [replace(sweep, quick=values[sweep.name]) for sweep in sweeps.SWEEPS]
+    changed = [replace(sweep, **{"quick" if quick else "full": values[sweep.name]}) for sweep in sweeps.SWEEPS]
     monkeypatch.setattr(sweeps, "SWEEPS", changed)
     monkeypatch.setattr(sweeps, "_QUICK_EPOCHS", 2)
-    result = sweeps.figure5(setting(tmp_path))
+    result = sweeps.figure5(setting(tmp_path, quick=quick))
     check(result)
+    assert any(note.startswith("Quick") for note in result.notes) is quick
     assert len(result.panels) == 6 and len(result.rows) == 13
     reference = {row["test_accuracy_percent"] for row in result.rows if row["value"] == 4 or row["value"] == 1000}
     assert len(reference) == 1  # one run, in every panel
@@ -199,12 +205,18 @@ def colours(count: int, classes: int) -> Images:
     return Images(name="colours", classes=classes, source="made up", fingerprint=f"{count}", **parts)
 
 
-def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_cifar_from_public_convolutions(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))
+    monkeypatch.setattr(cifar, "_PUBLIC_EPOCHS", {quick: 1})
+    monkeypatch.setattr(cifar, "_EPOCHS", 1)
+    monkeypatch.setattr(cifar, "_BASELINE_EPOCHS", {True: 2, quick: 2})
     monkeypatch.setattr(cifar, "cifar", lambda *a, **k: replace(public.cifar(*a, **k), lot_size=100, epochs=1))
-    result = cifar.figure6(setting(tmp_path))
+    result = cifar.figure6(setting(tmp_path, quick=quick))
     check(result)
+    noise = {float(row["noise_multiplier"]) for row in result.rows if row["noise_multiplier"] is not None}
+    assert (noise == {6 / math.sqrt(3)}) is not quick  # as printed, or solved for
     assert [c.paper for c in result.comparisons] == [
         67.0, 70.0, 73.0, None, None, None, 80.0, 7.0, None, None, 40.0, 180.0, 4.5,
     ]  # fmt: skip
@@ -219,15 +231,36 @@ def test_cifar_from_public_convolutions(tmp_path: Path, monkeypatch: pytest.Monk
 def test_pretrained_layers_are_kept_but_for_the_last(tmp_path: Path) -> None:
     path = tmp_path / "public.safetensors"
     told: list[float] = []
-    digest = public.pretrain(colours(128, 6), path, epochs=1, seed=3, watch=told.append)
+    digest = pretrain(colours(256, 6), path, epochs=1, seed=3, watch=told.append)
     assert told == [0.5, 1.0]
-    head = public.Pretrained(weights=str(path), digest=digest)
-    one, two = head.build((2304,), 10), head.build((2304,), 10)
-    assert torch.equal(one.state_dict()["0.weight"], two.state_dict()["0.weight"])
-    assert not torch.equal(one.state_dict()["4.weight"], two.state_dict()["4.weight"])
-    assert public.pretrain(colours(128, 6), tmp_path / "again", epochs=1, seed=3) == digest
-    with pytest.raises(ValueError, match="not those of the paper's CIFAR network"):
+    head = public.Pretrained(weights=str(path), digest=digest, lengths=(2.0, 3.0, 4.0))
+    known = load_file(path)
+    rows = torch.rand(5, 2304, generator=torch.Generator().manual_seed(1))
+    plain = cifar_cnn(classes=10).classifier
+    names = {name: known[f"classifier.{name}"] for name in plain.state_dict() if not name.startswith("4.")}
+    plain.load_state_dict(names | {"4.weight": torch.zeros(10, 384), "4.bias": torch.zeros(10)})
+    built = head.build((2304,), 10)
+    scale = 4.0 / known["classifier.4.spread"]
+    assert torch.allclose(built[:-1](rows), (plain[:4](rows) - known["classifier.4.centre"]) * scale, atol=1e-4)
+    assert not built(rows).any()
+    assert pretrain(colours(256, 6), tmp_path / "again", epochs=1, seed=3) == digest
+    with pytest.raises(ValueError, match="features have shape"):
         head.build((100,), 10)
+
+
+def test_what_is_written_computes_what_was_learned(tmp_path: Path) -> None:
+    images = colours(64, 6)
+    torch.manual_seed(1)
+    model = Learner(6)
+    for _ in range(3):
+        model(standardise(centre_crop(images.train)))  # running statistics of their own
+    model.eval()
+    plain = cifar_cnn(classes=6)
+    last = {f"classifier.4.{name}": value for name, value in model.layers[-1].state_dict().items()}
+    plain.load_state_dict(model.folded() | last)
+    x = standardise(centre_crop(images.test))
+    assert torch.allclose(plain(x), model(x), atol=1e-4)
+    assert torch.allclose(plain.convolutions(x), model.inputs(x)[0], atol=1e-4)
 
 
 def test_without_a_public_set_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from tacit.gradients.precision import MARGIN
 from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Ledger
 from tacit.mechanisms import PerLayer
 from tacit.recipes import Linear, Moment, Recipe, Trained, train
+from tacit.reports import report
+from tacit.tuning import NormHistogram
 
 Make = Callable[..., Recipe]
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
@@ -166,7 +169,7 @@ def test_without_a_seed_no_two_runs_are_alike(images: Images, recipe: Make, tmp_
     [
         ({"lot_size": 601}, 3.0, "lot_size is 601; it must be at most the number of records, 600"),
         ({"front": Pca(dimensions=65)}, 3.0, "dimensions is 65; the images have only 64"),
-        ({"front": Pca(dimensions=4, noise_multiplier=0.5)}, 3.0, "the front end alone costs"),
+        ({"front": Pca(dimensions=4, noise_multiplier=0.5)}, 3.0, "besides the gradients costs"),
         ({"noise": 1.0}, 0.5, "pays for 0 steps and one epoch has 10"),
         ({"clipping": PerLayer}, 3.0, "cannot be written down"),
     ],
@@ -222,3 +225,54 @@ def test_scattering_is_trained_on_and_read_back(images: Images, recipe: Make, tm
     scores = Trained.load(tmp_path).scores(images.test)
     right = (scores.argmax(1) == images.test_labels).float().mean().item()
     assert right == pytest.approx(outcome.test_accuracy, abs=0.03)  # features were kept in half precision
+
+
+def test_a_histogram_of_norms_is_paid_for_and_shown(images: Images, recipe: Make, tmp_path: Path) -> None:
+    asked = recipe(norms=NormHistogram(noise_multiplier=20.0))
+    outcome = train(asked, images, budget=BUDGET, out=tmp_path / "run")
+    facts = json.loads((tmp_path / "run/run.json").read_text())
+    held = facts["gradient_norms"]
+    assert held["private"] is True and held["group"] == "norms/histogram"
+    assert len(held["edges"]) == len(held["counts"]) + 1
+    assert sum(held["counts"]) == pytest.approx(600, abs=7 * 20 * math.sqrt(len(held["counts"])))
+    entries = Ledger.load(tmp_path / "run/ledger.jsonl").entries
+    assert entries[-1] == (asked.norms.charge(), 1)  # type: ignore[union-attr]
+    assert 2.99 < outcome.guarantee.epsilon <= 3.0  # and the noise of training was solved with it in mind
+    assert outcome.noise_multiplier > train(recipe(), images, budget=BUDGET, out=tmp_path / "not").noise_multiplier
+    page = report(tmp_path / "run").read_text()
+    assert 'id="norms"' in page and "there is no histogram" not in page
+    assert 'id="norms"' not in report(tmp_path / "not").read_text()
+
+
+def test_a_histogram_is_released_once(images: Images, recipe: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    asked = recipe(norms=NormHistogram(noise_multiplier=20.0))
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["tacit.recipes.train"], "write_tensors", gone)
+        with pytest.raises(RuntimeError, match="gone"):
+            train(asked, images, budget=BUDGET, out=tmp_path, save_every=0.0)
+    first = json.loads((tmp_path / "run.json").read_text())["gradient_norms"]
+    train(asked, images, budget=BUDGET, out=tmp_path, resume=True)
+    assert json.loads((tmp_path / "run.json").read_text())["gradient_norms"] == first
+    assert [count for _, count in Ledger.load(tmp_path / "ledger.jsonl").entries] == [1, 80, 1]
+
+
+def test_a_histogram_that_was_lost_with_the_budget_is_left_out(
+    images: Images, recipe: Make, tmp_path: Path, monkeypatch: Any
+) -> None:
+    asked = recipe(norms=NormHistogram(noise_multiplier=3.0))
+
+    def gone(*_: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["tacit.recipes.train"], "gradient_norms", gone)
+        with pytest.raises(RuntimeError, match="gone"):
+            train(asked, images, budget=BUDGET, out=tmp_path, save_every=0.0)
+    outcome = train(asked, images, budget=BUDGET, out=tmp_path, resume=True)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert "gradient_norms" not in facts and any("histogram" in note for note in facts["notes"])
+    assert outcome.guarantee.epsilon <= 3.0

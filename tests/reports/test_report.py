@@ -211,3 +211,18 @@ def test_model_card(trained: Path) -> None:
     assert "Not covered:" in card
     assert "96" in card or "%" in card
     assert Ledger.load(trained / "ledger.jsonl").digest in card
+
+
+@pytest.mark.parametrize(("lattice", "refused"), [(0.25, True), (2.0**-10, False)])
+def test_a_chart_says_which_accountant_answered(lattice: float, refused: bool) -> None:
+    """On a coarse lattice the default answers with Rényi bounds; a curve of them must not be called another's."""
+    from tacit.ledger import GaussianSum, Ledger, Poisson, Step
+    from tacit.reports.findings import _spending
+
+    ledger = Ledger()
+    query = GaussianSum(group="g", clip_norm=1.0, noise_std=2.0, noise="discrete", lattice=lattice)
+    for _ in range(5):
+        ledger.record(Step(Poisson(rate=0.1), (query,)))
+    drawn = {each.accountant: each for each in _spending(ledger, 1e-5, {})}
+    assert bool(drawn["pld"].refusal) == refused and bool(drawn["pld"].points) != refused
+    assert drawn["rdp"].points

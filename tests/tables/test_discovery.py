@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tacit.ledger import Everyone, GaussianSum, Header, Ledger, ThresholdedCounts
 from tacit.randomness import SeededSource
-from tacit.tables.discovery import bounds, discover, histogram
+from tacit.tables import discovery as discovery_module
+from tacit.tables.discovery import Discovery, bounds, histogram
+from tacit.tables.encoding import Encoding
 from tacit.tables.schema import Category, Number, Schema
 
 SCHEMA = Schema.from_json(
@@ -29,7 +33,19 @@ def table(pay: list[float], town: list[str]) -> dict[str, np.ndarray]:
 
 
 def found(rows: dict[str, np.ndarray], ledger: Ledger, noise: float = 3.0) -> Schema:
-    return discover(lambda: [rows], SCHEMA, noise_multiplier=noise, slack=1e-6, ledger=ledger, source=SeededSource(3))
+    return released(SCHEMA, rows, ledger, noise)
+
+
+def released(
+    schema: Schema,
+    rows: dict[str, np.ndarray],
+    ledger: Ledger,
+    noise: float = 3.0,
+    fits: Callable[[Schema], bool] = lambda schema: True,
+) -> Schema:
+    discovery = Discovery(schema, noise_multiplier=noise, slack=1e-6)
+    records = len(rows[schema.target])
+    return discovery.release(lambda: [rows], records=records, ledger=ledger, source=SeededSource(3), fits=fits)
 
 
 def test_bounds_are_powers_of_two_around_nearly_everyone() -> None:
@@ -49,7 +65,9 @@ def test_everything_is_charged_before_it_is_looked_at() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        discover(unreadable, SCHEMA, noise_multiplier=3.0, slack=1e-6, ledger=ledger, source=SeededSource(3))
+        Discovery(SCHEMA, noise_multiplier=3.0, slack=1e-6).release(
+            unreadable, records=9, ledger=ledger, source=SeededSource(3), fits=lambda schema: True
+        )
     [(sampling, queries, count)] = list(ledger)
     assert isinstance(sampling, Everyone) and count == 1
     kinds = {type(query): query for query in queries}
@@ -98,7 +116,7 @@ def test_an_undeclared_column_gets_its_type_from_noisy_counts() -> None:
         "y": np.array(["no", "yes"])[draw.integers(0, 2, count)],
     }
     ledger = Ledger(Header(secure_randomness=False))
-    known = discover(lambda: [rows], schema, noise_multiplier=3.0, slack=1e-6, ledger=ledger, source=SeededSource(3))
+    known = released(schema, rows, ledger)
     height, town = known.columns["height"], known.columns["town"]
     assert isinstance(height, Number) and (height.low, height.high) == (128.0, 256.0) and height.text == "missing"
     assert isinstance(town, Category) and town.values == ("A", "B")
@@ -106,3 +124,75 @@ def test_an_undeclared_column_gets_its_type_from_noisy_counts() -> None:
     assert known.classes == ("no", "yes")
     [(_, queries, _)] = list(ledger)
     assert len(queries) == 7  # numbers and values of three columns, values of the target
+
+
+def test_values_that_do_not_fit_are_left_out_the_rarest_first() -> None:
+    rows = table([20.0] * 1550, ["A"] * 800 + ["B"] * 100 + ["C"] * 200 + ["D"] * 450)
+    ledger = Ledger(Header(secure_randomness=False))
+    asked: list[tuple[str, ...]] = []
+
+    def fits(schema: Schema) -> bool:
+        town = schema.columns["town"]
+        assert isinstance(town, Category) and town.values is not None
+        asked.append(town.values)
+        return len(town.values) <= 2
+
+    town = released(SCHEMA, rows, ledger, fits=fits).columns["town"]
+    assert isinstance(town, Category) and town.values == ("A", "D") and town.other
+    assert asked[0] == ("A", "B", "C", "D") and len(ledger) == 1  # cutting is post-processing
+
+
+def test_the_least_schema_is_as_small_as_any_that_is_found() -> None:
+    schema = Schema.from_json(
+        {
+            "target": "y",
+            "columns": {
+                "height": {"type": "private"},
+                "pay": {"type": "number", "low": "private", "high": "private", "missing": "own"},
+                "town": {"type": "category", "values": "private", "missing": "nowhere"},
+                "y": {"type": "category", "values": "private"},
+            },
+        }
+    )
+    count = 2000
+    rows = {
+        "height": np.array(["tall", "small"] * (count // 2)),
+        "pay": np.array(["20"] * count),
+        "town": np.array(["A", "B"] * (count // 2)),
+        "y": np.array(["no", "yes", "perhaps", "no"] * (count // 4)),
+    }
+    least = Discovery(schema, noise_multiplier=3.0, slack=1e-6).least
+    cut = released(schema, rows, Ledger(Header(secure_randomness=False)), fits=lambda found: False)
+    assert Encoding(cut).width <= Encoding(least).width and len(cut.classes) <= len(least.classes)
+    assert cut.classes[0] == "no"
+    town = cut.columns["town"]
+    assert isinstance(town, Category) and "nowhere" in (town.values or ())  # what the owner declared stays
+
+
+def test_values_of_many_records_are_counted_on_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded whatever the number of records; shares, not counts, decide."""
+    monkeypatch.setattr(discovery_module, "_MOST_DIFFERENT", 2000)
+    monkeypatch.setattr(discovery_module, "_FEWEST_COUNTED", 2000)
+    counted = 0
+    tally = discovery_module._tally
+
+    def watched(counter: Counter[str], entries: np.ndarray) -> None:
+        nonlocal counted
+        counted += len(entries)
+        tally(counter, entries)
+
+    monkeypatch.setattr(discovery_module, "_tally", watched)
+    estimated: dict[str, float] = {}
+    category = discovery_module._category
+
+    def looked_at(column: Category, values: dict[str, float], most: int) -> Category:
+        estimated.update(values)
+        return category(column, values, most)
+
+    monkeypatch.setattr(discovery_module, "_category", looked_at)
+    rows = table([20.0] * 40_000, ["A"] * 20_000 + ["B"] * 20_000)
+    town = found(rows, Ledger(Header(secure_randomness=False))).columns["town"]
+    assert isinstance(town, Category) and town.values == ("A", "B")
+    assert 1600 < counted < 2400
+    # A twentieth is counted: the estimate for everyone has a deviation of about 20 √1000, and is made once.
+    assert estimated["A"] == pytest.approx(20_000, rel=0.2) and estimated["B"] == pytest.approx(20_000, rel=0.2)

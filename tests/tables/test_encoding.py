@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,10 @@ import pytest
 import torch
 
 from tacit.randomness import SeededSource
+from tacit.tables import records as records_module
 from tacit.tables.encoding import Encoding
 from tacit.tables.reading import columns_of, from_columns, read
-from tacit.tables.records import encode, held_out
+from tacit.tables.records import encode, encode_parts, held_out
 from tacit.tables.schema import Schema
 
 SCHEMA = Schema.from_json(
@@ -36,7 +40,8 @@ def write(path: Path, text: str = ROWS) -> Path:
 def test_by_hand(tmp_path: Path) -> None:
     encoding = Encoding(SCHEMA)
     records = encode(read(write(tmp_path), SCHEMA.columns), encoding)
-    features = encoding.expand(records.inputs)
+    [(inputs, targets)] = records.slices()
+    features = encoding.expand(inputs)
     #                          age  pay: gone <1 <10 >=10  town: gone A B other
     assert features.tolist() == [
         [0.0, 0, 1, 0, 0, 0, 1, 0, 0],
@@ -44,15 +49,15 @@ def test_by_hand(tmp_path: Path) -> None:
         [-1.0, 1, 0, 0, 0, 1, 0, 0, 0],
         [-0.5, 0, 0, 0, 1, 0, 0, 1, 0],
     ]
-    assert records.targets.tolist() == [1, 0, 0, 1]
+    assert targets.tolist() == [1, 0, 0, 1] and targets.dtype == torch.int64
     assert encoding.width == features.shape[1] and len(encoding.names) == encoding.width
 
 
 def test_a_row_is_encoded_whoever_else_is_there(tmp_path: Path) -> None:
     encoding = Encoding(SCHEMA)
     path = write(tmp_path)
-    together = encode(read(path, SCHEMA.columns), encoding).inputs
-    alone = encode(read(path, SCHEMA.columns, rows=1), encoding).inputs
+    [(together, _)] = encode(read(path, SCHEMA.columns), encoding).slices()
+    [(alone, _)] = encode(read(path, SCHEMA.columns, rows=1), encoding).slices()
     assert torch.equal(together.nan_to_num(9), alone.nan_to_num(9))
     assert torch.equal(encoding.expand(together)[2:3], encoding.expand(together[2:3]))
 
@@ -102,10 +107,28 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "p.parquet")
     assert columns_of(tmp_path / "p.parquet") == ("age", "pay", "town", "y")
     records = encode(read(tmp_path / "p.parquet", SCHEMA.columns), Encoding(SCHEMA))
-    assert records.inputs[1].tolist() == pytest.approx([-0.6, -1, -1])
+    assert records[1][0].tolist() == [pytest.approx([-0.6, -1, -1])]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match="not a Parquet file"):
+    with pytest.raises(ValueError, match="not a whole Parquet file"):
         columns_of(tmp_path / "bad.parquet")
+
+
+def test_rows_in_a_file_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, path = Encoding(SCHEMA), write(tmp_path)
+    aside = np.array([False, True, False, False])
+    memory, other = encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside)
+    monkeypatch.setattr(records_module, "IN_MEMORY", 0)
+    file, apart = encode_parts(read(path, SCHEMA.columns, rows=3), encoding, aside)
+    assert len(file) == len(memory) == 3 and len(apart) == len(other) == 1
+    for pick in ([2, 0], [1]):
+        [batch], [same] = file.__getitems__(pick), memory.__getitems__(pick)
+        assert torch.equal(batch[0].nan_to_num(9), same[0].nan_to_num(9)) and torch.equal(batch[1], same[1])
+    assert file[0][0][0, 0] == 0.0 and apart[0][0][0, 0] == 1.0  # ages 50 and 200
+    assert [len(rows) for rows, _ in file.slices(2)] == [2, 1]
+    with pytest.raises(ValueError, match="shorter"):
+        encode_parts(read(path, SCHEMA.columns), encoding, np.zeros(5, dtype=bool))
+    with pytest.raises(ValueError, match="longer"):
+        encode_parts(read(path, SCHEMA.columns), encoding, np.zeros(3, dtype=bool))
 
 
 def test_held_out_places_do_not_depend_on_others() -> None:
@@ -117,6 +140,54 @@ def test_held_out_places_do_not_depend_on_others() -> None:
 def test_columns_in_memory_must_agree() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         list(from_columns({"a": np.zeros(2), "b": np.zeros(3)}, ["a", "b"]))
+
+
+_MEASURED = """
+import resource, sys
+from pathlib import Path
+import tacit.tables.records
+from tacit.cli import main
+
+tacit.tables.records.IN_MEMORY = 2**20
+try:
+    main(["train", sys.argv[1], *sys.argv[3:], "--target", "y", "--out", sys.argv[2], "--json"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory differs")
+@pytest.mark.parametrize("kind", ["csv", "parquet", "undeclared"])
+def test_training_on_a_large_file_takes_no_more_memory(tmp_path: Path, kind: str) -> None:
+    """Six times the rows, the same memory: read in pieces, kept on disk, and only lots of them read again.
+
+    Both at one sampling rate. With lots of 2,000 from 100,000 and 1,000,000 rows of CSV, peaks of 353 and 475 MB were
+    seen; where the difference comes from is not known yet: reading, encoding and lots alone stayed flat.
+    """
+    names = [f"x{place}" for place in range(12)]
+    number = {"type": "number", "low": 0, "high": 1}
+    columns = {**dict.fromkeys(names, number), "y": {"type": "category", "values": ["0", "1"]}}
+    (tmp_path / "schema.json").write_text(json.dumps({"target": "y", "columns": columns}))
+    draw = np.random.default_rng(0)
+    peaks = []
+    for rows in (100_000, 600_000):
+        table = {name: draw.random(rows).round(6) for name in names}
+        table["y"] = (table["x0"] + table["x1"] > 1).astype(int)
+        path = tmp_path / f"{rows}.{'parquet' if kind == 'parquet' else 'csv'}"
+        if kind == "parquet":
+            arrow = pytest.importorskip("pyarrow", reason="the sklearn extra is not installed")
+            parquet = pytest.importorskip("pyarrow.parquet", reason="the sklearn extra is not installed")
+            parquet.write_table(arrow.table(table), path, row_group_size=rows)
+        else:
+            np.savetxt(path, np.column_stack(list(table.values())), "%.6g", ",", header=",".join(table), comments="")
+        options = [] if kind == "undeclared" else ["--schema", str(tmp_path / "schema.json")]
+        words = [sys.executable, "-c", _MEASURED, str(path), str(tmp_path / f"out{rows}"), *options]
+        done = subprocess.run([*words, "--lot-size", str(rows // 20)], check=True, capture_output=True, text=True)
+        peaks.append(int(done.stdout.splitlines()[-1]) / 1024)
+    assert path.stat().st_size > 40e6
+    assert peaks[1] < peaks[0] + (400 if kind == "undeclared" else 50)  # of values, so many are told apart
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:

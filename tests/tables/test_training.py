@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from tacit.accounting import account
 from tacit.ledger import Budget, Header, Ledger
 from tacit.tables.model import TableModel
 from tacit.tables.reading import from_columns
-from tacit.tables.rule import settings
+from tacit.tables.rule import Settings, most_parameters, settings
 from tacit.tables.run import TableFile, run_table
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Category, Schema
 from tacit.tables.training import TableOutcome, train_table
 
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
@@ -40,6 +41,15 @@ def test_it_learns(model: str) -> None:
     assert outcome.score is not None and not outcome.score.private
     assert outcome.score.value > 0.85  # the majority is about 0.5
     assert outcome.guarantee.epsilon <= 2.0
+
+
+def test_a_seeded_run_can_be_repeated() -> None:
+    test = people(500, seed=9)
+    first, second = (
+        trained(SCHEMA, model="mlp", test=from_columns(test, SCHEMA["columns"])).model.probabilities(test)
+        for _ in range(2)
+    )
+    assert np.array_equal(first, second)
 
 
 def test_a_private_test_is_charged_and_close() -> None:
@@ -77,7 +87,7 @@ def test_a_number_is_predicted_within_its_bounds() -> None:
 
 def test_too_few_records_say_how_many_are_needed() -> None:
     declared, table, ledger = Schema.from_json(SCHEMA), people(60), Ledger()
-    with pytest.raises(ValueError, match=r"60 records are too few for epsilon 0.1.*About \d+ records"):
+    with pytest.raises(ValueError, match=r"60 records to train on are too few for epsilon 0.1.*About \d+ are needed"):
         train_table(
             lambda: from_columns(table, declared.columns),
             declared,
@@ -88,10 +98,56 @@ def test_too_few_records_say_how_many_are_needed() -> None:
     assert not len(ledger)
 
 
+def undeclared(**columns: object) -> dict:
+    return {**SCHEMA, "columns": {**SCHEMA["columns"], **columns}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "count", "words"),
+    [
+        (undeclared(age={"type": "private"}, town={"type": "private"}), 60, "too few for epsilon 0.1"),
+        (undeclared(employed={"type": "category", "values": "private"}), 900, "too few to find the classes"),
+    ],
+)
+def test_too_few_records_are_found_before_anything_is_charged(schema: dict, count: int, words: str) -> None:
+    """How many records there are is public, so nothing has to be released to see that they are too few."""
+    declared, table, ledger = Schema.from_json(schema), people(count), Ledger()
+    with pytest.raises(ValueError, match=words):
+        train_table(
+            lambda: from_columns(table, declared.columns),
+            declared,
+            budget=Budget(epsilon=0.1, delta=1e-5),
+            ledger=ledger,
+            test_fraction=0.0,
+        )
+    assert not len(ledger)
+
+
+def test_values_that_are_found_never_make_the_model_too_large() -> None:
+    """After the discovery was charged there is no refusal for want of records: the rarest values are left out."""
+    count = 4000
+    table = people(count)
+    table["street"] = np.array([f"street {number % 40}" for number in range(count)])
+    schema = Schema.from_json(undeclared(street={"type": "category", "values": "private"}))
+    ledger = Ledger(Header(secure_randomness=False))
+
+    def small(rule: Settings, records: int) -> Settings:
+        return replace(rule, lot_size=4, steps=10)
+
+    outcome = train_table(
+        lambda: from_columns(table, schema.columns), schema, budget=BUDGET, ledger=ledger, chosen=small, seed=1
+    )
+    street = outcome.model.encoding.schema.columns["street"]
+    most = most_parameters(noise_multiplier=outcome.noise_multiplier, chosen=outcome.settings)
+    assert isinstance(street, Category) and street.values is not None and 1 <= len(street.values) < 40
+    assert outcome.model.size <= most < 2 * (40 + 8)
+
+
 def test_the_rule_uses_public_numbers_only() -> None:
     one, two = (settings(records=n, parameters=100, epsilon=1.0) for n in (1000, 100_000))
     assert one.lot_size == 62 and two.lot_size == 6250
     assert one.learning_rate < two.learning_rate
+    assert settings(records=10**9, parameters=100, epsilon=1.0).lot_size == 65_536
 
 
 def test_a_run_leaves_what_a_run_leaves(csv_file: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import tacit
-from tacit.mechanisms import groups, quantile, sums
+from tacit.mechanisms import lattice
 from tacit.training import PrivateRun
 from tacit.training import run as run_module
 
@@ -53,8 +53,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     """All noise is drawn from a generator that the test can read, and lots keep the order of the data set."""
     monkeypatch.setattr(run_module, "shuffled", lambda records, source: records)
     known = Noise()
-    for module in (groups, quantile, sums):
-        monkeypatch.setattr(module, "add_gaussian_", known)
+    monkeypatch.setattr(lattice, "add_gaussian_", known)
     return known
 
 

@@ -86,9 +86,10 @@ def test_two_runs_share_one_ledger_object(make: Any, train: Any) -> None:
 
 
 def test_two_writers_of_one_file_are_refused(make: Any, tmp_path: Path) -> None:
-    make(ledger=tmp_path / "ledger.jsonl")
+    held = make(ledger=tmp_path / "ledger.jsonl")  # a run that is let go of lets go of its ledger
     with pytest.raises((RuntimeError, OSError, ValueError), match=r"ledger\.jsonl"):
         make(ledger=tmp_path / "ledger.jsonl")
+    assert held is not None
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed-size", "shuffled"])

@@ -270,3 +270,23 @@ def test_an_empty_lot_is_a_lot(make: Any, noise: Any, rate: int) -> None:
     assert run.step == len(run.ledger) == 40
     assert empty or rate == 5
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_the_batches_of_a_lot_are_added_in_float64(silence: Any) -> None:
+    """One record of 2^24 and many ones, each too small to be seen beside it in float32."""
+    x = torch.ones(201, 1)
+    x[0] = 2.0**24
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    run = tacit.make_private(
+        model, optimizer, x, lot_size=201, batch_size=1, steps=1, noise_multiplier=1.0, clipping=tacit.Flat(1e9)
+    )
+    before = model.weight.detach().clone()
+    for rows in run.batches():
+        model(rows).sum().backward()
+        optimizer.step()
+        if run.step:
+            assert model.weight.grad is not None
+            assert float(model.weight.grad) * 201 == pytest.approx(2.0**24 + 200, rel=1e-7)
+        optimizer.zero_grad()
+    assert run.step == 1 and not torch.equal(model.weight, before)

@@ -12,7 +12,9 @@ from torch.utils.data import TensorDataset
 from tacit import gradients
 from tacit.accounting import account
 from tacit.ledger import BudgetExceeded, Header, Ledger
-from tacit.tuning import PrivateAccuracy, median_gradient_norm
+from tacit.randomness import SecureSource
+from tacit.tuning import NormHistogram, PrivateAccuracy, median_gradient_norm
+from tacit.tuning.histogram import gradient_norms
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_one_record_moves_every_count_by_at_most_the_clip_norm(model, data, monk
     def silent(sums, source):
         seen.append([float(total) for total, _ in sums])
 
-    monkeypatch.setattr("tacit.mechanisms.sums.add_gaussian_", silent)
+    monkeypatch.setattr("tacit.mechanisms.lattice.add_gaussian_", silent)
 
     def counts(tensors):
         seen.clear()
@@ -153,3 +155,49 @@ def test_bad_accuracies(seeded):
         accuracy.release(torch.zeros(5, 1), ledger=Ledger())
     with pytest.raises(ValueError, match="secure randomness"):
         accuracy.release(torch.zeros(5, 1, dtype=torch.bool), ledger=Ledger(), source=seeded)
+
+
+def test_histogram_counts_each_record_once(model, data):
+    edges = [0.25 * 2**place for place in range(8)]
+    ledger, z = Ledger(), 3.0
+    x, y = data.tensors
+    asked = []
+
+    def norms(chosen):
+        asked.extend(chosen.tolist())
+        return gradient_norms(model, x[chosen], y[chosen])
+
+    counts = NormHistogram(noise_multiplier=z).release(norms, edges, records=800, ledger=ledger, source=SecureSource())
+    truth, _ = np.histogram(np.clip(true_norms(model, data), edges[0], edges[-1] * 0.999), bins=edges)
+    assert sorted(asked) == list(range(800))
+    assert np.abs(np.array(counts) - truth).max() < 7 * z
+    assert np.any(np.array(counts) != np.round(counts))  # noise was added
+    ((step, count),) = ledger.entries
+    assert count == 1 and step == NormHistogram(noise_multiplier=z).charge() and step.noise_multiplier == z
+
+
+def test_a_norm_that_is_no_number_counts_once():
+    found = torch.tensor([math.nan, math.inf, 0.0, 5.0])
+    counts = NormHistogram(noise_multiplier=1e-3).release(
+        lambda chosen: found[chosen], [1.0, 2.0, 3.0], records=4, ledger=Ledger(), source=SecureSource()
+    )
+    assert [round(count) for count in counts] == [1, 3]
+
+
+def test_one_record_moves_the_histogram_by_one():
+    rows = torch.linspace(0.1, 20, 50)
+
+    def released(records):
+        return NormHistogram(noise_multiplier=1e-6).release(
+            lambda chosen: rows[chosen], [1, 2, 4, 8], records=records, ledger=Ledger(), source=SecureSource()
+        )
+
+    assert np.linalg.norm(np.array(released(50)) - released(49)) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("edges", [[1.0], [1.0, 1.0], [2.0, 1.0], [0.0, math.inf]])
+def test_bad_edges_cost_nothing(edges):
+    ledger = Ledger()
+    with pytest.raises(ValueError, match="edges are"):
+        NormHistogram().release(torch.from_numpy, edges, records=3, ledger=ledger, source=SecureSource())
+    assert not ledger.entries

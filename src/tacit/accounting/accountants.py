@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 
 from tacit.accounting.composition import Accountant, Composition, Interval
 from tacit.accounting.moments import Moments
-from tacit.accounting.pld import Pld
+from tacit.accounting.pld import Pld, Smoothed
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.strong import Strong
 
 
 @dataclass(frozen=True)
 class Slackened:
-    """An accountant that leaves the composition's slack out of the δ it may use, so that none has to think of it."""
+    """An accountant that leaves the composition's slack out of the δ it may use, so that none has to think of it.
+
+    Of discrete Gaussian noise on a lattice too coarse for it the pld accountant has no proof: what is asked of it is
+    then answered by rdp. `used` says so, and so does every guarantee.
+    """
 
     method: Accountant
 
@@ -23,23 +27,30 @@ class Slackened:
     def name(self) -> str:
         return self.method.name
 
+    def used(self, composition: Composition) -> Slackened:
+        """The accountant that answers for this composition."""
+        if not isinstance(self.method, Pld) or not composition.discrete:
+            return self
+        return Slackened(Rdp() if composition.smooth is None else Smoothed(self.method))
+
     def epsilon(self, composition: Composition, delta: float) -> Interval:
+        method = self.used(composition).method
         if not composition.slack:
-            return self.method.epsilon(composition, delta)
+            return method.epsilon(composition, delta)
         left = math.nextafter(delta - composition.slack, -math.inf)
-        return Interval(self.method.epsilon(_tight(composition), left).upper if left > 0 else math.inf)
+        return Interval(method.epsilon(_tight(composition), left).upper if left > 0 else math.inf)
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
-        found = self.method.delta(_tight(composition), epsilon)
+        found = self.used(composition).method.delta(_tight(composition), epsilon)
         return Interval(_with(composition.slack, found.upper)) if composition.slack else found
 
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
-        tight = _tight(composition)
-        if isinstance(self.method, Pld):
-            found = self.method.deltas(tight, epsilons)
+        tight, method = _tight(composition), self.used(composition).method
+        if isinstance(method, Pld | Smoothed):
+            found = method.deltas(tight, epsilons)
         else:
-            found = [self.method.delta(tight, epsilon).upper for epsilon in epsilons]
+            found = [method.delta(tight, epsilon).upper for epsilon in epsilons]
         return [_with(composition.slack, upper) for upper in found]
 
 

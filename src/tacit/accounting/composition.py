@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from tacit.accounting.smoothing import smoothed_std
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
 
@@ -34,6 +35,18 @@ class Gaussian:
     """A sum with Gaussian noise; ``noise_multiplier`` = noise std / one record's largest L2 contribution."""
 
     noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """A sum with discrete Gaussian noise, alone or with Gaussian sums of the same sample; see `Gaussian`.
+
+    It is a post-processing of the Gaussian sum with noise multiplier ``smoothed``, up to next to nothing, and that is
+    how it gets a privacy loss distribution; 0 where the lattice is too coarse for that (`tacit.accounting.smoothing`).
+    """
+
+    noise_multiplier: float
+    smoothed: float
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class Best:
     candidate: Composition
 
 
-Base = Gaussian | Laplace | Pure | Best
+Base = Gaussian | DiscreteGaussian | Laplace | Pure | Best
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,25 @@ class Composition:
         if self.slack:
             raise Unproved("values were found by a threshold, which adds to δ; there is no proof for that here.")
         return self.terms
+
+    @property
+    def discrete(self) -> bool:
+        """Whether some noise is discrete Gaussian, also in runs that were chosen among."""
+        bases = [term.base for term, _ in self.terms]
+        return any(
+            isinstance(base, DiscreteGaussian) or (isinstance(base, Best) and base.candidate.discrete) for base in bases
+        )
+
+    @property
+    def smooth(self) -> Composition | None:
+        """The same with Gaussian noise in the place of discrete, where one stands for the other."""
+        if any(isinstance(term.base, DiscreteGaussian) and not term.base.smoothed for term, _ in self.terms):
+            return None
+        counts: Counter[Term] = Counter()
+        for term, count in self.terms:
+            base = term.base
+            counts[replace(term, base=Gaussian(base.smoothed)) if isinstance(base, DiscreteGaussian) else term] += count
+        return replace(self, terms=tuple(sorted(counts.items(), key=repr)))
 
     @property
     def shift_factor(self) -> int:
@@ -143,16 +175,22 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
 
 
 def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
-    """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1)."""
+    """The terms of one step; several Gaussian sums on one sample are one Gaussian sum (paper 4, Equation 1).
+
+    Discrete ones among them make it a discrete one: what is proved of those (`tacit.accounting.renyi`) is proved for
+    independent noise of both kinds, coordinate by coordinate.
+    """
     policy, rate = _policy(step.sampling, adjacency)
     queries = [query.shared if isinstance(query, ev.ThresholdedCounts) else query for query in step.queries]
     gaussian = tuple(query for query in queries if isinstance(query, ev.GaussianSum))
     for item in gaussian:
-        if item.noise != "gaussian":
-            raise Unproved(f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' has a proof here.")
+        if item.noise not in ("gaussian", "discrete"):
+            raise Unproved(
+                f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' and 'discrete' have a proof here."
+            )
     bases: list[Base] = []
     if gaussian:
-        bases.append(Gaussian(_rounded_down(ev.Step(step.sampling, gaussian).noise_multiplier)))
+        bases.append(_gaussian(gaussian))
     for query in step.queries:
         if isinstance(query, ev.LaplaceSum):
             bases.append(Laplace(query.scale / query.clip_norm, query.dimension))
@@ -173,6 +211,18 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
         if bases and isinstance(bases[0], Pure | Best):
             raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
     return [Term(base, policy, rate) for base in bases]
+
+
+def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
+    """The one sum that several are."""
+    z = _rounded_down(1 / math.hypot(*(query.clip_norm / query.noise_std for query in queries)))
+    if not any(query.noise == "discrete" for query in queries):
+        return Gaussian(z)
+    stds = [smoothed_std(query.clip_norm, query.noise_std, query.lattice) for query in queries]
+    if 0.0 in stds:
+        return DiscreteGaussian(z, 0.0)
+    ratios = [query.clip_norm / std for query, std in zip(queries, stds, strict=True)]
+    return DiscreteGaussian(z, _rounded_down(1 / math.hypot(*ratios)))
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:
@@ -228,12 +278,15 @@ def _worst(lots: Sequence[Sequence[Term]]) -> list[Term]:
     partition a single lot's answer changes; the mixture over partitions costs at most the worst of them.
     """
     bases = [term.base for lot in lots for term in lot]
-    gaussian = [base for base in bases if isinstance(base, Gaussian)]
+    gaussian = [base for base in bases if isinstance(base, Gaussian | DiscreteGaussian)]
     laplace = [base for base in bases if isinstance(base, Laplace)]
     if gaussian and laplace:
         raise Unproved("the lots of one epoch answered different kinds of queries; there is no proof here for that.")
     if gaussian:
-        return [Term(min(gaussian, key=lambda base: base.noise_multiplier))]
+        least = min(base.noise_multiplier for base in gaussian)
+        smoothed = [base.smoothed if isinstance(base, DiscreteGaussian) else base.noise_multiplier for base in gaussian]
+        discrete = any(isinstance(base, DiscreteGaussian) for base in gaussian)
+        return [Term(DiscreteGaussian(least, min(smoothed)) if discrete else Gaussian(least))]
     if laplace:
         least = min(base.noise_multiplier for base in laplace)
         return [Term(Laplace(least, max(base.dimension for base in laplace)))]

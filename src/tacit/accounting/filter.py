@@ -15,43 +15,54 @@ import math
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, compose
+from tacit.accounting.composition import Composition, Gaussian, Policy, compose
 from tacit.accounting.mixture import Array
 from tacit.accounting.rdp import DEFAULT_ORDERS, between, divergences
 from tacit.accounting.tail import MOST_ORDER
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Step
-from tacit.ledger.events import Adjacency, Header, Sampling, Shuffled
+from tacit.ledger.events import Adjacency, Everyone, GaussianSum, Header, Poisson, Sampling, Shuffled
 
 _LEASE = 4096
+_MARGIN = 1.05
 
 
 class Filter:
     """Decides, before each step, whether it still fits; meant for `tacit.Ledger.guard`.
 
-    One costly account is made for a lease of many equal steps; the steps themselves are then counted down. Equal
-    means equal in cost: a clip norm that changes together with its noise costs the same. The lots of one shuffled
-    epoch cost nothing beyond the first, so there a lease ends with the epoch.
+    One costly account is made for a lease of many steps; those that cost no more than the step leased for are then
+    counted down. A clip norm that changes together with its noise costs the same. Where the steps do change in cost,
+    the lease is for somewhat worse ones, as long as the budget has room for them, so that it lasts. The lots of one
+    shuffled epoch cost nothing beyond the first, so there a lease ends with the epoch.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
         self.budget = budget
         self._accountant = find(accountant)
-        self._lease: tuple[object, int, int] = (None, 0, 0)  # whose steps of which cost, ledger length, steps left
+        self._lease: _Lease | None = None
 
     def __call__(self, ledger: Ledger, step: Step) -> None:
-        length = len(ledger)
+        lease, length = self._lease, len(ledger)
+        kind = compose([(step, 1)], ledger.header.adjacency)
         epoch = step.sampling if isinstance(step.sampling, Shuffled) else None
-        kind = weakref.ref(ledger), compose([(step, 1)], ledger.header.adjacency), epoch
-        cost, at, left = self._lease
-        if cost != kind or at != length or not left:
-            left = self._fitting(ledger.entries, ledger.header, step, min(_LEASE, _lots_left(ledger, step.sampling)))
+        if lease is not None and lease.covers(ledger, kind, epoch):
+            self._lease = replace(lease, length=length + 1, left=lease.left - 1)
+            return
+        if lease is not None and lease.kind != kind and length and (worse := _worse(step)) is not None:
+            # The step itself is asked about too: an accountant that has no proof for several kinds says so here.
+            left = self._fitting(ledger, worse, [(step, 1)])
+            if left >= 2:
+                dearest = compose([(worse, 1)], ledger.header.adjacency)
+                self._lease = _Lease(weakref.ref(ledger), dearest, epoch, length + 1, left - 1, cheaper=True)
+                return
+        left = self._fitting(ledger, step)
         if not left:
             raise BudgetExceeded.before(self.budget, steps=length)
-        self._lease = (kind, length + 1, left - 1)
+        self._lease = _Lease(weakref.ref(ledger), kind, epoch, length + 1, left - 1, cheaper=False)
 
     def remaining(self, ledger: Ledger, step: Step, most: int = 10**9) -> int:
         """How many more steps like ``step`` fit, up to ``most``."""
@@ -66,8 +77,9 @@ class Filter:
             low, high = (middle, high) if self._fits([*entries, (step, middle)], header) else (low, middle)
         return low
 
-    def _fitting(self, entries: tuple[tuple[Step, int], ...], header: Header, step: Step, lease: int) -> int:
-        while lease and not self._fits([*entries, (step, lease)], header):
+    def _fitting(self, ledger: Ledger, step: Step, others: Sequence[tuple[Step, int]] = ()) -> int:
+        lease = min(_LEASE, _lots_left(ledger, step.sampling))
+        while lease and not self._fits([*ledger.entries, *others, (step, lease)], ledger.header):
             lease //= 4
         return lease
 
@@ -76,6 +88,60 @@ class Filter:
             return fits_adaptively(entries, header.adjacency, self.budget)
         composition = compose(entries, header.adjacency)
         return self._accountant.epsilon(composition, self.budget.delta).upper <= self.budget.epsilon
+
+
+@dataclass(frozen=True)
+class _Lease:
+    """So many more steps of this ``kind`` fit into the budget, if the ledger has this length.
+
+    ``cheaper`` ones are covered too if the lease was made with some room: their own cost, as it is computed, need not
+    be less to the last digit.
+    """
+
+    ledger: weakref.ref[Ledger]
+    kind: Composition
+    epoch: Shuffled | None
+    length: int
+    left: int
+    cheaper: bool
+
+    def covers(self, ledger: Ledger, kind: Composition, epoch: Shuffled | None) -> bool:
+        if self.ledger() is not ledger or self.length != len(ledger) or not self.left or self.epoch != epoch:
+            return False
+        return self.kind == kind or (self.cheaper and epoch is None and _costs_no_more(kind, self.kind))
+
+
+def _costs_no_more(kind: Composition, other: Composition) -> bool:
+    """Whether one is plainly a Gaussian sum of no less noise on a sample of no greater rate than the other.
+
+    More noise is post-processing. At a lower Poisson rate the output is that of the higher one where each drawn
+    record is kept by a coin, and joint convexity of the divergences does the rest. One step that dominates another
+    does so in every composition.
+    """
+    if kind.slack or other.slack or len(kind.terms) != 1 or len(other.terms) != 1:
+        return False
+    (ours, count), (theirs, most) = kind.terms[0], other.terms[0]
+    return (
+        isinstance(ours.base, Gaussian)
+        and isinstance(theirs.base, Gaussian)
+        and count <= most
+        and ours.policy is theirs.policy is not Policy.FIXED_SIZE
+        and ours.rate <= theirs.rate
+        and ours.base.noise_multiplier >= theirs.base.noise_multiplier
+    )
+
+
+def _worse(step: Step) -> Step | None:
+    """A step like this one that costs some percent more, where that is plain to see."""
+    sampling = step.sampling
+    if not all(isinstance(query, GaussianSum) for query in step.queries):
+        return None
+    if isinstance(sampling, Poisson) and _MARGIN * sampling.rate < 1:
+        sampling = replace(sampling, rate=_MARGIN * sampling.rate)
+    elif not isinstance(sampling, Everyone):
+        return None
+    sums = (query for query in step.queries if isinstance(query, GaussianSum))
+    return Step(sampling, tuple(replace(query, noise_std=query.noise_std / _MARGIN) for query in sums))
 
 
 def _lots_left(ledger: Ledger, sampling: Sampling) -> int:

@@ -19,6 +19,12 @@ from tacit.ledger.contents import check_unit
 
 _RELEASED = "every noisy value the ledger lists, and whatever is computed from them (all checkpoints)"
 
+_FLOATING = "Noise and sums are computed in floating point; the proof is for real numbers."
+_EXACT = (
+    "Discrete noise is exact: whole steps of the lattice to which its sums are rounded, and the rounding is in their "
+    "sensitivity. Sums, and any other noise, are computed in floating point; there the proof is for real numbers."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
@@ -72,7 +78,7 @@ class Guarantee:
         return [
             parameters,
             "The number of records is taken as public.",
-            "Noise and sums are computed in floating point; the proof is for real numbers.",
+            _EXACT if self.composition.discrete else _FLOATING,
         ]
 
     def describe(self) -> str:
@@ -179,7 +185,7 @@ def guarantee(
     for step, _ in entries:
         check_unit(header, step)
     composition = compose(entries, header.adjacency)
-    method, lower = find(accountant), None
+    method, lower = find(accountant).used(composition), None
     if delta is not None:
         check_delta(delta)
         found = method.epsilon(composition, delta)
@@ -190,7 +196,7 @@ def guarantee(
         delta = method.delta(composition, epsilon).upper
     if not math.isfinite(epsilon):
         raise ValueError(
-            f"epsilon is not finite at delta {delta:g} by the {accountant} accountant: nothing is promised."
+            f"epsilon is not finite at delta {delta:g} by the {method.name} accountant: nothing is promised."
         )
     return Guarantee(
         epsilon=epsilon,

@@ -8,8 +8,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from tacit.accounting import renyi
-from tacit.accounting.composition import Composition, Gaussian, Interval, Laplace, Policy, Pure, Term, Unproved
+from tacit.accounting import discrete, renyi
+from tacit.accounting.composition import (
+    Composition,
+    DiscreteGaussian,
+    Gaussian,
+    Interval,
+    Laplace,
+    Policy,
+    Pure,
+    Term,
+    Unproved,
+)
 from tacit.accounting.mixture import Array, log_moments
 from tacit.accounting.tail import LEAST_DELTA, LEAST_NOISE, MOST_NOISE, check_delta, check_epsilon, finite, times
 from tacit.ledger.events import Adjacency
@@ -64,17 +74,23 @@ class Moments:
 def _alpha(term: Term, adjacency: Adjacency, factor: int, orders: Array) -> Array:
     """α(λ) of one term. λ and the Rényi order are one apart: α(λ) = λ D_(λ+1)."""
     base = term.base
-    if isinstance(base, Gaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
+    if isinstance(base, Gaussian | DiscreteGaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
         return np.full_like(orders, math.inf)
     if term.policy is Policy.ALWAYS:
         if isinstance(base, Gaussian):
             return alpha(1.0, base.noise_multiplier / factor, orders)
+        if isinstance(base, DiscreteGaussian):
+            return discrete.whole(min(base.noise_multiplier, MOST_NOISE) / factor, orders + 1)
         if isinstance(base, Laplace):
             return renyi.laplace(min(base.noise_multiplier, MOST_NOISE) / factor, orders + 1)
         if isinstance(base, Pure):
             return renyi.pure(base.epsilon, orders + 1)
     if term.policy is Policy.POISSON and isinstance(base, Gaussian) and adjacency is Adjacency.ADD_REMOVE:
         return alpha(term.rate, base.noise_multiplier, orders)
+    if term.policy is Policy.POISSON and isinstance(base, DiscreteGaussian) and adjacency is Adjacency.ADD_REMOVE:
+        return discrete.sampled(
+            term.rate, base.noise_multiplier, orders + 1
+        )  # the orders are whole, as the proof needs
     raise Unproved(
         f"the moments accountant has no proof for {type(base).__name__} with {term.policy} sampling under {adjacency}; "
         "use rdp or pld."

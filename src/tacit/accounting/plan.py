@@ -51,16 +51,18 @@ def plan(
     sampling: str = "poisson",
     adjacency: str = "add/remove",
     accountant: str = "pld",
+    noise: str = "gaussian",
     also: Sequence[tuple[ev.Step, int]] = (),
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
 
+    ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding.
     ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
     True
     """
-    draft = _Draft(records, sampling, ev.Adjacency(adjacency), accountant, tuple(also))
+    draft = _Draft(records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise)
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
     length = epochs if epochs is not None else steps
@@ -71,6 +73,7 @@ def plan(
         named = ", ".join(missing) if missing else "none"
         raise ValueError(f"exactly one of {', '.join(given)} is left out to be solved for; left out: {named}.")
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
+    gradients(1.0, noise)
 
     def length_for(size: int) -> int:
         return steps if steps is not None else _steps(epochs, records, size)
@@ -108,6 +111,7 @@ class _Draft:
     adjacency: ev.Adjacency
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
+    noise: str = "gaussian"
     made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
@@ -116,7 +120,7 @@ class _Draft:
         return self.also[0][0].sampling.unit if self.also else "example"
 
     def entries(self, lot_size: int, steps: int, noise_multiplier: float) -> list[tuple[ev.Step, int]]:
-        query = ev.GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
+        query = gradients(noise_multiplier, self.noise)
         return [*self.also, *((ev.Step(event, (query,)), count) for event, count in self._events(lot_size, steps))]
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
@@ -148,6 +152,14 @@ class _Draft:
 
     def epsilon(self, lot_size: int, steps: int, z: float, delta: float) -> float:
         return self.guarantee(lot_size, steps, z, delta=delta).epsilon
+
+
+def gradients(noise_multiplier: float, noise: str = "gaussian") -> ev.GaussianSum:
+    """A sum of this noise multiplier; its scale does not change what it costs. The lattice is as coarse as is usual."""
+    if noise not in ("gaussian", "discrete"):
+        raise ValueError(f"noise is {noise!r}; choose 'gaussian' or 'discrete'.")
+    lattice = 2.0**-14 if noise == "discrete" else None
+    return ev.GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier, noise=noise, lattice=lattice)
 
 
 def _steps(epochs: float | None, records: int, lot_size: int) -> int:

@@ -23,6 +23,7 @@ from tacit.accounting.composition import Composition, Interval, Unproved
 from tacit.accounting.losses import Added, GaussianLoss, Removed
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.sides import Side, basic, sides, unsampled_epsilon
+from tacit.accounting.smoothing import SLIP
 from tacit.accounting.tail import LEAST_NOISE, check_delta, check_epsilon, finite
 
 # Beyond this many steps the rounding of the transform is not bounded by what is charged for it.
@@ -105,6 +106,37 @@ class Pld:
                 raise ArithmeticError(f"the pld accountant computed no number for {side}; use accountant 'rdp'.")
             upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
         return Interval(upper, lower), rounded
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """The pld accountant where some noise is discrete: it sees the Gaussian noise that stands for it.
+
+    What the two differ by (`tacit.accounting.smoothing`) is added. A lower bound is not claimed.
+    """
+
+    method: Pld
+    name: str = "pld"
+
+    def epsilon(self, composition: Composition, delta: float) -> Interval:
+        return Interval(self.method.epsilon(_smooth(composition), check_delta(delta) * (1 - SLIP)).upper + SLIP)
+
+    def delta(self, composition: Composition, epsilon: float) -> Interval:
+        return Interval(self.deltas(composition, [epsilon])[0])
+
+    def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
+        """An upper bound on δ at each ε. Below SLIP, (ε + 2τ, δ) implies (ε, δ + e^ε (e^2τ - 1))."""
+        lower = [max(check_epsilon(epsilon) - SLIP, 0.0) for epsilon in epsilons]
+        return [min(upper * (1 + SLIP) + SLIP**2, 1.0) for upper in self.method.deltas(_smooth(composition), lower)]
+
+
+def _smooth(composition: Composition) -> Composition:
+    found = composition.smooth
+    if found is None:
+        raise Unproved(
+            "the lattice is too coarse for the pld accountant; use 'rdp', or a lattice of 1/32 of the noise."
+        )
+    return found
 
 
 def _plain_delta(composition: Composition, epsilon: float) -> float | None:

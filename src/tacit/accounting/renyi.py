@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tacit.accounting.composition import Base, Best, Gaussian, Laplace, Policy, Pure, Term, Unproved
+from tacit.accounting import discrete
+from tacit.accounting.composition import Base, Best, DiscreteGaussian, Gaussian, Laplace, Policy, Pure, Term, Unproved
 from tacit.accounting.mixture import Array, log_binomials, log_expm1, log_moments, log_sum
-from tacit.accounting.replacement import expansion, gaussian_differences, triangle
+from tacit.accounting.replacement import chord, expansion, gaussian_differences, never_worse, triangle
 from tacit.accounting.tail import LEAST_NOISE, MOST_NOISE
 from tacit.ledger.events import Adjacency
 
@@ -24,7 +25,7 @@ def curve(term: Term, adjacency: Adjacency, orders: Array) -> Array:
     """K at ``orders`` for every kind of term but `Best` (that is `tacit.accounting.selection`)."""
     base, rate = term.base, term.rate
     factor = 2 if adjacency is Adjacency.REPLACE_ONE else 1
-    if isinstance(base, Gaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
+    if isinstance(base, Gaussian | DiscreteGaussian | Laplace) and base.noise_multiplier < LEAST_NOISE:
         return np.full_like(orders, math.inf)
     if isinstance(base, Gaussian):
         z = min(base.noise_multiplier, MOST_NOISE)
@@ -34,6 +35,14 @@ def curve(term: Term, adjacency: Adjacency, orders: Array) -> Array:
             return sampled_gaussian(rate, z, orders) if factor == 1 else _replaced_gaussian(rate, z, 1, orders)
         if term.policy is Policy.FIXED_SIZE and factor == 2:
             return _replaced_gaussian(rate, z, 2, orders)
+    elif isinstance(base, DiscreteGaussian):
+        z = min(base.noise_multiplier, MOST_NOISE)
+        if term.policy is Policy.ALWAYS:
+            return discrete.whole(z / factor, orders)
+        if term.policy is Policy.POISSON:
+            return discrete.sampled(rate, z, orders) if factor == 1 else discrete.replaced(rate, z, 1, orders)
+        if term.policy is Policy.FIXED_SIZE and factor == 2:
+            return discrete.replaced(rate, z, 2, orders)
     elif isinstance(base, Laplace):
         z = min(base.noise_multiplier, MOST_NOISE)
         if term.policy is Policy.ALWAYS:
@@ -120,7 +129,7 @@ def _replaced_gaussian(rate: float, noise: float, near: int, orders: Array) -> A
     """
     differences = gaussian_differences(rate, noise, near)
     best = chord(lambda order: expansion(rate, order, differences), orders)
-    best = np.minimum(best, _never_worse(rate, gaussian(noise / 2, orders)))
+    best = np.minimum(best, never_worse(rate, gaussian(noise / 2, orders)))
     return np.minimum(
         best,
         triangle(
@@ -135,7 +144,7 @@ def _replaced_laplace(rate: float, scale: float, orders: Array) -> Array:
     def one(p: Array) -> Array:
         return sampled_laplace(rate, scale, p)
 
-    out = _never_worse(rate, laplace(scale / 2, orders))
+    out = never_worse(rate, laplace(scale / 2, orders))
     low = orders <= 256
     out[low] = np.minimum(out[low], triangle(one, one, orders[low]))
     return out
@@ -153,23 +162,4 @@ def _fixed_size_laplace(rate: float, scale: float, orders: Array) -> Array:
         return np.asarray(out)
 
     best = chord(lambda order: expansion(rate, order, differences), orders)
-    return np.minimum(best, _never_worse(rate, laplace(scale, orders)))
-
-
-def _never_worse(rate: float, whole: Array) -> Array:
-    """exp K is jointly convex in the two distributions, so sampling gives at most 1 - q + q exp(K of the whole)."""
-    return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + whole))
-
-
-def chord(at: Callable[[int], float], orders: Array) -> Array:
-    """K between whole orders from K at whole orders, by convexity; K(1) = 0."""
-    known: dict[int, float] = {1: 0.0}
-    out = np.empty(len(orders))
-    for index, order in enumerate(orders):
-        low = math.floor(order)
-        part = float(order) - low
-        for whole in (low, low + 1) if part else (low,):
-            if whole not in known:
-                known[whole] = at(whole)
-        out[index] = known[low] + (part * (known[low + 1] - known[low]) if part else 0.0)
-    return out
+    return np.minimum(best, never_worse(rate, laplace(scale, orders)))

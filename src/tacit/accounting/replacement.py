@@ -107,3 +107,22 @@ def triangle(first: Callable[[Array], Array], second: Callable[[Array], Array], 
         b = a / (a - 1)
         best = np.minimum(best, first(a * orders) / a + second(b * (orders - 1) + 1) / b)
     return best
+
+
+def never_worse(rate: float, whole: Array) -> Array:
+    """exp K is jointly convex in the two distributions, so sampling gives at most 1 - q + q exp(K of the whole)."""
+    return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + whole))
+
+
+def chord(at: Callable[[int], float], orders: Array) -> Array:
+    """K between whole orders from K at whole orders, by convexity; K(1) = 0."""
+    known: dict[int, float] = {1: 0.0}
+    out = np.empty(len(orders))
+    for index, order in enumerate(orders):
+        low = math.floor(order)
+        part = float(order) - low
+        for whole in (low, low + 1) if part else (low,):
+            if whole not in known:
+                known[whole] = at(whole)
+        out[index] = known[low] + (part * (known[low + 1] - known[low]) if part else 0.0)
+    return out

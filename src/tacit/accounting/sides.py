@@ -43,6 +43,8 @@ def _base(term: Term, factor: int, concrete: bool) -> Base | None:
         return LaplaceLoss(size) if term.base.dimension == 1 or concrete else ResponseLoss(size)
     if isinstance(term.base, comp.Pure):
         return None if concrete else ResponseLoss(term.base.epsilon)
+    if isinstance(term.base, comp.DiscreteGaussian):
+        raise Unproved("the pld accountant has no loss distribution for discrete Gaussian noise; use 'rdp'.")
     raise Unproved("the pld accountant has no loss distribution for the best of a random number of runs; use 'rdp'.")
 
 

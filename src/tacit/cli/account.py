@@ -28,6 +28,7 @@ def account(
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε, to get δ.")] = None,
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
+    noise: Annotated[str, typer.Option(help="gaussian or discrete (plans only).")] = "gaussian",
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
     ] = None,
@@ -43,14 +44,16 @@ def account(
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
     """
     from tacit.accounting import guarantee
+    from tacit.accounting.plan import gradients
     from tacit.ledger import Header, Ledger
-    from tacit.ledger.events import GaussianSum, Poisson, Step
+    from tacit.ledger.events import Poisson, Step
 
     planned = {"--sampling-rate": sampling_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
     given = [name for name, value in planned.items() if value is not None]
     if ledger is not None:
-        if given or adjacency != "add/remove":
-            raise ValueError(f"{', '.join(given) or '--adjacency'} is for plans; the ledger {ledger} says it itself.")
+        given += ["--adjacency"] * (adjacency != "add/remove") + ["--noise"] * (noise != "gaussian")
+        if given:
+            raise ValueError(f"{', '.join(given)} is for plans; the ledger {ledger} says it itself.")
         book = Ledger.load(ledger)
         entries, header = list(book.entries), book.header
     else:
@@ -59,7 +62,7 @@ def account(
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
-        query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
+        query = gradients(noise_multiplier, noise)
         entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")

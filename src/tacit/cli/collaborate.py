@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tacit.cli.network import admit, join, keys, revoke, serve
 from tacit.cli.output import number, show, whole
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+for command in (keys, serve, admit, revoke, join):
+    app.command()(command)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Dataset = Annotated[str, typer.Option(help="mnist or svhn, or another of `tacit data` with 10 classes.")]

@@ -28,6 +28,7 @@ def plan(
     sampling: Annotated[str, typer.Option(help="poisson, fixed-size or shuffled.")] = "poisson",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
+    noise: Annotated[str, typer.Option(help="gaussian or discrete.")] = "gaussian",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Solve for the one quantity left out: lot size, length, noise, ε or δ. The budget is never overshot.
@@ -51,6 +52,7 @@ def plan(
         sampling=sampling,
         adjacency=adjacency,
         accountant=accountant,
+        noise=noise,
     )
     promise = found.guarantee
     facts = {

@@ -53,6 +53,9 @@ def train(
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Of a table without --test: share tested privately.")
     ] = 0.2,
+    norms: Annotated[
+        bool, typer.Option("--norms", help="Of images: release a histogram of gradient norms as well, and pay for it.")
+    ] = False,
     accountant: Annotated[str, typer.Option(help="pld, rdp or moments.")] = "pld",
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
@@ -78,8 +81,8 @@ def train(
       tacit train --out runs/careful --epsilon 0.5 --resume
     """
     if dataset is not None and is_table(dataset):
-        if resume or accountant != "pld" or recipe != "best":
-            raise ValueError(f"--resume, --accountant and --recipe are for images; {dataset} is a table.")
+        if resume or norms or accountant != "pld" or recipe != "best":
+            raise ValueError(f"--resume, --norms, --accountant and --recipe are for images; {dataset} is a table.")
         train_table(
             dataset,
             schema=schema,
@@ -109,7 +112,7 @@ def train(
     if resume and out is None:
         raise ValueError("--resume needs --out, the directory of the run to go on with.")
     images = _images(dataset)
-    chosen = _chosen(recipe, images, epsilon, epochs=epochs, lot_size=lot_size, clip=clip, model=model)
+    chosen = _chosen(recipe, images, epsilon, epochs=epochs, lot_size=lot_size, clip=clip, model=model, norms=norms)
     place = out or next_free(Path("runs"), images.name)
     try:
         with _bar(budget) as progress:
@@ -158,14 +161,17 @@ def _chosen(
     lot_size: int | None,
     clip: float | None,
     model: str | None,
+    norms: bool,
 ) -> Recipe:
     """The recipe, with what the options change."""
     from tacit.mechanisms import Flat
     from tacit.recipes.catalogue import head
     from tacit.recipes.catalogue import recipe as find
+    from tacit.tuning import NormHistogram
 
     changes: dict[str, Any] = {"epochs": epochs, "lot_size": lot_size}
     changes |= {"clipping": None if clip is None else Flat(clip), "model": None if model is None else head(model)}
+    changes |= {"norms": NormHistogram() if norms else None}
     return replace(find(name, images, epsilon), **{key: value for key, value in changes.items() if value is not None})
 
 
@@ -204,7 +210,12 @@ def _bar(budget: Budget) -> Iterator[Progress]:
     bar, words = Progress(*columns), Text()
     task = bar.add_task("starting", total=None)
 
+    console = Console(stderr=True)
+    live = Live(Group(bar, words), console=console, refresh_per_second=4)
+
     def tell(moment: Moment) -> None:
+        if not live.is_started:
+            live.start()  # not before: what is refused at once is refused in one sentence
         if moment.stage == "training":
             description = f"epoch {moment.epoch:.1f} of {moment.epochs:.1f}"
             bar.update(task, description=description, total=moment.steps, completed=moment.step)
@@ -212,13 +223,13 @@ def _bar(budget: Budget) -> Iterator[Progress]:
         else:
             bar.update(task, description=moment.stage)
 
-    console = Console(stderr=True)
     try:
-        with Live(Group(bar, words), console=console, refresh_per_second=4):
-            yield tell
+        yield tell
     finally:
-        if not console.is_terminal:
-            console.print()  # in a file the last state has no end of line
+        if live.is_started:
+            live.stop()
+            if not console.is_terminal:
+                console.print()  # in a file the last state has no end of line
 
 
 def _news(moment: Moment, budget: Budget) -> str:

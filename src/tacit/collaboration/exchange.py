@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,30 +49,93 @@ class LeaseHeld(ValueError):
 class Lease:
     """The lock of the random order: taken before the download, given back after the upload, and never held for ever.
 
-    Time is whatever the caller's clock says, in seconds or anything else that does not go back.
+    Time is whatever the caller's clock says, in seconds or anything else that does not go back. Tokens are numbered
+    from ``first``: one that was given out before a restart must mean nothing afterwards.
     """
 
-    def __init__(self, duration: float) -> None:
+    def __init__(self, duration: float, *, first: int = 0) -> None:
         if not 0 < duration < math.inf:
             raise ValueError(f"duration is {duration!r}; it must be a finite number above 0.")
         self._duration = duration
         self._holder: str | None = None
         self._expires = -math.inf
-        self._token = 0
+        self._token = first
 
     def acquire(self, participant: str, *, now: float) -> int:
-        """Take the lease if it is free or has expired; the number returned is what shows that one has it."""
-        if self._holder is not None and now < self._expires:
+        """Take the lease if it is free, has expired or is one's own; the number returned shows that one has it.
+
+        A holder that asks again (it may have been restarted) gets another number for the time that is left.
+        """
+        held = self._holder is not None and now < self._expires
+        if held and self._holder != participant:
             raise LeaseHeld(f"{self._holder!r} has the lease for another {self._expires - now:g}; try again later.")
-        self._holder, self._expires, self._token = participant, now + self._duration, self._token + 1
+        self._token += 1
+        if not held:
+            self._holder, self._expires = participant, now + self._duration
         return self._token
 
-    def check(self, token: int, *, now: float) -> None:
+    def check(self, participant: str, token: int, *, now: float) -> None:
         """Refuse to go on if the lease has expired or passed to somebody else since."""
-        if self._holder is None or token != self._token or now >= self._expires:
+        if self._holder != participant or token != self._token or now >= self._expires:
             raise LeaseHeld("the lease has expired or was given back; acquire it and download again.")
 
     def release(self, token: int) -> None:
         """Give the lease back; one that has passed on stays where it is."""
         if token == self._token:
             self._holder = None
+
+    def free(self, now: float) -> bool:
+        """Whether nobody has it."""
+        return self._holder is None or now >= self._expires
+
+
+class Rota:
+    """The lease of the round robin: handed on in the order of ``names``, past those who do not come.
+
+    Whoever is next has ``patience`` to ask for its turn; if it does not, the turn passes to the next who has asked, and
+    one that was passed over is not waited for again until it asks. Whoever has the turn keeps it for ``duration``.
+    """
+
+    def __init__(self, names: Sequence[str], duration: float, *, patience: float, first: int = 0) -> None:
+        if not 0 < patience < math.inf:
+            raise ValueError(f"patience is {patience!r}; it must be a finite number above 0.")
+        self._names, self._patience = list(names), patience
+        self._lease = Lease(duration, first=first)
+        self._absent: set[str] = set()
+        self._asked: dict[str, float] = {}
+        self._last = ""  # who had the turn before
+        self._since: float | None = None  # when it became free
+
+    def acquire(self, participant: str, *, now: float) -> int:
+        """The turn, if it is this participant's."""
+        if participant not in self._names:
+            self._names.append(participant)
+        self._asked[participant] = now
+        self._absent.discard(participant)
+        if self._lease.free(now):
+            if self._since is None:
+                self._since = now
+            due = self._due()
+            if due != participant and now - self._since >= self._patience:
+                self._absent |= {
+                    name for name in self._names if now - self._asked.get(name, -math.inf) > self._patience
+                }
+                due, self._since = self._due(), now
+            if due != participant:
+                raise LeaseHeld(f"it is the turn of {due!r}; try again later.")
+        token = self._lease.acquire(participant, now=now)
+        self._last, self._since = participant, None
+        return token
+
+    def check(self, participant: str, token: int, *, now: float) -> None:
+        """Refuse to go on if the turn has expired or passed on since."""
+        self._lease.check(participant, token, now=now)
+
+    def release(self, token: int) -> None:
+        """End one's turn; one that has passed on stays where it is."""
+        self._lease.release(token)
+
+    def _due(self) -> str:
+        start = self._names.index(self._last) + 1 if self._last in self._names else 0
+        order = self._names[start:] + self._names[:start]
+        return next(name for name in order if name not in self._absent)

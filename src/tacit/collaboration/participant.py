@@ -22,6 +22,14 @@ class Uploads(Protocol):
     def __call__(self, change: Vector) -> tuple[Positions, Vector]: ...
 
 
+class Training(Protocol):
+    """One local epoch for each call; ``steps`` counts what was done so far and is all there is to remember."""
+
+    steps: int
+
+    def __call__(self) -> None: ...
+
+
 class Participant:
     """One party: a model's parameters, a way to train them for an epoch on records that stay here, a way to upload.
 
@@ -37,9 +45,26 @@ class Participant:
         self, name: str, parameters: FlatParameters, train: Callable[[], None], uploads: Uploads, *, sequence: int = 0
     ) -> None:
         self.name, self.sequence, self.parameters = name, sequence, parameters
-        self._train, self._uploads = train, uploads
+        self.training, self._uploads = train, uploads
         self._before = np.empty_like(parameters.vector)
         self._begun = False
+
+    @property
+    def steps(self) -> int:
+        """Of local training so far, if it counts them."""
+        return int(getattr(self.training, "steps", 0))
+
+    def resume(self, *, sequence: int, steps: int, parameters: Vector) -> None:
+        """Go on where another process stopped."""
+        if parameters.shape != self.parameters.vector.shape:
+            raise ValueError(
+                f"the stored position has {parameters.size} parameters, the model {self.parameters.vector.size}; it "
+                "belongs to another model."
+            )
+        self.sequence = sequence
+        self.parameters.vector[:] = parameters
+        if steps:
+            setattr(self.training, "steps", steps)  # noqa: B010
 
     def begin(self, download: Download) -> None:
         """Overwrite local parameters with downloaded ones."""
@@ -56,7 +81,7 @@ class Participant:
 
     def train(self) -> None:
         """One epoch on the local records."""
-        self._train()
+        self.training()
 
     def finish(self) -> Upload:
         """The upload of this epoch. An entry that is not finite counts as unchanged."""
@@ -111,14 +136,14 @@ class LocalSgd:
         self._model, self._inputs, self._labels = model, inputs, labels
         self._rate, self._decay, self._size, self._generator = learning_rate, decay, batch_size, generator
         self._optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-        self._steps = 0
+        self.steps = 0
 
     def __call__(self) -> None:
         order = torch.randperm(len(self._inputs), generator=self._generator)
         self._model.train()
         for rows in torch.split(order, self._size):
-            self._optimizer.param_groups[0]["lr"] = self._rate / (1 + self._steps * self._decay)
+            self._optimizer.param_groups[0]["lr"] = self._rate / (1 + self.steps * self._decay)
             self._optimizer.zero_grad()
             torch.autograd.backward(F.cross_entropy(self._model(self._inputs[rows]), self._labels[rows]))
             self._optimizer.step()
-            self._steps += 1
+            self.steps += 1

@@ -26,7 +26,7 @@ from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.participant import inside
-from tacit.collaboration.selection import AtRandom
+from tacit.collaboration.selection import Agreed, AtRandom
 from tacit.ledger import Adjacency, Everyone, Header, Ledger, Step
 from tacit.mechanisms import Flat, SparseVectorQuery, SumQuery
 from tacit.randomness import Source
@@ -46,6 +46,11 @@ class SparseVectorPrivacy:
     """Figure 12 of the paper; ``epsilon_per_epoch`` is its ε, for all of one participant's uploads of one epoch."""
 
     epsilon_per_epoch: float
+
+    @property
+    def charged(self) -> float:
+        """What one upload costs."""
+        return self.epsilon_per_epoch * _CHARGED
 
     @classmethod
     def whole(cls, epsilon: float, *, epochs: int) -> SparseVectorPrivacy:
@@ -89,14 +94,16 @@ class GaussianPrivacy:
 
 
 class GaussianUploads:
-    """The changes at random places, as one vector clipped to the query's norm, with Gaussian noise.
+    """The changes at random or agreed places, as one vector clipped to the query's norm, with Gaussian noise.
 
     Formal guarantee: the record is the participant's whole data set. The places are drawn without looking at the
     change, so each upload is one Gaussian sum over one record of norm at most ``clip_norm``; exchanging the data set
     for another moves it by at most twice that (replace-one, which the accountants know). Bounding is post-processing.
     """
 
-    def __init__(self, query: SumQuery, selection: AtRandom, *, bound: float, ledger: Ledger, source: Source) -> None:
+    def __init__(
+        self, query: SumQuery, selection: AtRandom | Agreed, *, bound: float, ledger: Ledger, source: Source
+    ) -> None:
         if ledger.header.unit != UNIT:
             raise ValueError(f"the ledger's unit is {ledger.header.unit}; these uploads protect a {UNIT} as a whole.")
         _check_source(ledger, source)
@@ -183,6 +190,15 @@ class PrivateTraining:
     ) -> None:
         self.run = run
         self._lots, self._loss = lots, loss
+
+    @property
+    def steps(self) -> int:
+        """Lots that were completed."""
+        return self.run.step
+
+    @steps.setter
+    def steps(self, done: int) -> None:
+        self.run.step = done
 
     def __call__(self) -> None:
         model, optimizer = self.run.model, self.run.optimizer

@@ -42,15 +42,22 @@ def problem(dataset: str, model: str) -> Problem:
     return of_images(load(dataset), model)
 
 
-def of_images(images: Images, model: str) -> Problem:
-    """The problem of images that are already loaded; see `problem`."""
-    channels = images.train.shape[1]
+def builder(model: str, *, channels: int) -> Callable[[], nn.Module]:
+    """What makes a network of the paper, ``"mlp"`` or ``"cnn"``, for images of one channel or three."""
+    if channels not in (1, 3):
+        raise ValueError(f"images have {channels} channels; the paper's networks take 1 or 3.")
     networks: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: shokri.mlp(channels=channels),
         "cnn": shokri.mnist_cnn if channels == 1 else shokri.svhn_cnn,
     }
     if model not in networks:
         raise ValueError(f"model is {model!r}; choose mlp or cnn.")
+    return networks[model]
+
+
+def of_images(images: Images, model: str) -> Problem:
+    """The problem of images that are already loaded; see `problem`."""
+    build = builder(model, channels=images.train.shape[1])
     if images.classes != 10:
         raise ValueError(f"{images.name} has {images.classes} classes; the paper's networks tell 10 apart.")
     train, test = shokri.inputs(images.train), shokri.inputs(images.test)
@@ -61,7 +68,7 @@ def of_images(images: Images, model: str) -> Problem:
         labels=images.train_labels,
         test_inputs=test.sub_(mean).div_(std),
         test_labels=images.test_labels,
-        build=networks[model],
+        build=build,
     )
 
 

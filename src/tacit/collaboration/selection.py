@@ -67,6 +67,20 @@ class AtRandom:
         return at_random(change.size, portion(self.fraction, change.size), source)
 
 
+class Agreed:
+    """The places that all participants of a round have agreed on, whatever the values are; ``places`` is set before."""
+
+    def __init__(self, fraction: float) -> None:
+        check_fraction("fraction", fraction)
+        self.fraction = fraction
+        self.places: Positions = np.empty(0, dtype=np.int64)
+
+    def choose(self, change: Vector, source: Source) -> Positions:
+        if self.places.size != portion(self.fraction, change.size):
+            raise ValueError(f"there are {self.places.size} agreed places; it must be {self.fraction:g} of the model.")
+        return self.places
+
+
 def largest(sizes: npt.NDArray[Any], count: int) -> Positions:
     """The positions of the ``count`` largest, in rising order; of equal ones those that come first.
 

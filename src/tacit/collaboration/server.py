@@ -1,7 +1,7 @@
 """The parameter server (Shokri & Shmatikov 2015, Figure 4): a state machine that trusts nobody and does no I/O.
 
-What it is told and in which order is all that its state depends on, so a transport can log accepted uploads and come
-back from a crash by `ParameterServer.restore` and pushing again what the log has beyond the snapshot.
+What it is told and in which order is all that its state depends on, so a transport can `check` an upload, write it
+down, `apply` it, and come back from a crash by `ParameterServer.restore` and pushing again what it wrote down since.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy.typing as npt
 from tacit.collaboration.messages import Download, Vector, check_fraction, portion
 from tacit.collaboration.selection import largest
 
+_LARGEST_VALUE = 0.5 * float(np.finfo(np.float32).max)
 _LARGEST_UNIT = 1e100  # far from the end of float64, which a unit grown by 1/β at a time could reach
 
 
 class Reason(StrEnum):
-    """Why an upload was refused; for a transport that has a status code for each."""
+    """Why a message was refused; for a transport that has a status code for each."""
 
     UNKNOWN = "unknown participant"
     REVOKED = "revoked participant"
@@ -36,10 +37,15 @@ class Reason(StrEnum):
     NOT_FINITE = "value not finite"
     BOUND = "value beyond the bound"
     OVERFLOW = "sum not finite"
+    MALFORMED = "malformed message"
+    LEASE = "lease expired"
+    WAIT = "somebody else's turn"
+    ROUND = "round is over"
+    UNAVAILABLE = "storage failed"
 
 
 class Refused(ValueError):
-    """An upload that was not applied. The server is as it was before."""
+    """A message that was not acted upon. The server is as it was before."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -66,6 +72,15 @@ class Rules:
         check_fraction("decay", self.decay)
         if isinstance(self.decay_every, bool) or not isinstance(self.decay_every, int) or self.decay_every < 1:
             raise ValueError(f"decay_every is {self.decay_every!r}; it must be a whole number, at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """An upload that `ParameterServer.check` found nothing wrong with."""
+
+    participant: str
+    where: npt.NDArray[Any] | slice
+    values: Vector
 
 
 class ParameterServer:
@@ -128,18 +143,32 @@ class ParameterServer:
         Every sequence number is applied exactly once and in order. A sender that got no answer sends the same upload
         again and is refused as `Reason.REPLAYED` if it had been applied.
         """
+        self.apply(self.check(participant, sequence, indices, values))
+
+    def check(
+        self, participant: str, sequence: int, indices: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.float32]
+    ) -> Checked:
+        """The first half of `push`: refuse what is wrong and change nothing. A transport writes down what passes."""
         self._check_sender(participant, sequence)
         where = self._check_indices(indices, values)
         with np.errstate(over="ignore"):
             total = self._w[where] + values
         if not np.isfinite(total).all():
             raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
-        self._w[where] = total
-        self._stat[where] += self._unit
-        self._next[participant] += 1
+        return Checked(participant=participant, where=where, values=values)
+
+    def apply(self, upload: Checked) -> None:
+        """The second half of `push`."""
+        self._w[upload.where] += upload.values
+        self._stat[upload.where] += self._unit
+        self._next[upload.participant] += 1
         self._pushes += 1
         if self._pushes % self.rules.decay_every == 0:
             self._decay()
+
+    def headroom(self, uploads: int) -> bool:
+        """Whether so many uploads, whatever is in them, leave all parameters finite: they can be checked together."""
+        return float(np.abs(self._w).max()) + uploads * self.rules.bound < _LARGEST_VALUE
 
     def _check_sender(self, participant: str, sequence: int) -> None:
         if not isinstance(participant, str) or participant not in self._next:
@@ -167,7 +196,7 @@ class ParameterServer:
             raise Refused(Reason.TYPE, f"values are {values.dtype}; they must be float32.")
         if indices.size != values.size:
             raise Refused(Reason.SHAPE, f"there are {indices.size} indices and {values.size} values; one for each.")
-        size, most = self._w.size, portion(self.rules.upload, self._w.size)
+        size, most = self._w.size, self.most
         if values.size > most:
             raise Refused(
                 Reason.TOO_MANY,
@@ -210,6 +239,21 @@ class ParameterServer:
     def stat(self) -> npt.NDArray[np.float64]:
         """A copy of the update counters, decayed."""
         return self._stat / self._unit
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return self._w.size
+
+    @property
+    def most(self) -> int:
+        """How many entries an upload may have."""
+        return portion(self.rules.upload, self._w.size)
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """Those of whom nothing more is taken."""
+        return frozenset(self._revoked)
 
     @property
     def participants(self) -> Mapping[str, int]:

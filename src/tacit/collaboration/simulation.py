@@ -9,28 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.collaboration.exchange import Lease, Protocol, Turn, turns
-from tacit.collaboration.messages import Download, Positions, Vector, portion
+from tacit.collaboration.messages import Download, Positions, Vector
 from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Uploads
-from tacit.collaboration.privacy import (
-    Claim,
-    GaussianPrivacy,
-    GaussianUploads,
-    LocalDpSgd,
-    SparseVectorPrivacy,
-    SparseVectorUploads,
-    claim,
-    whole_data_set,
-)
+from tacit.collaboration.participant import Participant
+from tacit.collaboration.privacy import Claim, claim
 from tacit.collaboration.problem import Problem, share_out
-from tacit.collaboration.selection import AtRandom
 from tacit.collaboration.server import ParameterServer, Rules
 from tacit.collaboration.settings import Settings
+from tacit.collaboration.workshop import Workshop, local_sgd, seed_from
 from tacit.ledger import Header, Ledger
-from tacit.mechanisms import SparseVectorQuery, SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
 
 log = logging.getLogger("tacit")
@@ -113,22 +103,13 @@ class _World:
     def __init__(self, problem: Problem, settings: Settings, watch: Callable[[Vector], None] | None) -> None:
         self._problem, self._settings, self._watch = problem, settings, watch
         self._source = _source(settings.seed, "world")
-        self._initial = _seed(self._source)
+        self._initial = seed_from(self._source)
         records = max(round(settings.share * len(problem.inputs)), 1)
         self._hands = share_out(len(problem.inputs), settings.participants, records, self._source)
         self._judge = problem.network(self._initial)
         self._judged = FlatParameters(self._judge)
         self._ledgers: list[Ledger] = []
-        self._noise = self._solved(records)
-        self._query: SparseVectorQuery | None = None
-        if isinstance(settings.privacy, SparseVectorPrivacy):
-            self._query = SparseVectorQuery(
-                group="upload",
-                epsilon=settings.privacy.epsilon_per_epoch,
-                releases=portion(settings.upload, self._judged.vector.size),
-                bound=settings.limit,
-                threshold=settings.threshold,
-            )
+        self._workshop = Workshop(settings, records=records, parameters=self._judged.vector.size)
         self._people = [self._participant(number) for number in range(settings.participants)]
         rules = Rules(bound=settings.limit, upload=settings.upload, decay_every=settings.participants)
         self.server = ParameterServer(self._judged.vector, rules, [person.name for person in self._people])
@@ -136,65 +117,23 @@ class _World:
         self.bytes_up = self.bytes_down = 0
         self.protocol_seconds = 0.0
 
-    def _solved(self, records: int) -> float:
-        """The noise multiplier that the budget asks for, the same for all participants."""
-        privacy, epochs = self._settings.privacy, self._settings.epochs
-        if isinstance(privacy, LocalDpSgd):
-            return privacy.noise_multiplier(records=records, epochs=epochs)
-        return privacy.noise_multiplier(epochs=epochs) if isinstance(privacy, GaussianPrivacy) else 0.0
-
     def _participant(self, number: int) -> Participant:
         name, settings = f"participant {number}", self._settings
         source = _source(settings.seed, name)
-        model = self._problem.network(self._initial)
-        flat = FlatParameters(model)
         rows = torch.from_numpy(self._hands[number])
-        inputs, labels = self._problem.inputs[rows], self._problem.labels[rows]
-        train: Callable[[], None]
-        if isinstance(settings.privacy, LocalDpSgd):
-            seed = None if settings.seed is None else _seed(source)
-            ledger = self._ledger(Header(secure_randomness=source.secure, purpose=name))
-            train = settings.privacy.trainer(
-                model, inputs, labels, epochs=settings.epochs, noise_multiplier=self._noise, ledger=ledger, seed=seed
-            )
-        else:
-            train = self._sgd(model, inputs, labels, source)
-        return Participant(name, flat, train, self._uploads(source))
-
-    def _uploads(self, source: Source) -> Uploads:
-        settings = self._settings
-        uploads: Uploads
-        if self._query is not None:
-            ledger = self._ledger(whole_data_set(secure=source.secure))
-            uploads = SparseVectorUploads(self._query, ledger=ledger, source=source)
-        elif isinstance(settings.privacy, GaussianPrivacy):
-            norm = settings.privacy.clip_norm
-            uploads = GaussianUploads(
-                SumQuery(group="upload", clip_norm=norm, noise_std=self._noise * norm),
-                AtRandom(fraction=settings.upload),
-                bound=settings.limit,
-                ledger=self._ledger(whole_data_set(secure=source.secure)),
-                source=source,
-            )
-        else:
-            uploads = SelectedUploads(settings.rule(), bound=settings.limit, source=source)
-        return uploads if self._watch is None else _Watched(uploads, self._watch)
+        return self._workshop.participant(
+            name,
+            self._problem.network(self._initial),
+            self._problem.inputs[rows],
+            self._problem.labels[rows],
+            source=source,
+            ledger=self._ledger,
+            watch=self._watch,
+        )
 
     def _ledger(self, header: Header) -> Ledger:
         self._ledgers.append(Ledger(header))
         return self._ledgers[-1]
-
-    def _sgd(self, model: nn.Module, inputs: Tensor, labels: Tensor, source: Source) -> LocalSgd:
-        settings = self._settings
-        generator = torch.Generator().manual_seed(_seed(source))
-        return LocalSgd(
-            model,
-            inputs,
-            labels,
-            learning_rate=settings.learning_rate,
-            batch_size=settings.batch_size,
-            generator=generator,
-        )
 
     def epoch(self) -> Iterator[None]:
         """One exchange of everybody."""
@@ -243,14 +182,14 @@ class _World:
     def _alone(self, hand: Positions, name: str) -> float:
         model, rows = self._problem.network(self._initial), torch.from_numpy(hand)
         source = _source(self._settings.seed, name)
-        train = self._sgd(model, self._problem.inputs[rows], self._problem.labels[rows], source)
+        train = local_sgd(model, self._problem.inputs[rows], self._problem.labels[rows], self._settings, source)
         for _ in range(self._settings.epochs):
             train()
         return accuracy(model, self._problem)
 
     def claim(self) -> Claim | None:
         """Of the participant who spent most."""
-        return claim(self._ledgers, delta=self._settings.delta, query=self._query) if self._ledgers else None
+        return claim(self._ledgers, delta=self._settings.delta, query=self._workshop.query) if self._ledgers else None
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers should know."""
@@ -276,17 +215,6 @@ class _World:
         return tuple(notes)
 
 
-class _Watched:
-    """Uploads whose changes somebody looks at."""
-
-    def __init__(self, uploads: Uploads, watch: Callable[[Vector], None]) -> None:
-        self._uploads, self._watch = uploads, watch
-
-    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
-        self._watch(change)
-        return self._uploads(change)
-
-
 def accuracy(model: nn.Module, problem: Problem) -> float:
     """The fraction of the test set that ``model`` classifies as labelled."""
     model.eval()
@@ -303,7 +231,3 @@ def _source(seed: int | None, name: str) -> Source:
     source = SeededSource(seed)
     source.branch(name)
     return source
-
-
-def _seed(source: Source) -> int:
-    return int(source.integers(2**62, 1)[0])

@@ -10,9 +10,13 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,6 +41,8 @@ def cached(images: Tensor, fitted: Fitted, directory: str | Path, *, configurati
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, images, fitted, shape)
     found = np.load(path, mmap_mode="c", allow_pickle=False)  # copied on write: the file stays as it is
+    if not isinstance(found, np.ndarray):
+        raise ValueError(f"{path} is not an array but an archive; remove it.")
     if found.shape != shape or found.dtype != np.float16:
         raise ValueError(f"{path} has {found.dtype} of shape {found.shape}, not float16 of {shape}; remove it.")
     return torch.from_numpy(found)
@@ -47,8 +53,7 @@ def _write(path: Path, images: Tensor, fitted: Fitted, shape: tuple[int, ...]) -
     os.close(handle)
     try:
         rows = np.lib.format.open_memmap(name, mode="w+", dtype=np.float16, shape=shape)
-        for start in range(0, len(images), _ROWS):
-            rows[start : start + _ROWS] = fitted.transform(images[start : start + _ROWS]).to(torch.float16).numpy()
+        _fill(rows, images, fitted)
         rows.flush()
         del rows
         os.replace(name, path)
@@ -56,6 +61,31 @@ def _write(path: Path, images: Tensor, fitted: Fitted, shape: tuple[int, ...]) -
         Path(name).unlink(missing_ok=True)
         raise
     log.info("features of %d images written to %s", shape[0], path)
+
+
+def _fill(rows: npt.NDArray[np.float16], images: Tensor, fitted: Fitted) -> None:
+    fitted.transform(images[:1])  # what is made at the first use is made once
+
+    def fill(start: int) -> None:
+        rows[start : start + _ROWS] = fitted.transform(images[start : start + _ROWS]).to(torch.float16).numpy()
+
+    with _threads() as pool:
+        for _ in pool.map(fill, range(0, len(images), _ROWS)):
+            pass
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as torch would use, each with one of torch's own.
+
+    Front ends are made of many small operations; several threads inside each spend their time waiting for one another,
+    several times as long as the work itself where other programs run as well. A failure leaves what was not begun.
+    """
+    pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _key(images: Tensor, fitted: Fitted, configuration: str) -> str:

@@ -142,8 +142,8 @@ class Transform:
             part = block.unsqueeze(-4)
             total = part * weights if total is None else total.addcmul_(part, weights)
         assert total is not None
-        moduli: Tensor = torch.fft.ifft2(torch.view_as_complex(total)).abs()
-        return moduli
+        parts = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(total))).square_()
+        return (parts[..., 0] + parts[..., 1]).sqrt_()  # four times as fast as abs() of complex numbers
 
     def _average(self, maps: Tensor, scale: int) -> Tensor:
         down, across = self._windows[scale]

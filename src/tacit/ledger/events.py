@@ -148,18 +148,27 @@ Sampling = Everyone | Poisson | FixedSize | Shuffled
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSum:
-    """A sum of vectors, each of L2 norm at most ``clip_norm``, plus N(0, noise_std^2) on every coordinate."""
+    """A sum of vectors, each of L2 norm at most ``clip_norm``, plus N(0, noise_std^2) on every coordinate.
+
+    With ``noise`` "discrete" the sum is rounded to whole multiples of ``lattice`` and the noise is ``lattice`` times a
+    discrete Gaussian N_Z(0, (noise_std / lattice)^2); ``clip_norm`` then includes what rounding adds.
+    """
 
     group: str
     clip_norm: float
     noise_std: float
     noise: str = "gaussian"
+    lattice: float | None = None
 
     def __post_init__(self) -> None:
         _text("group", self.group)
         _positive("clip norm", self.clip_norm)
         _positive("noise standard deviation", self.noise_std)
         _text("noise", self.noise)
+        if self.noise == "discrete":
+            _positive("lattice step", self.lattice if self.lattice is not None else math.nan)
+        elif self.lattice is not None:
+            raise ValueError(f"lattice is {self.lattice!r}; leave it out: only discrete noise lies on a lattice.")
 
 
 @dataclass(frozen=True, kw_only=True)

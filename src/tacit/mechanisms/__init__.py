@@ -5,6 +5,7 @@ from tacit.mechanisms.allocation import Allocation, DimensionAdjusted, Explicit,
 from tacit.mechanisms.clipping import Automatic, DimensionWeighted, Flat, Groups, Joint, PerLayer, Strategy
 from tacit.mechanisms.counts import CountsQuery
 from tacit.mechanisms.groups import Clipping
+from tacit.mechanisms.lattice import Discrete
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
 from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
@@ -20,6 +21,7 @@ __all__ = [
     "CountsQuery",
     "DimensionAdjusted",
     "DimensionWeighted",
+    "Discrete",
     "Explicit",
     "Flat",
     "Groups",

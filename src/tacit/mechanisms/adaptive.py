@@ -13,6 +13,7 @@ from tacit.ledger.events import GaussianSum
 from tacit.mechanisms.allocation import Allocation
 from tacit.mechanisms.clipping import ROOT, Flat, Strategy
 from tacit.mechanisms.groups import Clipping, Group, Shapes, Spendable, positive
+from tacit.mechanisms.lattice import Discrete
 from tacit.mechanisms.quantile import QuantileTracker
 from tacit.randomness import Source
 
@@ -107,7 +108,7 @@ class AdaptiveClipping(Clipping):
         return weights
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
-        counts = [tracker.query() for tracker in self._trackers.values()]
+        counts = [tracker.query(discrete=isinstance(noise, Discrete)) for tracker in self._trackers.values()]
         return (*super().queries(noise.after(counts)), *counts)
 
     def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:

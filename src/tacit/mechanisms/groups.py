@@ -15,7 +15,7 @@ import torch
 
 from tacit.ledger.events import GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation
-from tacit.mechanisms.noise import add_gaussian_
+from tacit.mechanisms.lattice import add_noise_, charged, gaussian_sum, lattice_of
 from tacit.randomness import Source
 
 Shapes = Mapping[str, torch.Size]
@@ -134,20 +134,30 @@ class Clipping:
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
         """What to record for a step."""
-        stds = noise.stds([(group.name, group.sensitivity, group.dimension) for group in self.groups])
+        lattices = [lattice_of(noise, group.sensitivity, group.dimension) for group in self.groups]
+        bounds = [
+            (group.name, charged(group.sensitivity, lattice, group.dimension), group.dimension)
+            for group, lattice in zip(self.groups, lattices, strict=True)
+        ]
         return tuple(
-            GaussianSum(group=group.name, clip_norm=group.sensitivity, noise_std=std)
-            for group, std in zip(self.groups, stds, strict=True)
+            gaussian_sum(
+                group=group.name,
+                sensitivity=group.sensitivity,
+                noise_std=std,
+                lattice=lattice,
+                dimension=group.dimension,
+            )
+            for group, lattice, std in zip(self.groups, lattices, noise.stds(bounds), strict=True)
         )
 
     def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
-        """Add to the sums, in place, the noise that was recorded: N(0, (scale_j sigma_g)^2) to vector j of group g."""
+        """Add to the sums, in place, the noise that was recorded: scale_j sigma_g on vector j of group g."""
         self.partition({name: tensor.shape for name, tensor in sums.items()})
         noisy = []
         for group in self.groups:
-            std = recorded_gaussian(receipt, group.name, group.sensitivity).noise_std
-            noisy += [(sums[name], vector.scale * std) for vector in group.vectors for name in vector.names]
-        add_gaussian_(noisy, source)
+            query = recorded_gaussian(receipt, group.name, group.sensitivity, group.dimension)
+            noisy += [(sums[name], query, vector.scale) for vector in group.vectors for name in vector.names]
+        add_noise_(noisy, source)
 
     def widened(self, margin: float) -> Clipping:
         """The same clipping for sums whose rounding adds the fraction ``margin`` to what a record can do to them."""
@@ -158,10 +168,15 @@ class Clipping:
         return Clipping([replace(g, contributions=g.contributions * contributions) for g in self.groups])
 
 
-def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float) -> GaussianSum:
-    """The recorded query of ``group``, spent; it must be a Gaussian sum of this sensitivity."""
+def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float, dimension: int) -> GaussianSum:
+    """The recorded query of ``group``, spent; it must be a Gaussian sum of this sensitivity, rounding charged."""
     query = receipt.spend(group)
-    if not isinstance(query, GaussianSum) or query.clip_norm != sensitivity or query.noise != "gaussian":
+    known = isinstance(query, GaussianSum) and query.noise in ("gaussian", "discrete")
+    if (
+        not isinstance(query, GaussianSum)
+        or not known
+        or query.clip_norm != charged(sensitivity, query.lattice, dimension)
+    ):
         raise ValueError(
             f"the ledger has {query} for group {group!r}, but this is a Gaussian sum to which one record can "
             f"contribute {sensitivity}; record the queries of the mechanism that releases."

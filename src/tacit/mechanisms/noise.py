@@ -26,19 +26,21 @@ Noisy = Sequence[tuple[torch.Tensor, float]]
 
 def add_gaussian_(sums: Noisy, source: Source) -> None:
     """Add N(0, std^2) to every coordinate of each sum, for pairs (sum, std)."""
-    _add_(sums, source.normal_)
+    _add_(sums, source.normal_, source)
 
 
 def add_laplace_(sums: Noisy, source: Source) -> None:
     """Add Laplace noise to every coordinate of each sum, for pairs (sum, scale)."""
-    _add_(sums, source.laplace_)
+    if source.share not in (0.0, 1.0):
+        raise ValueError("Laplace noise cannot be split among processes; let the first of them add it.")
+    _add_(sums, source.laplace_, source)
 
 
 Draw = Callable[[torch.Tensor, float], torch.Tensor]
 """Overwrite a tensor with noise of the given standard deviation (or scale)."""
 
 
-def _add_(sums: Noisy, draw_: Draw) -> None:
+def _add_(sums: Noisy, draw_: Draw, source: Source) -> None:
     for total, scale in sums:
         if total.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
@@ -47,7 +49,7 @@ def _add_(sums: Noisy, draw_: Draw) -> None:
     with torch.no_grad():
         flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
         for tray in _trays(flats):
-            _add_to_tray_(tray, draw_)
+            _add_to_tray_(tray, draw_, source)
         for (total, _), (flat, _) in zip(sums, flats):
             if flat.data_ptr() != total.data_ptr():
                 total.copy_(flat.view(total.shape))
@@ -69,19 +71,23 @@ def _trays(flats: Noisy) -> Iterator[Noisy]:
         yield tray
 
 
-def _add_to_tray_(tray: Noisy, draw_: Draw) -> None:
-    """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does."""
+def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
+    """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does.
+
+    Where several processes hold parts of a sum, they come together between the noise and the rounding.
+    """
     pieces = [piece for piece, _ in tray]
     grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for _, scale in tray]
     units = [scale / grid for (_, scale), grid in zip(tray, grids)]
     sizes = [piece.numel() for piece in pieces]
     same = len(set(units)) == 1
-    noise = draw_(_scratch(pieces[0].dtype)[: sum(sizes)], units[0] if same else 1.0)
+    room = _scratch(pieces[0].dtype)[: sum(sizes)]
+    noise = draw_(room, source.share * (units[0] if same else 1.0)) if source.share else room.zero_()
     noisy = noise.to(pieces[0].device)
     parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)
     for part, piece, grid, unit in zip(parts, pieces, grids, units):
         (part if same else part.mul_(unit)).add_(piece, alpha=1 / grid)
-    noisy.round_()
+    source.join_(noisy).round_()
     for part, piece, grid in zip(parts, pieces, grids):
         torch.mul(part, grid, out=piece)
 

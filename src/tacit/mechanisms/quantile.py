@@ -9,7 +9,7 @@ import torch
 
 from tacit.ledger.events import GaussianSum
 from tacit.mechanisms.groups import Spendable, positive, recorded_gaussian
-from tacit.mechanisms.noise import add_gaussian_
+from tacit.mechanisms.lattice import add_noise_, gaussian_sum, usual_lattice
 from tacit.randomness import Source
 
 
@@ -48,10 +48,19 @@ class QuantileTracker:
         self._lot_size = lot_size
         self._query = replace(self._query, noise_std=noise_std)
 
-    def query(self) -> GaussianSum:
+    def query(self, *, discrete: bool = False) -> GaussianSum:
         """What to record for a step. A new count begins, so that a step broken off leaves nothing behind."""
         self._tally = 0.0
-        return self._query
+        plain = self._query
+        if not discrete:
+            return plain
+        return gaussian_sum(
+            group=plain.group,
+            sensitivity=plain.clip_norm,
+            noise_std=plain.noise_std,
+            lattice=usual_lattice(plain.clip_norm, 1),
+            dimension=1,
+        )
 
     def observe(self, values: torch.Tensor) -> None:
         """Count the values of some records of the lot, each record once."""
@@ -60,10 +69,10 @@ class QuantileTracker:
 
     def update(self, receipt: Spendable, source: Source) -> float:
         """Release the count of the lot and move the estimate; call it once a step, also when nobody was sampled."""
-        query = recorded_gaussian(receipt, self._query.group, self._query.clip_norm)
+        query = recorded_gaussian(receipt, self._query.group, self._query.clip_norm, 1)
         total = torch.tensor([self._tally], dtype=torch.float64, device="cpu")
         self._tally = 0.0
-        add_gaussian_([(total, query.noise_std)], source)
+        add_noise_([(total, query, 1.0)], source)
         fraction = 0.5 + total.item() / self._lot_size
         moved = self.value * math.exp(min(max(-self._rate * (fraction - self._quantile), -50.0), 50.0))
         self.value = min(max(moved, 1e-12), 1e12)

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from tacit.ledger.events import GaussianSum, LaplaceSum
 from tacit.mechanisms.groups import Spendable, positive, recorded_gaussian
-from tacit.mechanisms.noise import add_gaussian_, add_laplace_
+from tacit.mechanisms.lattice import add_noise_, check_lattice, gaussian_sum, usual_lattice
+from tacit.mechanisms.noise import add_laplace_
 from tacit.randomness import Source
 
 _MARGIN = 2.0**-48  # covers the rounding of a norm and of the product in float64
@@ -34,21 +36,45 @@ class SumQuery:
     Formal guarantee: one record more or fewer moves the sum by at most ``clip_norm`` in L2 norm, whatever the record
     holds; the noise is the recorded one. It is the Gaussian mechanism for sums with the privacy tuple
     (clip_norm, noise_std).
+
+    With ``noise="discrete"`` the sum is rounded to multiples of ``lattice``, a power of two, and the noise is exact
+    (`tacit.mechanisms.lattice`); a vector then has ``dimension`` coordinates, and what rounding adds to the
+    sensitivity is recorded with it. Without ``lattice`` a step is chosen that adds less than 2^-14.
     """
 
     group: str
     clip_norm: float
     noise_std: float
+    noise: Literal["gaussian", "discrete"] = "gaussian"
+    lattice: float | None = None
+    dimension: int = 1
 
     def __post_init__(self) -> None:
+        if self.noise not in ("gaussian", "discrete"):
+            raise ValueError(f"noise is {self.noise!r}; choose 'gaussian' or 'discrete'.")
+        if self.noise == "gaussian" and self.lattice is not None:
+            raise ValueError(f"lattice is {self.lattice!r}; it is for noise='discrete'.")
+        if isinstance(self.dimension, bool) or not isinstance(self.dimension, int) or self.dimension < 1:
+            raise ValueError(f"dimension is {self.dimension!r}; it must be a whole number, at least 1.")
+        check_lattice(self.lattice)
+        positive("clip norm", self.clip_norm)
         self.event()
 
     def event(self) -> GaussianSum:
         """What to record for a step."""
-        return GaussianSum(group=self.group, clip_norm=self.clip_norm, noise_std=self.noise_std)
+        usual = usual_lattice(self.clip_norm, self.dimension) if self.noise == "discrete" else None
+        return gaussian_sum(
+            group=self.group,
+            sensitivity=self.clip_norm,
+            noise_std=self.noise_std,
+            lattice=self.lattice or usual,
+            dimension=self.dimension,
+        )
 
     def total(self, shape: Sequence[int] = ()) -> Total:
-        """An empty sum of vectors of the given shape."""
+        """An empty sum of vectors of the given shape; with discrete noise it must have ``dimension`` coordinates."""
+        if self.noise == "discrete" and math.prod(shape) != self.dimension:
+            raise ValueError(f"shape is {tuple(shape)}; rounding is recorded for {self.dimension} coordinates.")
         return Total(self, shape)
 
     def clip(self, values: torch.Tensor) -> torch.Tensor:
@@ -57,9 +83,9 @@ class SumQuery:
 
     def release(self, receipt: Spendable, total: torch.Tensor, source: Source) -> torch.Tensor:
         """``total``, a sum of clipped rows, with the recorded noise."""
-        query = recorded_gaussian(receipt, self.group, self.clip_norm)
+        query = recorded_gaussian(receipt, self.group, self.clip_norm, total.numel())
         noisy = total.clone()
-        add_gaussian_([(noisy, query.noise_std)], source)
+        add_noise_([(noisy, query, 1.0)], source)
         return noisy
 
 

@@ -25,6 +25,7 @@ class Folder:
         self.facts, self.ledger = out / "run.json", out / "ledger.jsonl"
         self.model, self.architecture = out / "model.safetensors", out / "model.json"
         self._work = out / "work"
+        self._made: list[Path] = []
         self.front, self.features, self._point = (
             self._work / "front.safetensors",
             self._work / "features",
@@ -39,6 +40,7 @@ class Folder:
             raise ValueError(f"{self.out} holds a run that was not finished; resume it, or choose another directory.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} is in use by something else; choose another directory.")
+        self._made = [place for place in self.out.parents if not place.exists()]
         self.out.mkdir(parents=True, exist_ok=True)
 
     def saved(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +87,9 @@ class Folder:
     def discard(self) -> None:
         """Take everything away again; only for a run that has not looked at anybody."""
         shutil.rmtree(self.out)
+        for place in self._made:
+            if not any(place.iterdir()):
+                place.rmdir()
 
     def finish(self, facts: Mapping[str, Any]) -> None:
         """The run is complete: say so, then drop what was only needed to resume."""

@@ -97,11 +97,12 @@ class Job:
             if not held.issuperset(self.recipe.front.charges(self.records)):
                 raise ValueError(f"{saved} was learned from the records, but the ledger does not list it; begin anew.")
             return self.recipe.front.restore(read_tensors(saved), self._shape)
-        fitted = self.recipe.front.fit(self.images.train, ledger=ledger, source=self._source(f"front {len(ledger)}"))
+        fitted = self.recipe.front.fit(self.images.train, ledger=ledger, source=self.source(f"front {len(ledger)}"))
         write_tensors(saved, fitted.state())
         return fitted
 
-    def _source(self, name: str) -> Source:
+    def source(self, name: str) -> Source:
+        """Noise for one purpose."""
         if self.seed is None:
             return SecureSource()
         source = SeededSource(self.seed)

@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in ``path``; anything else is refused."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{path} is not a run of format {FORMAT}, which is what this version of tacit reads.")

@@ -10,7 +10,9 @@ from typing import Protocol
 from torch import nn
 
 from tacit.features import Front
+from tacit.ledger import Step
 from tacit.mechanisms import Strategy
+from tacit.tuning import NormHistogram
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -133,6 +135,7 @@ class Recipe:
       ends with ``epochs`` or when the next step would overrun the budget, whichever comes first.
     * ``averaging``: the weights that are evaluated and saved; free, being post-processing of released weights.
     * ``loss_bound``: the mean loss is released with every step, each record's clipped to this; None: not at all.
+    * ``norms``: a histogram of gradient norms is released at the end; None: not at all.
     """
 
     name: str
@@ -145,6 +148,7 @@ class Recipe:
     averaging: Tail | Ema | None = None
     noise: float | None = None
     loss_bound: float | None = 5.0
+    norms: NormHistogram | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.lot_size, bool) or not isinstance(self.lot_size, int) or self.lot_size < 1:
@@ -153,6 +157,11 @@ class Recipe:
             value = getattr(self, name)
             if not (value is None and name != "epochs") and not _positive(value):
                 raise ValueError(f"{name} is {value!r}; it must be a finite number above 0.")
+
+    def charges(self, records: int) -> tuple[Step, ...]:
+        """What is paid for besides the steps of training."""
+        front = self.front.charges(records)
+        return front if self.norms is None else (*front, self.norms.charge())
 
 
 def _positive(value: object) -> bool:

@@ -26,13 +26,13 @@ def schedule(recipe: Recipe, model: nn.Module, *, records: int, budget: Budget, 
     find(accountant)
     if recipe.lot_size > records:
         raise ValueError(f"lot_size is {recipe.lot_size}; it must be at most the number of records, {records}.")
-    charges = recipe.front.charges(records)
+    charges = recipe.charges(records)
     if charges:
         alone = guarantee([(step, 1) for step in charges], Header(), delta=budget.delta, accountant=accountant).epsilon
         if alone >= budget.epsilon:
             raise ValueError(
-                f"epsilon is {budget.epsilon:g}; the front end alone costs {alone:.4g}, and nothing is left for one "
-                "epoch: raise epsilon or the noise of the front end."
+                f"epsilon is {budget.epsilon:g}; what is learned besides the gradients costs {alone:.4g}, and "
+                "nothing is left for one epoch: raise epsilon or the noise of the front end."
             )
     if recipe.noise is None:
         found = plan(

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from tacit.accounting import Filter, account
 from tacit.data import Images
 from tacit.features.cache import cached
-from tacit.ledger import Budget, GaussianSum, Header, Ledger
+from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Header, Ledger
+from tacit.randomness import Integers
 from tacit.recipes.averaging import Average
 from tacit.recipes.folder import Folder
 from tacit.recipes.job import BATCH, Job
@@ -27,6 +28,7 @@ from tacit.recipes.outcome import Outcome, write_json, write_tensors
 from tacit.recipes.recipe import Recipe
 from tacit.recipes.schedule import Schedule
 from tacit.training import PrivateRun
+from tacit.tuning.histogram import gradient_norms
 
 _POINTS = 40  # of the history, at most
 _PUBLIC = "computed on the test set, which is taken to be public"
@@ -106,6 +108,9 @@ def train(
         finally:
             run.close()
         model = job.trained(average)
+        if recipe.norms is not None and "gradient_norms" not in facts:
+            _norms(job, model, rows, ledger, facts)
+            write_json(folder.facts, facts)  # a run resumed from here on must not pay again
         outcome = Outcome(
             out=folder.out,
             model=model,
@@ -165,10 +170,37 @@ def _loop(
                 raise KeyboardInterrupt
 
 
+def _norms(job: Job, model: nn.Module, rows: Tensor, ledger: Ledger, facts: dict[str, Any]) -> None:
+    """The histogram of gradient norms at the end, into ``facts``; its edges are public: around the clip norm."""
+    histogram, labels = job.recipe.norms, job.images.train_labels
+    assert histogram is not None
+    edges = [_clip_norm(ledger) * 2.0**place for place in range(-10, 6)]
+
+    def norms(chosen: Integers) -> Tensor:
+        places = torch.from_numpy(chosen)
+        return gradient_norms(model, rows[places].float(), labels[places])
+
+    try:
+        counts = histogram.release(norms, edges, records=job.records, ledger=ledger, source=job.source("norms"))
+    except BudgetExceeded:  # after a crash: what was charged and lost cannot be spent again
+        facts["notes"].append("The histogram of gradient norms was not released: the budget was spent.")
+        return
+    private = ledger.header.secure_randomness
+    facts["gradient_norms"] = {"edges": edges, "counts": counts, "private": private, "group": histogram.group}
+
+
+def _clip_norm(ledger: Ledger) -> float:
+    """Of the gradient as a whole, in the last step of training."""
+    for step, _ in reversed(ledger.entries):
+        found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
+        if found:
+            return math.hypot(*found)
+    raise ValueError("the ledger has no step of training; the budget did not pay for one.")
+
+
 def _point(job: Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
     """One line of the history."""
     step = run.ledger.entries[-1][0]
-    norms = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
     metrics: dict[str, Any] = {
         name: {"value": value, "private": run.ledger.header.secure_randomness} for name, value in run.metrics.items()
     }
@@ -178,7 +210,7 @@ def _point(job: Job, run: PrivateRun, accuracy: float) -> dict[str, Any]:
         "epoch": run.step * job.recipe.lot_size / job.records,
         "epsilon": run.guarantee().epsilon,
         "noise_multiplier": step.noise_multiplier,
-        "clip_norm": math.hypot(*norms),
+        "clip_norm": _clip_norm(run.ledger),
         "learning_rate": run.optimizer.param_groups[0]["lr"],
         "metrics": metrics,
     }

@@ -33,10 +33,10 @@ class Trained:
             raise ValueError(f"there is no trained model in {place}: model.json is missing.")
         facts, tensors = read_json(place / "model.json"), read_tensors(place / "model.safetensors")
         try:
-            front = _configured(facts["front"]).restore(_part(tensors, "front."), tuple(facts["image_shape"]))
-            model = _configured(facts["model"]).build(tuple(facts["feature_shape"]), facts["classes"])
+            front = _configured(facts["front"]).restore(_part(tensors, "front."), _sizes(facts["image_shape"]))
+            model = _configured(facts["model"]).build(_sizes(facts["feature_shape"]), *_sizes([facts["classes"]]))
             model.load_state_dict(_part(tensors, "model."))
-        except (KeyError, TypeError, RuntimeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(f"model.json and model.safetensors in {place} do not fit together: {error}.") from error
         return cls(front=front, model=model.eval())
 
@@ -57,6 +57,13 @@ def _configured(facts: Any) -> Any:
     if kind not in _KINDS:
         raise ValueError(f"the model needs a {kind}; this version of tacit knows {', '.join(_KINDS)}.")
     return _KINDS[kind](**values)
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    """A shape: whole numbers, each at least 1."""
+    if not isinstance(values, list) or not all(type(value) is int and 1 <= value < 2**40 for value in values):
+        raise ValueError("model.json has a shape that is not a list of whole numbers.")
+    return tuple(values)
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

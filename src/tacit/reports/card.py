@@ -16,9 +16,9 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!]|^[-+=]|(?<=:)//)")
 def card(run: Run, facts: Findings) -> str:
     """A section to paste into a model card."""
     rows = [("Claim", statement.claim(facts.guarantee)), *statement.lines(run, facts)]
-    accuracy = run.said.number("result", "test_accuracy")
-    if accuracy is not None and 0 <= accuracy <= 1:
-        rows.append(("Test accuracy", f"{100 * accuracy:.2f} % on the public test set (not private, not covered)"))
+    tested = statement.score(run)
+    if tested is not None:
+        rows.append((tested.title, f"{tested.value} ({tested.note})"))
     if facts.private:
         powers = zip(charts.RATES, facts.attack_power(charts.RATES), strict=True)
         found = ", ".join(f"{statement.percent(power)} at {100 * rate:g} %" for rate, power in powers)

@@ -255,10 +255,11 @@ def _norms(run: Run) -> str:
     return svg.bars(
         name="norms",
         title="Gradient norms of the records",
-        description=f"Released privately, with noise, as group {clean(str(held.value('group')))} of the ledger.",
+        description=f"Released privately, with noise, as group {clean(str(held.value('group')))} of the ledger. Norms "
+        "beyond the ends are in the first and last bars.",
         edges=ends,
         heights=[height / total for height in heights],
-        x=Axis(label="gradient norm before clipping", low=ends[0], high=ends[-1]),
+        x=Axis(label="gradient norm before clipping", low=ends[0], high=ends[-1], log=0 < 20 * ends[0] < ends[-1]),
     )
 
 

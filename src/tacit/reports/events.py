@@ -126,6 +126,8 @@ def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
     if isinstance(query, GaussianSum):
         sums = [one for one in alike if isinstance(one, GaussianSum)]
         kind = "" if query.noise == "gaussian" else f" ({clean(query.noise)})"
+        if query.lattice is not None:
+            kind = f" (discrete, lattice step {span([one.lattice for one in sums if one.lattice is not None])})"
         ratio = f"{query.noise_std / query.clip_norm:.4g}"
         return group, span([one.clip_norm for one in sums]), f"σ {span([one.noise_std for one in sums])}{kind}", ratio
     if isinstance(query, LaplaceSum):

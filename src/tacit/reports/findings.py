@@ -120,7 +120,8 @@ def _claim(book: Ledger, delta: float) -> tuple[Guarantee | None, dict[str, str]
 
 def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spending, ...]:
     try:
-        marks = _marks(len(book), _points(compose(book.entries, book.header.adjacency), 12))
+        whole = compose(book.entries, book.header.adjacency)
+        marks = _marks(len(book), _points(whole, 12))
         prefixes = [(mark, compose(first(book.entries, mark), book.header.adjacency)) for mark in marks]
     except ValueError as error:
         return tuple(Spending(accountant=name, label=label, refusal=str(error)) for name, label in _LABELS.items())
@@ -130,6 +131,10 @@ def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spe
         try:
             if name in refusals:
                 raise ValueError(refusals[name])
+            if name == "pld" and _CHARTS.used(whole).name != name:
+                raise ValueError(
+                    "the lattice of the discrete noise is too coarse for it; the Rényi accountant answers."
+                )
             points = tuple((mark, method.epsilon(prefix, delta).upper) for mark, prefix in prefixes)
             found.append(Spending(accountant=name, label=label, points=((0, 0.0), *points)))
         except (ValueError, ArithmeticError) as error:

@@ -66,9 +66,9 @@ def _tiles(run: Run, facts: Findings) -> str:
             ("ε at most", rounded_up(facts.guarantee.epsilon), f"at δ = {statement.up(facts.delta)}"),
             ("Best attack finds", statement.percent(power), "of those present, accusing 1 % of the absent"),
         ]
-    accuracy = run.said.number("result", "test_accuracy")
-    if accuracy is not None and 0 <= accuracy <= 1:
-        tiles.append(("Test accuracy", f"{100 * accuracy:.2f} %", "public test set; not private, not covered"))
+    tested = statement.score(run)
+    if tested is not None:
+        tiles.append((tested.title, tested.value, tested.note))
     tiles.append(("Steps", f"{len(run.ledger)}", "in the ledger"))
     if facts.records is not None:
         tiles.append(("Records", f"{facts.records}", f"{clean(run.ledger.header.unit)}s, taken to be public"))

@@ -51,7 +51,7 @@ def markdown(experiment: Experiment, result: Result, setting: Setting, *, second
     lines += [
         "",
         f"All values: [{experiment.name}.csv]({experiment.name}.csv). Made by `{command}` on "
-        f"{datetime.now(UTC):%Y-%m-%d} in {seconds:.0f} s (without runs that another experiment had left behind) on "
+        f"{datetime.now(UTC):%Y-%m-%d} in {seconds:.0f} s (without runs that were there already) on "
         f"{_machine()}, with {made}.",
         "",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 from tacit.accounting.guarantee import Guarantee, rounded_up
 from tacit.accounting.selection import in_words
@@ -85,7 +86,6 @@ def uncovered(run: Run) -> list[str]:
         items.append("Settings chosen by looking at these records: no hyperparameter search is in the ledger.")
     items += [
         "Preprocessing, selection or normalisation of the records that is not a row of the ledger table.",
-        "The records that accuracy was measured on, if they are about people: test figures have no noise.",
         "Other runs on the same records: their costs add up, and each has its own ledger.",
         f"Several {unit}s that belong together (one person's, one family's): k of them have about k times the ε, and a "
         "larger δ.",
@@ -94,12 +94,39 @@ def uncovered(run: Run) -> list[str]:
         "Side channels: running time, memory, logs, and whoever can look into the training machine.",
         f"The number of {unit}s, and faults in the training code such as rows made from more than one record.",
     ]
+    tested = score(run)
+    if tested is None or not tested.paid:
+        items.append("The records that accuracy was measured on, if they are about people: test figures have no noise.")
     exposed = sorted(
         {clean(name) for entry in run.said.objects("history") for name in _exposed(entry.value("metrics"), groups(run))}
     )
     if exposed:
         items.insert(0, f"Metrics of this run that have no privacy: {', '.join(exposed[:12])}.")
     return items
+
+
+class Score(NamedTuple):
+    """How good the model is, and whether that was released with noise and charged."""
+
+    title: str
+    value: str
+    paid: bool
+
+    @property
+    def note(self) -> str:
+        return "with noise, paid for" if self.paid else "public test set; not private, not covered"
+
+
+def score(run: Run) -> Score | None:
+    """The test score of run.json; whether it was paid for the ledger says."""
+    released = groups(run)
+    accuracy = run.said.number("result", "test_accuracy")
+    if accuracy is not None and 0 <= accuracy <= 1:
+        return Score("Test accuracy", f"{100 * accuracy:.2f} %", "metrics/test_accuracy" in released)
+    error = run.said.number("result", "test_mean_absolute_error")
+    if error is not None:
+        return Score("Mean absolute test error", f"{error:.4g}", "metrics/test_mean_absolute_error" in released)
+    return None
 
 
 def groups(run: Run) -> frozenset[str]:

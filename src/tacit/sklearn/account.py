@@ -52,6 +52,7 @@ class Account:
         return f"Account(epsilon={self.budget.epsilon:g}, delta={self.budget.delta:g})"
 
 
+Queries = Sequence[SumQuery | CountsQuery]
 Entries = tuple[tuple[Step, int], ...]
 
 
@@ -79,10 +80,9 @@ class Purse:
         """The budget of the ledger as a whole."""
         return self._total
 
-    def look(self, queries: Sequence[SumQuery | CountsQuery]) -> Receipt:
+    def look(self, queries: Queries) -> Receipt:
         """Record one look at everyone that answers ``queries``."""
-        step = Step(Everyone(unit=self.ledger.header.unit), tuple(query.event() for query in queries))
-        receipt = self.ledger.record(step, secure=self.source.secure)
+        receipt = self.ledger.record(self._step(queries), secure=self.source.secure)
         receipt.draw()
         return receipt
 
@@ -99,18 +99,23 @@ class Purse:
         """The noise multiplier of one look at everyone that would cost ``share`` of this fit's ε on its own."""
         return self._plan(1, 1, 1, share * self._own.epsilon, ())
 
-    def rest(self, records: int, lot_size: int, steps: int) -> float:
-        """The noise multiplier of steps that take all this fit may still spend; refused if the ledger has not so much.
+    def rest(self, records: int, lot_size: int, steps: int, *, first: Queries = ()) -> float:
+        """The noise multiplier of steps that take all this fit may spend, after one look that answers ``first``.
 
-        Asked before the first step: a fit that would be broken off half way costs nothing.
+        Refused if the ledger has not so much. Asked before anything is charged: a fit that would be broken off half
+        way costs nothing.
         """
+        owed = ((self._step(first), 1),) if first else ()
         spent = _since(self._before, self.ledger.entries)
-        noise = self._plan(records, lot_size, steps, self._own.epsilon, spent)
+        noise = self._plan(records, lot_size, steps, self._own.epsilon, (*spent, *owed))
         step = Step(Poisson(rate=lot_size / records), (GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise),))
-        planned = [*self.ledger.entries, (step, steps)]
+        planned = [*self.ledger.entries, *owed, (step, steps)]
         if guarantee(planned, self.ledger.header, delta=self._total.delta).epsilon > self._total.epsilon:
             raise BudgetExceeded.before(self._total, steps=len(self.ledger))
         return noise
+
+    def _step(self, queries: Queries) -> Step:
+        return Step(Everyone(unit=self.ledger.header.unit), tuple(query.event() for query in queries))
 
     def _plan(self, records: int, lot_size: int, steps: int, epsilon: float, also: Entries) -> float:
         return plan(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -11,13 +13,14 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tacit.mechanisms import CountsQuery
-from tacit.sklearn.account import Account, Purse
+from tacit.sklearn.account import Account, Purse, Queries
 from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
 from tacit.tables.descent import descend
 from tacit.tables.model import network
-from tacit.tables.rule import check_enough, settings
+from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 
 _DISCOVERY = 0.25  # of epsilon, if it were all
 _SLACK = 0.1  # of delta
@@ -37,20 +40,34 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     def _purse(self) -> Purse:
         return Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
 
-    def _descend(self, rows: Numbers, targets: Tensor, outputs: int, purse: Purse) -> None:
-        if purse.seed is not None:
-            torch.manual_seed(purse.seed)
-        fresh = network(self.model, rows.shape[1], outputs)
-        size = sum(parameter.numel() for parameter in fresh.parameters())
-        chosen = settings(records=len(rows), parameters=size, epsilon=purse.epsilon)
-        noise = purse.rest(len(rows), chosen.lot_size, chosen.steps)
-        check_enough(records=len(rows), parameters=size, epsilon=purse.epsilon, noise_multiplier=noise, chosen=chosen)
-        flat = (lambda x: fresh(x)[:, 0]) if targets.is_floating_point() else fresh
+    def _planned(self, rows: Numbers, outputs: int, purse: Purse, *, first: Queries = ()) -> float:
+        """The noise multiplier of the descent; refused, before anything is charged, if nothing could be learned."""
+        chosen = self._settings(rows, outputs, purse)
+        noise = purse.rest(len(rows), chosen.lot_size, chosen.steps, first=first)
+        check_enough(
+            records=len(rows),
+            parameters=self._size(rows, outputs),
+            epsilon=purse.epsilon,
+            noise_multiplier=noise,
+            chosen=chosen,
+        )
+        return noise
+
+    def _settings(self, rows: Numbers, outputs: int, purse: Purse) -> Settings:
+        return settings(records=len(rows), parameters=self._size(rows, outputs), epsilon=purse.epsilon)
+
+    def _size(self, rows: Numbers, outputs: int) -> int:
+        return sum(parameter.numel() for parameter in self._network(rows, outputs).parameters())
+
+    def _network(self, rows: Numbers, outputs: int, seed: int | None = None) -> nn.Module:
+        width = rows.shape[1]
+        return network(self.model, width, outputs, norm=math.sqrt(width), seed=seed)
+
+    def _descend(self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse) -> None:
+        fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
         descend(
             fresh,
-            flat,
-            tensor(rows),
-            targets,
+            TensorDataset(tensor(rows), targets),
             chosen=chosen,
             noise_multiplier=noise,
             budget=purse.budget,
@@ -108,16 +125,21 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         rows, labels = fitted_pairs(self, X, y)
         check_classification_targets(labels)
         purse = self._purse()
-        self.classes_ = self._declared(labels) if self.classes is not None else _discovered(labels, purse)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"there is one class or none: {self.classes_.tolist()}. Declare classes, or give more records or a "
-                "larger epsilon for them to be found."
-            )
+        if self.classes is not None:
+            self.classes_ = self._declared(labels)
+            _check_several(self.classes_)
+            noise = self._planned(rows, len(self.classes_), purse)
+        else:
+            query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
+            noise = self._planned(rows, 2, purse, first=[query])
+            _check_findable(len(rows), query, purse)
+            most = most_parameters(noise_multiplier=noise, chosen=self._settings(rows, 2, purse))
+            self.classes_ = _discovered(labels, query, purse, lambda count: self._size(rows, count) <= most)
+            _check_several(self.classes_)
         places = np.searchsorted(self.classes_, labels)
         known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == labels
         targets = torch.from_numpy(np.where(known, places, 0).astype(np.int64))
-        self._descend(bound(rows, self.bounds), targets, len(self.classes_), purse)
+        self._descend(bound(rows, self.bounds), targets, len(self.classes_), noise, purse)
         return self
 
     def _declared(self, labels: NDArray[Any]) -> NDArray[Any]:
@@ -168,7 +190,8 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         """Train; what it cost is in ``guarantee_``."""
         rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
-        self._descend(bound(rows, self.bounds), targets, 1, self._purse())
+        purse = self._purse()
+        self._descend(bound(rows, self.bounds), targets, 1, self._planned(rows, 1, purse), purse)
         return self
 
     def predict(self, X: Any) -> Numbers:
@@ -178,13 +201,33 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         return low + (shares + 1) / 2 * (high - low)
 
 
-def _discovered(labels: NDArray[Any], purse: Purse) -> NDArray[Any]:
-    """The classes that enough records have, released with noise."""
-    query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
+def _check_several(classes: NDArray[Any]) -> None:
+    if len(classes) < 2:
+        raise ValueError(
+            f"there is one class or none: {classes.tolist()}. Declare classes, or give more records or a larger "
+            "epsilon for them to be found."
+        )
+
+
+def _check_findable(records: int, query: CountsQuery, purse: Purse) -> None:
+    needed = 2 * query.event().threshold
+    if records < needed:
+        raise ValueError(
+            f"{records} records (n_samples={records}) are too few to find classes at epsilon {purse.epsilon:g}; "
+            f"declare them, or give at least {math.ceil(needed)}."
+        )
+
+
+def _discovered(labels: NDArray[Any], query: CountsQuery, purse: Purse, fits: Callable[[int], bool]) -> NDArray[Any]:
+    """The classes that enough records have, released with noise: the commonest, as many as a model can tell apart."""
     receipt = purse.look([query])
+    counts = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
+    found = sorted(counts, key=lambda text: -counts[text])
+    while len(found) > 2 and not fits(len(found)):
+        found.pop()
     kind = labels.dtype.kind
-    found = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
-    if kind in "US":
-        return np.array(sorted(found))  # the length of the longest label is that of the longest one released
+    if kind in "USO":
+        # the length of the longest label is that of the longest one released
+        return np.array(sorted(found), dtype=object if kind == "O" else None)
     values = [text == "True" if kind == "b" else float(text) if kind == "f" else int(text) for text in found]
     return np.array(sorted(values), dtype=labels.dtype)

@@ -48,11 +48,13 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
         purse = Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
         width = rows.shape[1]
         if self.bounds is None:
-            self.low_, self.high_ = _released_bounds(rows, purse)
+            wanted = _histograms(width, purse)
+            std = purse.rest(1, 1, 1, first=wanted) * math.sqrt(2 * width)
+            self.low_, self.high_ = _released_bounds(rows, wanted, purse)
         else:
             self.low_, self.high_ = declared(self.bounds, width)
+            std = purse.rest(1, 1, 1) * math.sqrt(2 * width)
         scaled = bound(rows, (self.low_, self.high_))
-        std = purse.rest(1, 1, 1) * math.sqrt(2 * width)
         queries = [SumQuery(group=f"moment/{order}", clip_norm=math.sqrt(width), noise_std=std) for order in (1, 2)]
         receipt = purse.look(queries)
         means = []
@@ -132,17 +134,19 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return tags
 
 
-def _released_bounds(rows: Numbers, purse: Purse) -> tuple[Numbers, Numbers]:
-    """Bounds of every feature, from one noisy histogram each."""
-    width = rows.shape[1]
+def _histograms(width: int, purse: Purse) -> list[SumQuery]:
     std = purse.once(_BOUNDS) * math.sqrt(width)
-    queries = [SumQuery(group=f"bounds/{place}", clip_norm=1.0, noise_std=std) for place in range(width)]
+    return [SumQuery(group=f"bounds/{place}", clip_norm=1.0, noise_std=std) for place in range(width)]
+
+
+def _released_bounds(rows: Numbers, queries: list[SumQuery], purse: Purse) -> tuple[Numbers, Numbers]:
+    """Bounds of every feature, from one noisy histogram each."""
     receipt = purse.look(queries)
     pairs = []
     for place, query in enumerate(queries):
         ones = histogram(rows[:, place])
         total = query.total(ones.shape[1:])
         total.add(ones)
-        pairs.append(found_bounds(total.release(receipt, purse.source).numpy(), std))
+        pairs.append(found_bounds(total.release(receipt, purse.source).numpy(), query.noise_std))
     low, high = np.array(pairs, dtype=np.float64).T
     return low, high

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Flat
+from tacit.tables.records import Records
 from tacit.tables.rule import Settings
 from tacit.training import make_private
 
@@ -21,9 +22,7 @@ Progress = Callable[[int, int], None]
 
 def descend(
     network: nn.Module,
-    outputs: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
+    dataset: Records | TensorDataset,
     *,
     chosen: Settings,
     noise_multiplier: float,
@@ -32,31 +31,35 @@ def descend(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Train ``network``, whose parameters ``outputs`` uses, and leave the average of the last iterates in it.
+    """Train ``network`` and leave the average of the last iterates in it.
 
-    Targets of whole numbers are classes, others are numbers to come close to. Returns the steps taken; each is in the
-    ledger. The average is post-processing.
+    ``dataset`` has features and targets. Targets of whole numbers are classes, others are numbers to come close to.
+    Returns the steps taken; each is in the ledger. The average is post-processing.
     """
-    loss = F.mse_loss if targets.is_floating_point() else F.cross_entropy
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
     run = make_private(
         network,
         optimizer,
-        TensorDataset(inputs, targets),
+        dataset,
         lot_size=chosen.lot_size,
         steps=chosen.steps,
         clipping=Flat(chosen.clip_norm),
         noise_multiplier=noise_multiplier,
         budget=budget,
         ledger=ledger,
+        collate=dataset.collate if isinstance(dataset, Records) else None,
         seed=seed,
     )
     totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
     begin = math.floor(chosen.steps * (1 - chosen.tail))
     try:
         for rows, wanted in run.batches():
-            torch.autograd.backward(loss(outputs(rows), wanted))
+            if wanted.is_floating_point():
+                loss = F.mse_loss(network(rows)[:, 0], wanted)
+            else:
+                loss = F.cross_entropy(network(rows), wanted)
+            torch.autograd.backward(loss)
             before = run.step
             optimizer.step()
             optimizer.zero_grad()

@@ -16,79 +16,139 @@ from tacit.mechanisms import CountsQuery, SumQuery
 from tacit.randomness import Source
 from tacit.tables.encoding import numeric, words
 from tacit.tables.reading import Columns
-from tacit.tables.schema import Category, Column, Number, Schema
+from tacit.tables.schema import MOST_VALUES, Category, Column, Number, Schema
 
 _EXPONENTS = range(-10, 41)
 _EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
 _FALSE_ALARM = 1e-3
-_MOST_DIFFERENT = 1_000_000
+_MOST_DIFFERENT = 2**21
+"""Values of all columns together that are counted at once: some hundred megabytes at worst."""
+_FEWEST_COUNTED = 65_536
 _FEW = 30
 _NOTHING = "(none found)"
 
+Bins = NDArray[np.float64]
 Pieces = Callable[[], Iterable[Columns]]
 """Reads the table from its beginning."""
 
 
-def discover(
-    pieces: Pieces, schema: Schema, *, noise_multiplier: float, slack: float, ledger: Ledger, source: Source
-) -> Schema:
-    """The schema with everything that is private released, all from one look at the records.
+class Discovery:
+    """One look at the records that releases everything that is private in ``schema``.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
-    are fixed (powers of two), for each private category one to the count of one value, for an undeclared column both,
-    and nothing where the entry is missing: the L2 sensitivity is 1 a query. Everyone takes part; m queries are m
+    are fixed (powers of two), for each private category at most one to the count of one value, for an undeclared column
+    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. Everyone takes part; m queries are m
     Gaussian ones on the same sample, each with standard deviation ``noise_multiplier`` · sqrt(m), together one Gaussian
     mechanism with that noise multiplier. Values are released above a threshold, which adds ``slack`` to δ in all. What
     is made of the noisy counts, the type of an undeclared column included, is post-processing.
+
+    Of more records than bounded memory can tell apart, values are counted for some only, each chosen by a coin of its
+    own; that can only lower what is charged, and is not made use of.
     """
-    wanted = {name: schema.columns[name] for name in schema.private}
-    if not wanted:
-        return schema
-    numbers = [name for name, column in wanted.items() if not isinstance(column, Category)]
-    texts = [name for name, column in wanted.items() if not isinstance(column, Number)]
-    std = noise_multiplier * math.sqrt(len(numbers) + len(texts))
-    sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
-    tallies = {name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack / len(texts)) for name in texts}
-    events = [query.event() for query in sums.values()], [tally.event() for tally in tallies.values()]
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (*events[0], *events[1])), secure=source.secure)
-    receipt.draw()
-    totals = {name: query.total((len(_EDGES) - 1,)) for name, query in sums.items()}
-    counts: dict[str, Counter[str]] = {name: Counter() for name in tallies}
-    for first, piece in _numbered(pieces()):
-        for name, total in totals.items():
-            column = wanted[name]
-            text = column.text if isinstance(column, Number) else "missing"
-            total.add(histogram(numeric(name, piece[name], first=first, text=text)))
-        for name, counter in counts.items():
-            _tally(name, counter, piece[name])
-    bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
-    values = {name: tally.release(receipt, counts[name], source) for name, tally in tallies.items()}
-    columns: dict[str, Column] = {}
-    for name, column in schema.columns.items():
-        found = column if name not in wanted else _column(column, bins.get(name), values.get(name, {}), std)
-        if found is not None:
-            columns[name] = found
-    return replace(schema, columns=columns)
+
+    def __init__(self, schema: Schema, *, noise_multiplier: float, slack: float) -> None:
+        self._schema = schema
+        self._wanted = {name: schema.columns[name] for name in schema.private}
+        numbers = [name for name, column in self._wanted.items() if not isinstance(column, Category)]
+        texts = [name for name, column in self._wanted.items() if not isinstance(column, Number)]
+        self._std = std = noise_multiplier * math.sqrt(len(numbers) + len(texts))
+        self._sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
+        self._tallies = {
+            name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack / len(texts)) for name in texts
+        }
+
+    def step(self, unit: str) -> Step:
+        """What it will be in the ledger."""
+        sums = [query.event() for query in self._sums.values()]
+        return Step(Everyone(unit=unit), (*sums, *(tally.event() for tally in self._tallies.values())))
+
+    @property
+    def least(self) -> Schema:
+        """A schema with the fewest features that what is found can be cut down to."""
+        return self._with({name: _least(column, name == self._schema.target) for name, column in self._wanted.items()})
+
+    @property
+    def records_needed(self) -> float:
+        """With fewer records, two classes cannot be expected to pass the threshold; 0 if they are declared."""
+        tally = self._tallies.get(self._schema.target)
+        return 0.0 if tally is None else 2 * tally.event().threshold
+
+    def release(
+        self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source, fits: Callable[[Schema], bool]
+    ) -> Schema:
+        """The schema with everything released; with the commonest values only, as many as make a schema that fits."""
+        receipt = ledger.record(self.step(ledger.header.unit), secure=source.secure)
+        receipt.draw()
+        totals = {name: query.total((len(_EDGES) - 1,)) for name, query in self._sums.items()}
+        counts: dict[str, Counter[str]] = {name: Counter() for name in self._tallies}
+        share = min(1.0, max(_FEWEST_COUNTED, _MOST_DIFFERENT // max(len(counts), 1)) / records)
+        for first, piece in _numbered(pieces()):
+            for name, total in totals.items():
+                column = self._wanted[name]
+                text = column.text if isinstance(column, Number) else "missing"
+                total.add(histogram(numeric(name, piece[name], first=first, text=text)))
+            counted = source.uniform(len(piece[self._schema.target])) < share
+            for name, counter in counts.items():
+                _tally(counter, piece[name][counted])
+        bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
+        released = {name: tally.release(receipt, counts[name], source) for name, tally in self._tallies.items()}
+        values = {  # of everyone again
+            name: {value: count / share for value, count in found.items()} for name, found in released.items()
+        }
+        most = MOST_VALUES
+        while most > 1 and not fits(self._found(bins, values, most)):
+            most //= 2
+        return self._found(bins, values, most)
+
+    def _found(self, bins: Mapping[str, Bins], values: Mapping[str, Mapping[str, float]], most: int) -> Schema:
+        columns: dict[str, Column | None] = {}
+        for name, column in self._wanted.items():
+            least = 2 if name == self._schema.target else 1
+            columns[name] = _column(column, bins.get(name), values.get(name, {}), self._std, max(most, least))
+        return self._with(columns)
+
+    def _with(self, found: Mapping[str, Column | None]) -> Schema:
+        columns = {name: found.get(name, column) for name, column in self._schema.columns.items()}
+        known = {name: column for name, column in columns.items() if column is not None}
+        if len(known) < 2:
+            raise ValueError(
+                "no column but the target stood out of the noise; declare some, or give more records or a larger "
+                "epsilon."
+            )
+        return replace(self._schema, columns=known)
 
 
-def _column(column: Column, bins: NDArray[np.float64] | None, values: Mapping[str, float], std: float) -> Column | None:
+def _least(column: Column, target: bool) -> Column:
+    if isinstance(column, Number):
+        return replace(column, low=-1.0, high=1.0)
+    return _category(column, {_NOTHING: 1.0} | ({"(nor a second)": 1.0} if target else {}), 2)
+
+
+def _category(column: Column, values: Mapping[str, float], most: int) -> Category:
+    """The values with the largest noisy counts, in the order they were in, and the one that missing entries have."""
+    kept = set(sorted(values, key=lambda value: -values[value])[:most])
+    names = [value for value in values if value in kept] or [_NOTHING]
+    if column.missing not in ("refuse", "own", *names):
+        names.append(str(column.missing))
+    return Category(values=tuple(names), other=True, missing=column.missing)
+
+
+def _column(column: Column, bins: Bins | None, values: Mapping[str, float], std: float, most: int) -> Column | None:
     """What a column is, by noisy counts of its numbers and of its values; None if nothing stands out of the noise."""
     if isinstance(column, Category) or bins is None:
-        return Category(values=tuple(values) or (_NOTHING,), other=True, missing=column.missing)
+        return _category(column, values, most)
     low, high = bounds(bins, std)
     if isinstance(column, Number):
-        return Number(low=low, high=high, missing=column.missing, text=column.text)
+        return replace(column, low=low, high=high)
     numbers, named = float(bins[bins > _height(std, len(bins))].sum()), sum(values.values())
     if values and (len(values) <= _FEW or numbers < named) and named > 0.8 * numbers:
-        return Category(values=tuple(values), other=True, missing="own")
+        return _category(column, values, most)
     return Number(low=low, high=high, missing="own", text="missing") if numbers > 0 else None
 
 
-def _tally(name: str, counter: Counter[str], entries: NDArray[np.generic]) -> None:
+def _tally(counter: Counter[str], entries: NDArray[np.generic]) -> None:
     values, numbers = np.unique(words(entries), return_counts=True)
     counter.update({str(value): int(number) for value, number in zip(values, numbers) if value != ""})
-    if len(counter) > _MOST_DIFFERENT:
-        raise ValueError(f"column {name!r} has more than {_MOST_DIFFERENT} different values; declare it, or ignore it.")
 
 
 def bounds(counts: NDArray[np.float64], std: float) -> tuple[float, float]:

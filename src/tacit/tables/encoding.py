@@ -43,7 +43,7 @@ class Encoding:
     def targets(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
         """What is to be predicted: the place of the class, or the number scaled to [-1, 1]."""
         name = self.schema.target
-        codes = _code(name, self.schema.columns[name], rows[name], first).astype(np.float32)
+        codes = _code(name, self.schema.columns[name], rows[name], first, target=True).astype(np.float32)
         if self.schema.classes:
             codes[codes >= len(self.schema.classes)] = 0  # a class that was not found is trained on as the first one
         return codes
@@ -65,17 +65,23 @@ def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
     """How many rows there are; one that does not fit the schema is an error. Private columns need only be readable."""
     for name, column in schema.columns.items():
         if not column.private:
-            _code(name, column, rows[name], first)
+            _code(name, column, rows[name], first, target=name == schema.target)
         elif isinstance(column, Number):
             numeric(name, rows[name], first=first, text=column.text)
     return len(rows[schema.target])
 
 
-def _code(name: str, column: Column, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+def _code(
+    name: str, column: Column, values: NDArray[np.generic], first: int, *, target: bool = False
+) -> NDArray[np.float64]:
     if isinstance(column, Number):
-        return _numbers(name, column, values, first)
-    assert isinstance(column, Category)
-    return _places(name, column, values, first)
+        gone, codes = _numbers(name, column, values, first)
+    else:
+        assert isinstance(column, Category)
+        gone, codes = _places(name, column, values, first)
+    if gone.any() and column.missing == "refuse":
+        raise _missing(name, column, first + int(np.flatnonzero(gone)[0]), target)
+    return codes
 
 
 def numeric(name: str, values: NDArray[np.generic], *, first: int = 1, text: str = "refuse") -> NDArray[np.float64]:
@@ -113,22 +119,23 @@ def words(values: NDArray[np.generic]) -> NDArray[np.str_]:
     return np.where(np.isin(text, _MISSING), "", text)
 
 
-def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+Coded = tuple[NDArray[np.bool_], NDArray[np.float64]]
+"""Which entries are missing, and all as numbers."""
+
+
+def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> Coded:
     numbers = numeric(name, values, first=first, text=column.text)
     gone = np.isnan(numbers)
-    if gone.any():
-        if column.missing == "refuse":
-            raise _missing(name, first + int(np.flatnonzero(gone)[0]), "a number to use instead")
-        if column.missing != "own":
-            numbers[gone], gone = float(column.missing), np.zeros_like(gone)
+    if column.missing not in ("refuse", "own"):
+        numbers[gone], gone = float(column.missing), np.zeros_like(gone)
     if column.bins:
-        return np.where(gone, -1.0, np.searchsorted(column.bins, numbers, side="right"))
+        return gone, np.where(gone, -1.0, np.searchsorted(column.bins, numbers, side="right"))
     assert column.low is not None and column.high is not None
     middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
-    return (np.clip(numbers, column.low, column.high) - middle) / half
+    return gone, (np.clip(numbers, column.low, column.high) - middle) / half
 
 
-def _places(name: str, column: Category, values: NDArray[np.generic], first: int) -> NDArray[np.float64]:
+def _places(name: str, column: Category, values: NDArray[np.generic], first: int) -> Coded:
     assert column.values is not None
     text = words(values)
     order = np.argsort(np.array(column.values))
@@ -137,10 +144,10 @@ def _places(name: str, column: Category, values: NDArray[np.generic], first: int
     found = known[at] == text
     places = np.where(found, order[at], len(known)).astype(np.float64)
     gone = (text == "") & ~found
-    if gone.any():
-        if column.missing == "refuse":
-            raise _missing(name, first + int(np.flatnonzero(gone)[0]), "one of the values")
-        places[gone] = -1 if column.missing == "own" else column.values.index(str(column.missing))
+    if column.missing in ("refuse", "own"):
+        places[gone] = -1
+    else:
+        places[gone] = column.values.index(str(column.missing))
     strange = ~found & ~gone
     if strange.any() and not column.other:
         row = int(np.flatnonzero(strange)[0])
@@ -148,7 +155,7 @@ def _places(name: str, column: Category, values: NDArray[np.generic], first: int
             f"column {name!r}, row {first + row}: {str(text[row])!r} is not among the declared values; add it, or set "
             '"other": true.'
         )
-    return places
+    return gone, places
 
 
 def _expand(column: Column, codes: Tensor) -> Tensor:
@@ -175,10 +182,10 @@ def _labels(title: str, column: Column) -> list[str]:
     return [title, *own]
 
 
-def _missing(name: str, row: int, choice: str) -> ValueError:
-    return ValueError(
-        f'column {name!r}, row {row}: the entry is missing; declare "missing" in the schema: "own" or {choice}.'
-    )
+def _missing(name: str, column: Column, row: int, target: bool) -> ValueError:
+    choice = "a number to use instead" if isinstance(column, Number) else "one of the values"
+    remedy = "leave the row out" if target else f'declare "missing" in the schema: "own" or {choice}'
+    return ValueError(f"column {name!r}, row {row}: the entry is missing; {remedy}.")
 
 
 def _is_number(entry: str) -> bool:

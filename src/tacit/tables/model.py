@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,15 @@ class TableModel:
     network: nn.Module
 
     @classmethod
-    def new(cls, kind: str, schema: Schema) -> TableModel:
-        encoding = Encoding(schema)
-        return cls(kind=kind, encoding=encoding, network=network(kind, encoding.width, max(len(schema.classes), 1)))
+    def new(cls, kind: str, schema: Schema, *, seed: int | None = None) -> TableModel:
+        encoding, outputs = Encoding(schema), max(len(schema.classes), 1)
+        fresh = network(kind, encoding.width, outputs, norm=math.sqrt(len(schema.features)), seed=seed)
+        return cls(kind=kind, encoding=encoding, network=fresh)
+
+    @property
+    def size(self) -> int:
+        """How many parameters it has."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -86,6 +93,8 @@ class TableModel:
     @classmethod
     def load(cls, directory: Path) -> TableModel:
         """The model in a directory written by `save`."""
+        if not (directory / "model.json").is_file():
+            raise ValueError(f"there is no model in {directory}; give the directory of a run of `tacit train`.")
         try:
             facts = json.loads((directory / "model.json").read_text(encoding="utf-8"))
             if not isinstance(facts, dict) or facts.get("kind") != "table" or facts.get("format") != _FORMAT:
@@ -98,11 +107,16 @@ class TableModel:
         return model
 
 
-def network(kind: str, width: int, outputs: int) -> nn.Module:
+def network(kind: str, width: int, outputs: int, *, norm: float, seed: int | None = None) -> nn.Module:
+    """A model of rows of ``width`` features. ``norm`` is how long a row is: a hidden unit starts with a sum about 1."""
     if kind == "linear":
         return zeroed(nn.Linear(width, outputs))
     if kind == "mlp":
-        return nn.Sequential(nn.Linear(width, HIDDEN), nn.Tanh(), zeroed(nn.Linear(HIDDEN, outputs)))
+        first = nn.Linear(width, HIDDEN)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        nn.init.normal_(first.weight, std=1 / norm, generator=generator)
+        nn.init.zeros_(first.bias)
+        return nn.Sequential(first, nn.Tanh(), zeroed(nn.Linear(HIDDEN, outputs)))
     raise ValueError(f"model is {kind!r}; choose one of {', '.join(KINDS)}.")
 
 

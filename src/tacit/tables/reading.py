@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
 """Some rows of a table: an array for each column, of numbers or of text; an empty text is a missing entry."""
 
-ROWS = 65_536
+_ENTRIES = 2**18
+"""How many are read at once."""
 _LONGEST_FIELD = 1 << 20
+_BUFFER = 1 << 20
+"""Bytes of a column of a Parquet file that are read at once; without it, a row group, which may be the whole file."""
 _LONGEST = 256
 """Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
 
@@ -22,22 +26,23 @@ _LONGEST = 256
 def columns_of(path: Path) -> tuple[str, ...]:
     """The names of the columns of the file at ``path``."""
     if _is_parquet(path):
-        return tuple(_parquet(path).schema_arrow.names)
+        with _parquet(path) as parquet:
+            return _once(path, tuple(parquet.schema_arrow.names))
     with _text(path) as file:
         return _header(path, csv.reader(file, strict=True))
 
 
-def read(path: Path, names: Iterable[str], *, rows: int = ROWS) -> Iterator[Columns]:
-    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time."""
+def read(path: Path, names: Iterable[str], *, rows: int | None = None) -> Iterator[Columns]:
+    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time: what fits in little memory."""
     wanted = tuple(names)
     held = columns_of(path)
     lacking = [name for name in wanted if name not in held]
     if lacking:
         raise ValueError(f"{path} has no column {', '.join(map(repr, lacking))}; its columns are {', '.join(held)}.")
-    yield from (_read_parquet if _is_parquet(path) else _read_csv)(path, wanted, rows)
+    yield from (_read_parquet if _is_parquet(path) else _read_csv)(path, wanted, rows or _rows(wanted))
 
 
-def from_columns(table: Columns, names: Iterable[str], *, rows: int = ROWS) -> Iterator[Columns]:
+def from_columns(table: Columns, names: Iterable[str]) -> Iterator[Columns]:
     """The same for a table that is already in memory."""
     wanted = tuple(names)
     lacking = [name for name in wanted if name not in table]
@@ -46,11 +51,18 @@ def from_columns(table: Columns, names: Iterable[str], *, rows: int = ROWS) -> I
     lengths = {len(table[name]) for name in wanted}
     if len(lengths) > 1:
         raise ValueError("the columns of the table have different lengths; a row is one record.")
+    rows = _rows(wanted)
     for start in range(0, lengths.pop() if lengths else 0, rows):
         yield {name: np.asarray(table[name][start : start + rows]) for name in wanted}
 
 
+def _rows(names: Sequence[str]) -> int:
+    return max(_ENTRIES // max(len(names), 1), 1)
+
+
 def _is_parquet(path: Path) -> bool:
+    if not path.exists():
+        raise ValueError(f"there is no file {path}.")
     if path.is_dir():
         raise ValueError(f"{path} is a directory; give a CSV or Parquet file.")
     return path.suffix.lower() in (".parquet", ".pq")
@@ -64,12 +76,18 @@ def _header(path: Path, reader: Iterator[list[str]]) -> tuple[str, ...]:
     try:
         names = tuple(name.strip() for name in next(reader))
     except StopIteration:
-        raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.") from None
+        names = ()
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}.") from None
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it in that encoding.") from None
+    if not names:
+        raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.")
+    return _once(path, names)
+
+
+def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}.")
+        raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}; rename or remove one.")
     return names
 
 
@@ -78,26 +96,35 @@ def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]
     with _text(path) as file:
         reader = csv.reader(file, strict=True)
         names = _header(path, reader)
-        places = [names.index(name) for name in wanted]
-        piece: list[list[str]] = []
+        pick = itemgetter(*(names.index(name) for name in wanted), 0)  # one more, so that it is always a tuple
+        piece: list[tuple[str, ...]] = []
         try:
             for line in reader:
                 if not line:
                     continue
                 if len(line) != len(names):
-                    raise ValueError(f"{path}, line {reader.line_num}: {len(line)} fields, not {len(names)}.")
-                piece.append([line[place][:_LONGEST] for place in places])
+                    there = f"{len(line)} fields, not {len(names)}"
+                    raise ValueError(f"{path}, line {reader.line_num}: {there}; there must be one a column.")
+                piece.append(pick(line))
                 if len(piece) == rows:
                     yield _stripped(wanted, piece)
                     piece = []
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}, line {reader.line_num + 1}: {error}.") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, after line {reader.line_num}: {error}; save it in UTF-8.") from None
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
     if piece:
         yield _stripped(wanted, piece)
 
 
-def _stripped(names: Sequence[str], rows: list[list[str]]) -> Columns:
-    return {name: np.char.strip(np.array(column, dtype=str)) for name, column in zip(names, zip(*rows))}
+def _stripped(names: Sequence[str], rows: list[tuple[str, ...]]) -> Columns:
+    return {name: _short(column) for name, column in zip(names, zip(*rows))}
+
+
+def _short(entries: Sequence[str]) -> NDArray[Any]:
+    if max(map(len, entries), default=0) > _LONGEST:
+        entries = [entry[:_LONGEST] for entry in entries]
+    return np.char.strip(np.array(entries, dtype=str))
 
 
 def _parquet(path: Path) -> Any:
@@ -107,15 +134,28 @@ def _parquet(path: Path) -> Any:
     except ImportError as error:
         raise ValueError("reading Parquet needs pyarrow; install it with: pip install 'tacit[sklearn]'") from error
     try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}.") from None
+        return pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
 
 
 def _read_parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]:
+    import pyarrow
+
     with _parquet(path) as file:
-        for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
+        batches = file.iter_batches(batch_size=rows, columns=list(wanted))
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
+            if batch is None:
+                return
             yield {name: _arrow(batch.column(name), name) for name in wanted}
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") + "."
 
 
 def _arrow(column: Any, name: str) -> NDArray[Any]:
@@ -128,9 +168,7 @@ def _arrow(column: Any, name: str) -> NDArray[Any]:
         values: NDArray[Any] = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         return values
     if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
-        return np.char.strip(
-            np.array(["" if v is None else _word(v)[:_LONGEST] for v in column.to_pylist()], dtype=str)
-        )
+        return _short(["" if value is None else _word(value) for value in column.to_pylist()])
     raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
 
 

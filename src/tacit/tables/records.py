@@ -1,10 +1,10 @@
-"""The rows of a table, encoded and kept out of memory while they are trained on."""
+"""The rows of a table, encoded: in memory while they are few, in a file while they are trained on otherwise."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
 
 import numpy as np
 import torch
@@ -15,45 +15,96 @@ from tacit.randomness import Source
 from tacit.tables.encoding import Encoding
 from tacit.tables.reading import Columns
 
-Tell = Callable[[int], None]
-"""Told how many rows were read so far."""
+IN_MEMORY = 2**28
+"""Encoded rows of up to so many bytes are kept in memory."""
+_CHUNK = 65_536
+
+Pair = tuple[Tensor, Tensor]
+"""Compact rows, and their targets: whole numbers for classes."""
 
 
 class Records:
-    """Encoded rows and their targets, in an unnamed temporary file that is gone when this object is.
+    """Encoded rows and their targets, for `tacit.make_private` with ``collate`` of this object.
 
-    ``inputs`` has one compact row a record and ``targets`` one number; both are views of the file, so reading a lot
-    touches the rows of the lot only.
+    A large table stays in an unnamed temporary file that is gone when this object is. Only the rows of a batch are read
+    from it, one by one: the file is not mapped, so that it takes no room in the process.
     """
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, keep: tuple[Any, ...] = ()) -> None:
-        self.inputs, self.targets, self._keep = inputs, targets, keep
+    def __init__(self, spool: IO[bytes], encoding: Encoding) -> None:
+        width = len(encoding.schema.features)
+        self._bytes, self._width, self._encoding = 4 * (width + 1), width, encoding
+        spool.seek(0, 2)
+        size = spool.tell()
+        self._count = size // self._bytes
+        self._spool, self._table = spool, None
+        if size <= IN_MEMORY:
+            spool.seek(0)
+            self._table = np.frombuffer(spool.read(size), dtype=np.float32).reshape(self._count, width + 1)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self._count
 
-    def part(self, rows: NDArray[np.bool_]) -> Records:
-        """The records that are marked, copied."""
-        chosen = torch.from_numpy(np.flatnonzero(rows))
-        return Records(self.inputs[chosen], self.targets[chosen])
+    def __getitem__(self, place: int) -> Pair:
+        return self._rows([place])
+
+    def __getitems__(self, places: Sequence[int]) -> list[Pair]:
+        """The rows at ``places``, as one batch: `collate` takes it out of the list."""
+        return [self._rows(places)]
+
+    def collate(self, batches: list[Pair]) -> Pair:
+        """Features and targets of a batch, each row made from its record alone."""
+        [(rows, targets)] = batches
+        return self._encoding.expand(rows), targets
+
+    def slices(self, size: int = _CHUNK) -> Iterator[Pair]:
+        """All rows, in order."""
+        for first in range(0, len(self), size):
+            yield self._pair(self._read(first, min(size, len(self) - first)))
+
+    def _rows(self, places: Sequence[int]) -> Pair:
+        if self._table is not None:
+            return self._pair(self._table[np.asarray(places)])
+        return self._pair(np.concatenate([self._read(place, 1) for place in places]))
+
+    def _read(self, first: int, count: int) -> NDArray[np.float32]:
+        if self._table is not None:
+            return self._table[first : first + count]
+        self._spool.seek(first * self._bytes)
+        return np.frombuffer(self._spool.read(count * self._bytes), dtype=np.float32).reshape(count, self._width + 1)
+
+    def _pair(self, rows: NDArray[np.float32]) -> Pair:
+        table = torch.from_numpy(rows.copy())
+        targets = table[:, self._width]
+        return table[:, : self._width], targets.long() if self._encoding.schema.classes else targets
 
 
-def encode(pieces: Iterable[Columns], encoding: Encoding, *, tell: Tell | None = None) -> Records:
+def encode(pieces: Iterable[Columns], encoding: Encoding) -> Records:
     """All rows encoded, a piece at a time. A row that does not fit the schema is an error that names it."""
-    width = len(encoding.schema.features)
-    spool = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the records)
+    everyone, _ = encode_parts(pieces, encoding, None)
+    return everyone
+
+
+def encode_parts(
+    pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_] | None
+) -> tuple[Records, Records]:
+    """The same, in two parts: those who are not ``aside``, and those who are."""
+    spools = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 (they live as long as the records)
     seen = 0
     for piece in pieces:
         inputs, targets = encoding.compact(piece, first=seen + 1), encoding.targets(piece, first=seen + 1)
-        np.concatenate([inputs, targets[:, None]], axis=1).astype(np.float32).tofile(spool)
-        seen += len(targets)
-        if tell is not None:
-            tell(seen)
+        rows = np.concatenate([inputs, targets[:, None]], axis=1).astype(np.float32)
+        here = np.zeros(len(rows), dtype=np.bool_) if aside is None else aside[seen : seen + len(rows)]
+        if len(here) < len(rows):
+            raise ValueError("the table has become longer since it was first read; leave it as it is during a run.")
+        for spool, chosen in zip(spools, (~here, here)):
+            spool.write(rows[chosen].tobytes())
+        seen += len(rows)
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    spool.flush()
-    table = torch.from_numpy(np.memmap(spool, dtype=np.float32, mode="r+", shape=(seen, width + 1)))
-    return Records(table[:, :width], table[:, width], keep=(spool,))
+    if aside is not None and seen < len(aside):
+        raise ValueError("the table has become shorter since it was first read; leave it as it is during a run.")
+    first, second = (Records(spool, encoding) for spool in spools)
+    return first, second
 
 
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:
@@ -63,4 +114,7 @@ def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the test fraction is {fraction!r}; it must be at least 0 and below 1.")
-    return source.uniform(records) < fraction
+    aside = np.zeros(records, dtype=np.bool_)
+    for start in range(0, records if fraction else 0, _CHUNK):
+        aside[start : start + _CHUNK] = source.uniform(min(_CHUNK, records - start)) < fraction
+    return aside

@@ -1,9 +1,11 @@
 """Settings for a private model of a table, from public numbers alone: records, features, classes and the budget.
 
-The rule: a sixteenth of the records in a lot, 300 steps, clip norm 1, momentum 0.9, the average of the last half of
-the iterates, and a step size that shrinks where noise would dominate, as sqrt(n ε / (300 d)). With more epochs there
-would be more noise in each; at a sixteenth, amplification has already most of its effect, and 300 steps are enough for
-features of size one. `docs/tables.md` has what it loses against a tuned run.
+The rule: a sixteenth of the records in a lot but no more than 65,536, 300 steps, clip norm 1, momentum 0.9, the average
+of the last half of the iterates, and a step size of 2 sqrt(n ε / (150 d)), between 0.1 and 3: it shrinks where noise
+would dominate. With more epochs there would be more noise in each; at a sixteenth, amplification has already most of
+its effect, and 300 steps are enough for features of size one. Beyond a million records noise is far below what a lot
+of 65,536 says anyway, and larger ones would only take longer. `docs/tables.md` has what the rule loses against a tuned
+run.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 
 _STEPS = 300
 _FEWEST = 32
+_MOST = 65_536
+_LOUDEST = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,7 @@ class Settings:
 
 def settings(*, records: int, parameters: int, epsilon: float) -> Settings:
     """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``."""
-    lot = min(records, max(_FEWEST, round(records / 16)))
+    lot = min(records, max(_FEWEST, min(round(records / 16), _MOST)))
     strength = math.sqrt(records * epsilon / (150 * parameters))
     return Settings(lot_size=lot, steps=_STEPS, learning_rate=2.0 * min(max(strength, 0.05), 1.5))
 
@@ -40,11 +44,18 @@ def check_enough(*, records: int, parameters: int, epsilon: float, noise_multipl
 
     The noise on a mean gradient has norm z C sqrt(d) / L a step, and less by sqrt(T) on the average of T steps. Where
     that is above a third of the clip norm, which is the most a mean gradient can be, there is nothing to learn from.
+    Records, parameters and ε are public, so this can be, and is, asked before anything is charged.
     """
     ratio = noise_multiplier * math.sqrt(parameters / chosen.steps) / chosen.lot_size
-    if ratio > 1 / 3:
+    if ratio > _LOUDEST:
+        needed = math.ceil(records * ratio / _LOUDEST)
         raise ValueError(
-            f"{records} records are too few for epsilon {epsilon:g}: averaged over all steps the noise would be "
-            f"{ratio:.2g} times the largest gradient. About {math.ceil(records * ratio * 3)} records are needed, or a "
-            "larger epsilon, or fewer columns."
+            f"{records} records to train on are too few for epsilon {epsilon:g}: averaged over all steps the noise "
+            f"would be {ratio:.2g} times the largest gradient. About {needed} are needed, or a larger epsilon, or "
+            "fewer columns."
         )
+
+
+def most_parameters(*, noise_multiplier: float, chosen: Settings) -> int:
+    """The largest model that `check_enough` lets pass."""
+    return math.floor(chosen.steps * (_LOUDEST * chosen.lot_size / noise_multiplier) ** 2)

@@ -107,6 +107,7 @@ def run_table(
                 chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
                 test=None if test is None else test(),
                 test_fraction=test_fraction,
+                records=records,
                 seed=seed,
                 progress=progress,
             )
@@ -154,12 +155,14 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
 def check(pieces: Iterable[Columns], schema: Schema) -> int:
     """Read a table through and return how many records it has; a row that does not fit the schema is an error."""
     seen, targets = 0, set[str]()
+    classes = isinstance(schema.columns[schema.target], Category)
     for piece in pieces:
         seen += check_rows(piece, schema, first=seen + 1)
-        targets |= set(words(piece[schema.target]).tolist())
+        if classes and len(targets) < 2:
+            targets |= set(words(piece[schema.target]).tolist())
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    if len(targets) == 1 and isinstance(schema.columns[schema.target], Category):
+    if len(targets) == 1:
         raise ValueError(f"every record has the same {schema.target!r}; there is one class only, and nothing to learn.")
     return seen
 

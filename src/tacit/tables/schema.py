@@ -28,7 +28,7 @@ Missing = Literal["refuse", "own"] | float | str
 DRAFT = "NOT PRIVATE"
 """How the comment of a draft begins; a schema that still has it is refused."""
 
-_MOST_VALUES = 10_000
+MOST_VALUES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class Category:
         texts = tuple(_plain(value) for value in self.values)
         if not texts or len(set(texts)) != len(texts) or "" in texts:
             raise ValueError(f"values are {list(texts)[:10]}; give each value once, at least one, none empty.")
-        if len(texts) > _MOST_VALUES:
-            raise ValueError(f"a category has {len(texts)} values; at most {_MOST_VALUES} are workable.")
+        if len(texts) > MOST_VALUES:
+            raise ValueError(f"a category has {len(texts)} values; at most {MOST_VALUES} are workable.")
         object.__setattr__(self, "values", texts)
         if self.missing not in ("refuse", "own") and _plain(self.missing) not in texts:
             raise ValueError(f"missing is {self.missing!r}; it must be 'refuse', 'own' or one of the values.")
@@ -175,13 +175,12 @@ class Schema:
         chosen = target or data.get("target")
         if not isinstance(chosen, str):
             raise ValueError('the schema names no target; add "target", or give --target.')
-        goal = columns.get(chosen)
-        if isinstance(goal, Category) and goal.other and not goal.private:
-            raise ValueError(f'the target {chosen!r} has "other"; list all its values, or make them private.')
         return cls(columns=columns, target=chosen)
 
     @classmethod
     def load(cls, path: Path, *, target: str | None = None) -> Schema:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}.")
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

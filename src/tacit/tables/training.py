@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
 from tacit.tables.descent import Progress, descend
-from tacit.tables.discovery import Pieces, discover
+from tacit.tables.discovery import Discovery, Pieces
 from tacit.tables.encoding import Encoding
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
-from tacit.tables.records import Records, encode, held_out
-from tacit.tables.rule import Settings, check_enough, settings
+from tacit.tables.records import Records, encode, encode_parts, held_out
+from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 from tacit.tables.schema import Category, Schema
 
 DISCOVERY_SHARE = 0.25
@@ -67,6 +68,7 @@ def train_table(
     chosen: Callable[[Settings, int], Settings] | None = None,
     test: Iterable[Columns] | None = None,
     test_fraction: float = 0.2,
+    records: int | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> TableOutcome:
@@ -78,42 +80,60 @@ def train_table(
       test at all.
     * ``seed`` is for debugging; the ledger must then say that randomness is not secure.
 
-    The number of rows is taken to be public.
+    The number of rows is taken to be public: ``records``, counted if left out. What follows from it, from the schema
+    and from the budget alone (that there are too few records, say) is found before anything is charged.
     """
     source = _source(seed)
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
-    count = _count(pieces)
+    count = _count(pieces) if records is None else records
+    aside = held_out(count, 0.0 if test is not None else test_fraction, source)
+    held = int(aside.sum())
+    if held == count:
+        raise ValueError(f"none of {count} records is left to train on; a table needs hundreds.")
+    examination = _examination(schema, count, held, budget) if held else None
+    discovery = None
     if schema.private:
-        noise = _alone(count, DISCOVERY_SHARE, budget)
-        slack = SLACK_SHARE * budget.delta
-        schema = discover(pieces, schema, noise_multiplier=noise, slack=slack, ledger=ledger, source=source)
-        _check_found(schema, count, budget)
-    fresh = TableModel.new(model, schema)
-    everyone = encode(pieces(), fresh.encoding)
-    aside = held_out(len(everyone), 0.0 if test is not None else test_fraction, source)
-    train = everyone.part(~aside) if aside.any() else everyone
-    if not len(train):
-        raise ValueError(f"none of {len(everyone)} records is left to train on; a table needs hundreds.")
-    examination = _examination(fresh, len(everyone), int(aside.sum()), budget) if aside.any() else None
-    size = sum(parameter.numel() for parameter in fresh.network.parameters())
-    rule = settings(records=len(train), parameters=size, epsilon=budget.epsilon)
-    final = chosen(rule, len(train)) if chosen is not None else rule
-    owed = [] if examination is None else [(Step(Everyone(unit=ledger.header.unit), (examination.event(),)), 1)]
+        noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
+        discovery = Discovery(schema, noise_multiplier=noise, slack=slack)
+    unit = ledger.header.unit
+    owed = [discovery.step(unit)] if discovery is not None else []
+    owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
+
+    def chosen_for(parameters: int) -> Settings:
+        rule = settings(records=count - held, parameters=parameters, epsilon=budget.epsilon)
+        return chosen(rule, count - held) if chosen is not None else rule
+
+    fewest = TableModel.new(model, schema if discovery is None else discovery.least).size
+    outline = chosen_for(fewest)
     noise = plan(
-        records=len(train),
-        lot_size=final.lot_size,
-        steps=final.steps,
+        records=count - held,
+        lot_size=outline.lot_size,
+        steps=outline.steps,
         epsilon=budget.epsilon,
         delta=budget.delta,
-        also=[*ledger.entries, *owed],
+        also=[*ledger.entries, *((step, 1) for step in owed)],
     ).noise_multiplier
-    check_enough(records=len(train), parameters=size, epsilon=budget.epsilon, noise_multiplier=noise, chosen=final)
+    check_enough(
+        records=count - held, parameters=fewest, epsilon=budget.epsilon, noise_multiplier=noise, chosen=outline
+    )
+    if discovery is not None:
+        _check_findable(discovery, schema, count, budget)
+        most = most_parameters(noise_multiplier=noise, chosen=outline)
+        schema = discovery.release(
+            pieces,
+            records=count,
+            ledger=ledger,
+            source=source,
+            fits=lambda found: TableModel.new(model, found).size <= most,
+        )
+        _check_found(schema, count, budget)
+    fresh = TableModel.new(model, schema, seed=seed)
+    train, tested = encode_parts(pieces(), fresh.encoding, aside)
+    final = replace(outline, learning_rate=chosen_for(fresh.size).learning_rate)
     steps = descend(
         fresh.network,
-        fresh.outputs,
-        train.inputs,
-        train.targets.long() if fresh.classes else train.targets,
+        train,
         chosen=final,
         noise_multiplier=noise,
         budget=budget,
@@ -125,7 +145,7 @@ def train_table(
     if test is not None:
         score = _public_score(fresh, test)
     elif examination is not None:
-        score = _private_score(fresh, everyone.part(aside), examination, ledger, source)
+        score = _private_score(fresh, tested, examination, ledger, source)
     return TableOutcome(
         model=fresh,
         settings=final,
@@ -133,7 +153,7 @@ def train_table(
         steps=steps,
         guarantee=account(ledger, delta=budget.delta),
         score=score,
-        records=len(train),
+        records=count - held,
     )
 
 
@@ -144,6 +164,14 @@ def _source(seed: int | None) -> Source:
     source = SeededSource(seed)
     source.branch("table")
     return source
+
+
+def _check_findable(discovery: Discovery, schema: Schema, records: int, budget: Budget) -> None:
+    if records < discovery.records_needed:
+        raise ValueError(
+            f"{records} records are too few to find the classes of {schema.target!r} at epsilon {budget.epsilon:g}; "
+            f"declare them in a schema, or give at least {math.ceil(discovery.records_needed)} records."
+        )
 
 
 def _check_found(schema: Schema, records: int, budget: Budget) -> None:
@@ -162,19 +190,19 @@ def _count(pieces: Pieces) -> int:
     return rows
 
 
-def _errors(model: TableModel, records: Records, rows: slice) -> Tensor:
+def _errors(model: TableModel, inputs: Tensor, targets: Tensor) -> Tensor:
     """For each record whether it was predicted right, or how far off, as a share of the target's range."""
     with torch.no_grad():
-        outputs, targets = model.outputs(records.inputs[rows]), records.targets[rows]
+        outputs = model.outputs(inputs)
     if model.classes:
-        return (outputs.argmax(dim=1) == targets.long()).to(torch.float32)
+        return (outputs.argmax(dim=1) == targets).to(torch.float32)
     return (outputs.clamp(-1, 1) - targets).abs() / 2
 
 
-def _examination(model: TableModel, records: int, held: int, budget: Budget) -> SumQuery:
+def _examination(schema: Schema, records: int, held: int, budget: Budget) -> SumQuery:
     """A count with as much noise as its share of ε asks for, and no less than makes a tenth of a percent."""
     return SumQuery(
-        group=f"metrics/{_score_name(model)}",
+        group=f"metrics/{_score_name(schema)}",
         clip_norm=1.0,
         noise_std=max(_alone(records, TEST_SHARE, budget), 1e-3 * held),
     )
@@ -196,26 +224,22 @@ def _private_score(model: TableModel, held: Records, query: SumQuery, ledger: Le
     receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (query.event(),)), secure=source.secure)
     receipt.draw()
     total = query.total()
-    for rows in _slices(len(held)):
-        total.add(_errors(model, held, rows))
+    for inputs, targets in held.slices():
+        total.add(_errors(model, inputs, targets))
     mean = float(total.mean(receipt, source, lot_size=len(held)))
     value, std = _in_unit(model, min(max(mean, 0.0), 1.0)), _in_unit(model, query.noise_std / len(held))
-    return Score(name=_score_name(model), value=value, private=True, noise_std=std, records=len(held))
+    return Score(name=_score_name(model.encoding.schema), value=value, private=True, noise_std=std, records=len(held))
 
 
 def _public_score(model: TableModel, test: Iterable[Columns]) -> Score:
     records = encode(test, model.encoding)
-    total = sum(float(_errors(model, records, rows).sum()) for rows in _slices(len(records)))
+    total = sum(float(_errors(model, *pair).sum()) for pair in records.slices())
     value = _in_unit(model, total / len(records))
-    return Score(name=_score_name(model), value=value, private=False, records=len(records))
+    return Score(name=_score_name(model.encoding.schema), value=value, private=False, records=len(records))
 
 
-def _slices(count: int, size: int = 65_536) -> Sequence[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
-
-
-def _score_name(model: TableModel) -> str:
-    return "test_accuracy" if model.classes else "test_mean_absolute_error"
+def _score_name(schema: Schema) -> str:
+    return "test_accuracy" if isinstance(schema.columns[schema.target], Category) else "test_mean_absolute_error"
 
 
 def _in_unit(model: TableModel, share: float) -> float:

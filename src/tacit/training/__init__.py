@@ -7,12 +7,14 @@ from tacit.training.loggers import JsonLines, Logger, TensorBoard
 from tacit.training.private import make_private
 from tacit.training.run import PrivateRun
 from tacit.training.tally import Metric
+from tacit.training.team import Parallel
 
 __all__ = [
     "AdamBC",
     "JsonLines",
     "Logger",
     "Metric",
+    "Parallel",
     "PrivateBatchNorm",
     "PrivateRun",
     "TensorBoard",

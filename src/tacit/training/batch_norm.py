@@ -73,7 +73,7 @@ class PrivateBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}, momentum={self.momentum}, bound={self.bound}"
 
-    def tally(self, group: str, step_noise: float | None, contributions: int) -> Tally:
+    def tally(self, group: str, step_noise: float | None, contributions: int, *, discrete: bool = False) -> Tally:
         """An empty sum of this layer's statistics for one lot."""
         return Tally(
             group,
@@ -82,6 +82,7 @@ class PrivateBatchNorm(nn.Module):
             step_noise=step_noise,
             contributions=contributions,
             shape=(2, self.channels),
+            discrete=discrete,
         )
 
     def forget(self) -> None:

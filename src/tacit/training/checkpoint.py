@@ -8,13 +8,14 @@ the ledger holds beyond the checkpoint stay charged.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -26,6 +27,15 @@ from tacit.training.plain import Stateful, pack, unpack
 from tacit.training.run import PrivateRun
 
 _FORMAT = 1
+_MISFITS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,  # and so RecursionError
+    IndexError,
+    OverflowError,
+)
 
 
 def save(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> None:
@@ -92,8 +102,9 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
         raise ValueError(
             f"the checkpoint in {str(directory)!r} belongs to another ledger; what it cost is not in this one."
         )
+    undo = _undo(run, others)
     try:
-        run.sampler.restore(facts["sampler"])
+        metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
         run.model.load_state_dict({**weights, **_tied(run.model, weights)})
         state = _join(slots, facts["optimizer"]["state"])
         run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
@@ -103,12 +114,32 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
             run.restore_noise(_positive(facts["noise_multiplier"]))
         for name, other in others.items():
             other.load_state_dict(unpack(facts["others"][name], parts))
-        metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        run.sampler.restore(facts["sampler"])
+    except _MISFITS as error:
+        undo()
         raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {_first_line(error)}") from error
     run.metrics.clear()
     run.metrics.update(metrics)
     run.renew_randomness()
+
+
+def _undo(run: PrivateRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
+    """Puts everything that `load` changes back, but for the sampler, which takes a state whole or not at all."""
+    weights = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
+    optimizer = copy.deepcopy(run.optimizer.state_dict())
+    step, recipe, clipping = run.step, run.recipe, run.clipping_state()
+    states = {name: copy.deepcopy(other.state_dict()) for name, other in others.items()}
+
+    def undo() -> None:
+        run.model.load_state_dict(weights)
+        run.optimizer.load_state_dict(optimizer)
+        run.step, run.recipe = step, recipe
+        if clipping:
+            run.restore_clipping(clipping)
+        for name, other in others.items():
+            other.load_state_dict(states[name])
+
+    return undo
 
 
 def _digest(ledger: Ledger, steps: int) -> str:
@@ -123,9 +154,9 @@ def _digest(ledger: Ledger, steps: int) -> str:
 
 def _facts(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         steps, length, others = facts["step"], facts["ledger"]["steps"], facts["others"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a checkpoint of a private run.") from error
     if facts.get("format") != _FORMAT:
         raise ValueError(f"{path} has format {facts.get('format')!r}; this version of tacit reads format {_FORMAT}.")
@@ -134,7 +165,13 @@ def _facts(path: Path) -> dict[str, Any]:
     for name, value in (("step", steps), ("ledger steps", length)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{path} has {name} {value!r}; it must be a whole number, at least 0.")
+    if steps > length:
+        raise ValueError(f"{path} has step {steps}, but the ledger had {length} steps when it was written.")
     return dict(facts)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that a checkpoint holds.")
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -198,12 +235,24 @@ def _join(tensors: dict[str, Tensor], plain: dict[str, dict[str, Any]]) -> dict[
 
 
 def _groups(run: PrivateRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has no tuples: those of the live optimizer (betas) are put back."""
+    """JSON has no tuples: those of the live optimizer (betas) are put back, and so is what was not written down."""
     live = run.optimizer.state_dict()["param_groups"]
     return [
-        {name: tuple(value) if isinstance(own.get(name), tuple) else value for name, value in group.items()}
+        own | {name: _setting(name, value, own.get(name)) for name, value in group.items()}
         for group, own in zip(groups, live, strict=True)
     ]
+
+
+def _setting(name: str, value: Any, own: Any) -> Any:
+    """A setting of the optimizer, of the kind that the live one has: numbers stay numbers, none below zero."""
+    if isinstance(own, tuple):
+        return tuple(_setting(name, item, like) for item, like in zip(value, own, strict=True))
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(own, int | float) and not isinstance(own, bool) and not (number and value >= 0):
+        raise ValueError(f"{name} of the optimizer is {value!r}; it must be a number, at least 0.")
+    if isinstance(own, bool) and not isinstance(value, bool | None):
+        raise ValueError(f"{name} of the optimizer is {value!r}; it must be true or false.")
+    return value
 
 
 def _sync(path: Path) -> None:

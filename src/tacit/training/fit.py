@@ -40,6 +40,8 @@ def fit(
         raise ValueError(f"metrics has {others[0]!r}; fit can observe 'loss' only: write the loop for others.")
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     run = make_private(model, optimizer, dataset, **settings)
+    if run.team.rank:
+        loggers, progress = (), False  # the first of several processes tells
     watched, odometer = "loss" in (settings.get("metrics") or {}), _Odometer()
     try:
         with _bar(run, progress) as bar:

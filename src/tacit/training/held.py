@@ -24,7 +24,7 @@ class Held:
     def __init__(self, tensor: Tensor, *, copied: bool = True) -> None:
         self.tensor, self._memory = tensor, tensor.detach()
         self._copy = self._memory.clone() if copied else None
-        self._sum = None if copied else _sum(tensor)
+        self._sum = None if copied else bit_sum(tensor)
 
     @property
     def copied(self) -> bool:
@@ -34,7 +34,7 @@ class Held:
         """The values of now are right."""
         self._memory = self.tensor.detach()
         if self._copy is None:
-            self._sum = _sum(self._memory)
+            self._sum = bit_sum(self._memory)
         elif _alike(self._copy, self._memory):
             self._copy.copy_(self._memory)
         else:
@@ -47,7 +47,7 @@ class Held:
         if self._copy is not None:
             return _equal(now, self._copy)
         assert self._sum is not None
-        return torch.equal(_sum(now), self._sum)
+        return torch.equal(bit_sum(now), self._sum)
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -96,6 +96,6 @@ def _bits(tensor: Tensor) -> Tensor:
     return plain.view(_WORDS[plain.element_size()])
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of the bits, modulo 2⁶⁴: any one changed value changes it, another order of the same values does not."""
     return _bits(tensor).sum(dtype=torch.int64)

@@ -16,8 +16,7 @@ from tacit.accounting.accountants import find
 from tacit.gradients import attach
 from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
-from tacit.mechanisms import Allocation, Strategy
-from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
@@ -25,6 +24,8 @@ from tacit.training.run import PrivateRun
 from tacit.training.shared_ledger import open_ledger
 from tacit.training.strength import least_noise, strength
 from tacit.training.tally import Metric
+from tacit.training.team import Parallel, assemble
+from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
 
 log = logging.getLogger("tacit")
@@ -58,6 +59,7 @@ def make_private(
     collate: Callable[[list[Any]], Any] | None = None,
     purpose: str = "",
     public_buffers: Sequence[str] = (),
+    parallel: Parallel | None = None,
     seed: int | None = None,
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
@@ -66,6 +68,8 @@ def make_private(
     * How much noise: ``noise_multiplier`` is z of a whole step, shared among the clipping groups by ``noise``
       (``"proportional"``, ``"dimension-adjusted"`` or an `Allocation`). Without it, z is solved for so that all steps,
       and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
+    * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
+      sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (no amplification claimed).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
@@ -74,6 +78,8 @@ def make_private(
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
     * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
+    * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
+      same lots, ledger and noise as in one process. Each reads its share of a lot.
     * ``seed`` is for debugging: the run is then marked as not private.
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
@@ -89,7 +95,13 @@ def make_private(
     numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
     The number of records (or users) is taken to be public.
     """
-    _check_one_process(model)
+    team = assemble(parallel, model)
+    if team.size > 1 and isinstance(ledger, Ledger):
+        raise ValueError("several processes share one ledger file, which the first one opens; give its path.")
+    if team.size > 1 and optimizer.state:
+        raise ValueError(
+            "the optimizer has taken steps before; give several processes a new one, or load a checkpoint."
+        )
     people = population(
         dataset,
         sampling=sampling,
@@ -98,17 +110,21 @@ def make_private(
         examples_per_user=examples_per_user,
         microbatch_size=microbatch_size,
     )
+    team.agree("number of records", lambda: str(people.records))
+    team.agree("data set", lambda: data_facts(dataset, users))
+    team.agree("model", lambda: model_facts(model, optimizer))
+    team.begin_alike(model)
     total = length(epochs, steps, people.records, lot_size)
     check_sizes(lot_size, total, people.records, sampling=sampling)
     find(accountant)
-    source: Source = SecureSource() if seed is None else SeededSource(seed)
+    source = team.source(seed)
     sizes = by_step(lot_size)
     sampler = people.sampler(sizes(0), source)
     size = _batch_size(batch_size, sizes(0), microbatch_size)
     reader = LotReader(dataset, batch_size=size, workers=workers, pin_memory=pin_memory, collate=collate)
     header = Header(adjacency=people.adjacency, unit=people.unit, secure_randomness=source.secure, purpose=purpose)
     with ExitStack() as undo:
-        book = open_ledger(ledger, header)
+        book = team.ledger(lambda: open_ledger(ledger, header))
         if book is not ledger:
             undo.callback(book.close)
         engine = attach(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=microbatch_size)  # type: ignore[arg-type]
@@ -116,9 +132,19 @@ def make_private(
         check_optimizer(optimizer, engine.parameters)
 
         def solve() -> float:
-            return least_noise(budget, people, lot_size=lot_size, steps=total, accountant=accountant, also=book.entries)
+            return least_noise(
+                budget,
+                people,
+                lot_size=lot_size,
+                steps=total,
+                accountant=accountant,
+                noise="discrete" if noise == "discrete" else "gaussian",
+                also=book.entries,
+            )
 
         level = strength(noise, noise_multiplier, solve)
+        if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
+            raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
         recipe = Recipe(
             steps=total,
             clipping=by_step(clipping),
@@ -126,6 +152,7 @@ def make_private(
             lot_size=sizes,
             batch_size=size,
             microbatch_size=microbatch_size,
+            allocate=level.allocate,
             solved=level.solved,
         )
         run = PrivateRun(
@@ -140,12 +167,14 @@ def make_private(
             metrics=metrics or {},
             budget=budget,
             accountant=accountant,
+            team=team,
             public_buffers=public_buffers,
         )
         undo.callback(run.close)
         _tell(run)
+        team.agree("plan", lambda: plan_facts(run, parallel=parallel, secure=source.secure))
         undo.pop_all()
-    if budget is not None:
+    if budget is not None and team.rank == 0:
         book.guard(Filter(budget, accountant=accountant))
     return run
 
@@ -163,18 +192,6 @@ def _tell(run: PrivateRun) -> None:
             if isinstance(query, GaussianSum)
         ),
     )
-
-
-def _check_one_process(model: nn.Module) -> None:
-    """Several processes would each draw, clip and add noise for themselves: that is not one private run."""
-    processes = 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        processes = torch.distributed.get_world_size()
-    if processes > 1 or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            f"a private run works in one process on an unwrapped model; this is a {type(model).__name__} among "
-            f"{processes} processes. Run it in one process, on the inner model."
-        )
 
 
 def _batch_size(wanted: int | None, lot_size: int, microbatch_size: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tacit.gradients.precision import MARGIN
 from tacit.ledger import Sampling, Step
-from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Strategy
+from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Discrete, Strategy
 from tacit.mechanisms.groups import Shapes
 from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, UserSampler
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -69,7 +69,7 @@ class Questionnaire:
         return clipping
 
     def _tallies(self, noise: Allocation) -> dict[str, Tally]:
-        share = getattr(noise, "noise_multiplier", None)
+        share, discrete = getattr(noise, "noise_multiplier", None), isinstance(noise, Discrete)
         tallies = {
             f"metrics/{name}": Tally(
                 f"metrics/{name}",
@@ -77,10 +77,14 @@ class Questionnaire:
                 noise_multiplier=metric.noise_multiplier,
                 step_noise=share,
                 contributions=self.contributions,
+                discrete=discrete,
             )
             for name, metric in self._metrics.items()
         }
-        return tallies | {name: layer.tally(name, share, self.contributions) for name, layer in self._layers.items()}
+        return tallies | {
+            name: layer.tally(name, share, self.contributions, discrete=discrete)
+            for name, layer in self._layers.items()
+        }
 
     def _sampling(self, number: int, recipe: Recipe) -> tuple[Sampling, float]:
         """The sampling event and the expected lot size."""

@@ -25,6 +25,8 @@ class Recipe:
     lot_size: Callable[[int], int]
     batch_size: int
     microbatch_size: int = 1
+    allocate: Callable[[float], Allocation] | None = None
+    """The noise of a step from its noise multiplier, where that is all there is to it."""
     solved: float | None = None
     """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
-from tacit.mechanisms import AdaptiveClipping
-from tacit.randomness import Integers, SeededSource, Source
+from tacit.mechanisms import AdaptiveClipping, Clipping
+from tacit.randomness import SeededSource, Source
 from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -38,6 +38,8 @@ from tacit.training.recipe import Recipe
 from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
+from tacit.training.team import Drawn, Team
+from tacit.training.unison import state_facts
 from tacit.training.updates import Updates
 
 log = logging.getLogger("tacit")
@@ -65,13 +67,14 @@ class PrivateRun:
         metrics: Mapping[str, Metric],
         budget: Budget | AdaptiveBudget | None,
         accountant: str,
+        team: Team,
         public_buffers: Sequence[str] = (),
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
         self.step, self.abandoned = 0, 0
         self.metrics: dict[str, float] = {}
-        self._reader, self._source = reader, source
+        self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
         self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
         self._sums = GradientSums(engine.parameters)
@@ -99,10 +102,13 @@ class PrivateRun:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
         self._buffers.check()
         questions = self._questionnaire.at(self.step, self.recipe)
-        lot = self._lot = Lot(receipt=self.ledger.record(questions.step), questions=questions)
+        if self.abandoned and self.team.size > 1:
+            raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
+        receipt = self.team.record(self.ledger, questions.step, lambda: state_facts(self))
+        lot = self._lot = Lot(receipt=receipt, questions=questions)
         try:
             self._sums.clear()
-            indices = self._draw(lot.receipt)
+            indices = self.team.share(lambda: self._draw(lot.receipt))
             sizes = [len(piece) // self.recipe.microbatch_size for piece in batches(indices, self.recipe.batch_size)]
             for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
                 lot.turn(size, last=number == len(sizes))
@@ -132,12 +138,16 @@ class PrivateRun:
         if changed:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
-    def _draw(self, receipt: Receipt) -> Integers:
+    def _draw(self, receipt: Receipt) -> Drawn:
         """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        records = drawn.indices if isinstance(drawn, UserLot) else drawn
-        records = shuffled(records, self._source)
-        return records if rows == 1 else (records[:, None] * rows + np.arange(rows)).reshape(-1)
+        order = self._source.permutation(len(drawn.indices if isinstance(drawn, UserLot) else drawn))
+        if isinstance(drawn, UserLot):
+            return drawn.indices[order], drawn.users[drawn.owners][order]
+        drawn = drawn[order]
+        if rows == 1:
+            return drawn, drawn
+        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""
@@ -239,7 +249,7 @@ class PrivateRun:
         """
         from tacit.training.checkpoint import save
 
-        save(self, directory, others)
+        self.team.first_does(lambda: save(self, directory, others))
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
@@ -247,26 +257,32 @@ class PrivateRun:
 
         load(self, directory, others)
         self._buffers.hold()
+        self.team.agree("checkpoint", lambda: state_facts(self))
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
         if self._lot is not None and not self._lot.done:
             raise RuntimeError("a lot is being worked on; save or load between lots, after optimizer.step().")
 
+    def clipping(self) -> Clipping:
+        """How the next lot is clipped."""
+        return self._questionnaire.clipping(self.step, self.recipe)
+
     def clipping_state(self) -> dict[str, Any]:
-        clipping = self._questionnaire.clipping(self.step, self.recipe)
+        clipping = self.clipping()
         return clipping.state() if isinstance(clipping, AdaptiveClipping) else {}
 
     def restore_clipping(self, state: dict[str, Any]) -> None:
-        clipping = self._questionnaire.clipping(self.step, self.recipe)
+        clipping = self.clipping()
         if isinstance(clipping, AdaptiveClipping):
             clipping.restore(state)
 
     def restore_noise(self, noise_multiplier: float) -> None:
         """Go on with the noise that was solved for when the run began; the budget is watched over all the same."""
         if self.recipe.solved is not None:
-            kind: Any = type(self.recipe.noise(0))
-            self.recipe = replace(self.recipe, noise=lambda step: kind(noise_multiplier), solved=noise_multiplier)
+            assert self.recipe.allocate is not None
+            noise = self.recipe.allocate(noise_multiplier)
+            self.recipe = replace(self.recipe, noise=lambda step: noise, solved=noise_multiplier)
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
@@ -281,12 +297,3 @@ class PrivateRun:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
-
-
-def shuffled(records: Integers, source: Source) -> Integers:
-    """The records of a lot in random order.
-
-    In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
-    be rounded another way. In random order it comes last and changes places with one other (docs/finite-precision.md).
-    """
-    return records[source.permutation(len(records))]

@@ -76,12 +76,21 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         randomness,
         _tuning(found),
         "Audit: no audit result is attached to this statement.",
-        "Arithmetic: the clip norms S of gradients include a margin for what rounding of the sums can add to what "
-        "one record does, proved for gradients as recorded (docs/finite-precision.md); the noise is in floating point "
-        "and rounded to a public grid, which is not a proof at the level of bits.",
+        _arithmetic(entries),
         f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
     ]
     return "\n".join(lines)
+
+
+def _arithmetic(entries: Sequence[tuple[Step, int]]) -> str:
+    """How far the claim reaches down to the bits."""
+    queries = [query for step, _ in entries for query in step.queries]
+    if queries and all(isinstance(query, GaussianSum) and query.noise == "discrete" for query in queries):
+        return (
+            "Arithmetic: the noise is discrete Gaussian, drawn exactly in whole-number arithmetic, on sums rounded to "
+            "a lattice; the rounding is in the clip norms S. The sums before rounding are computed in floating point."
+        )
+    return "Arithmetic: noise and sums in floating point, rounded to a public grid; not a proof at the level of bits."
 
 
 def _selections(step: Step) -> list[Selection]:
@@ -130,9 +139,14 @@ def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
                 found.setdefault(query.group, []).append(query)
     return [
         f"Group {group}: clip norm S {_range([query.clip_norm for query in queries])}, "
-        f"noise σ on the sum {_range([query.noise_std for query in queries])}."
+        f"noise σ on the sum {_range([query.noise_std for query in queries])}{_lattice(queries)}."
         for group, queries in sorted(found.items())
     ]
+
+
+def _lattice(queries: Sequence[GaussianSum]) -> str:
+    steps = [query.lattice for query in queries if query.lattice is not None]
+    return f", discrete Gaussian on a lattice of step {_range(steps)}" if steps else ""
 
 
 def _others(entries: Sequence[tuple[Step, int]]) -> list[str]:

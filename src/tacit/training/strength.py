@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
-from tacit.ledger import AdaptiveBudget, Budget, FixedSize, GaussianSum, Poisson, Step
-from tacit.mechanisms import Allocation, DimensionAdjusted, Proportional
+from tacit.accounting.plan import gradients
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step
+from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
 from tacit.training.recipe import Schedule, by_step
 
 _ALLOCATIONS: dict[str, Callable[[float], Allocation]] = {
     "proportional": Proportional,
     "dimension-adjusted": DimensionAdjusted,
+    "discrete": lambda noise_multiplier: Discrete(Proportional(noise_multiplier)),
 }
 
 _LEVELS = 40  # different lot sizes that the noise is solved for; each takes an accountant some milliseconds
@@ -29,6 +31,7 @@ class Strength:
     """The noise of each step, and the noise multiplier if it was solved for."""
 
     noise: Callable[[int], Allocation]
+    allocate: Callable[[float], Allocation] | None = None
     solved: float | None = None
 
 
@@ -46,7 +49,7 @@ def strength(
         raise ValueError(f"noise is {noise!r}; choose {', '.join(map(repr, _ALLOCATIONS))}, or give an allocation.")
     solved = solve() if multiplier is None else None
     allocate, levels = _ALLOCATIONS[noise], by_step(solved if multiplier is None else multiplier)
-    return Strength(noise=lambda step: allocate(levels(step)), solved=solved)
+    return Strength(noise=lambda step: allocate(levels(step)), allocate=allocate, solved=solved)
 
 
 def least_noise(
@@ -56,9 +59,13 @@ def least_noise(
     lot_size: Schedule[int],
     steps: int,
     accountant: str,
+    noise: str,
     also: Sequence[tuple[Step, int]],
 ) -> float:
-    """The noise multiplier with which all steps, and what the ledger already holds, fit the budget."""
+    """The noise multiplier with which all steps, and what the ledger already holds, fit the budget.
+
+    ``noise`` is "gaussian" or "discrete".
+    """
     if budget is None:
         raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
     if isinstance(budget, AdaptiveBudget):
@@ -74,13 +81,14 @@ def least_noise(
             sampling=population.sampling,
             adjacency=population.adjacency.value,
             accountant=accountant,
+            noise=noise,
             also=also,
         ).noise_multiplier
     counts = _coarse(sizes)
 
     def fits(method: str) -> Callable[[float], bool]:
         def within(noise_multiplier: float) -> bool:
-            query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier)
+            query = gradients(noise_multiplier, noise)
             lots = [(Step(_sampling(population, size), (query,)), count) for size, count in counts.items()]
             composition = compose([*also, *lots], population.adjacency)
             return find(method).epsilon(composition, budget.delta).upper <= budget.epsilon

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ class Tally:
     """The sum of one metric or statistic over a lot.
 
     Formal guarantee: each row is clipped to L2 norm ``bound``; a record brings at most ``contributions`` rows, so it
-    moves the sum by at most contributions · bound, which is the clip norm recorded.
+    moves the sum by at most contributions · bound, which is the clip norm recorded (with rounding, where noise is
+    discrete).
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Tally:
         step_noise: float | None,
         contributions: int,
         shape: Sequence[int] = (),
+        discrete: bool = False,
     ) -> None:
         if noise_multiplier is None:
             if step_noise is None:
@@ -55,7 +58,13 @@ class Tally:
             noise_multiplier = RELATIVE_NOISE * step_noise
         most = contributions * bound
         self._rows = SumQuery(group=group, clip_norm=bound, noise_std=noise_multiplier * most)
-        self._query = SumQuery(group=group, clip_norm=most, noise_std=noise_multiplier * most)
+        self._query = SumQuery(
+            group=group,
+            clip_norm=most,
+            noise_std=noise_multiplier * most,
+            noise="discrete" if discrete else "gaussian",
+            dimension=math.prod(shape),
+        )
         self._total = self._query.total(shape)
 
     def event(self) -> GaussianSum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from tacit.data import Images, load
 from tacit.features.cache import cached
 from tacit.ledger import Budget, Ledger
 from tacit.randomness import SeededSource
-from tacit.recipes.public import LOTS, Pretrained, cifar, pretrain, public_images
+from tacit.recipes.pretraining import pretrain
+from tacit.recipes.public import Pretrained, cifar, public_images
 from tacit.recipes.recipe import Recipe, Sgd
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.measure import (
@@ -28,6 +29,7 @@ from tacit.recipes.reproduction.measure import (
     private,
     spent,
 )
+from tacit.recipes.schedule import schedule
 
 DELTA = 1e-5
 PAPER = {2.0: 67.0, 4.0: 70.0, 8.0: 73.0}
@@ -37,7 +39,12 @@ PAPER_SECONDS = (40.0, 180.0)
 """An epoch without and with privacy (section 5.3)."""
 _EPOCHS = 12  # of the quick setting
 _BASELINE_EPOCHS = {True: 10, False: 60}  # quick, full
-_RATE = 0.5  # learning rate of the quick setting for lots of 2,000; 1.5 was worse on a split of the training set
+_PUBLIC_EPOCHS = {True: 20, False: 80}
+_REACH = {2.0: 36.0, 4.0: 60.0, 8.0: 75.0}
+"""Learning rate times steps: the printed noise takes more and smaller steps than the quick setting's. Seen on
+10,000 training images held out from the others, one seed: at ε = 2 after 5 epochs 57 % with 10 and 61 % with 30; at
+ε = 8 56 % with 5, 59 % with 10, 61 % with 25, and after 12 epochs 64 % with 75. Those for 2 and 4 were not
+tried."""
 _SEED = 1  # of what is done once: pre-training and the baseline
 
 
@@ -67,7 +74,7 @@ def measured(setting: Setting) -> Measured:
     """Pre-train, compute features once, train with and without privacy."""
     public, images = public_images(), load("cifar10", fetch=True)
     weights, digest = _weights(setting, public)
-    recipes = {epsilon: _recipe(setting, epsilon, weights, digest) for epsilon in PAPER}
+    recipes = {epsilon: _recipe(setting, epsilon, weights, digest, images) for epsilon in PAPER}
 
     @cache
     def features() -> Features:
@@ -87,17 +94,20 @@ def measured(setting: Setting) -> Measured:
     )
 
 
-def _recipe(setting: Setting, epsilon: float, weights: Path, digest: str) -> Recipe:
+def _recipe(setting: Setting, epsilon: float, weights: Path, digest: str, images: Images) -> Recipe:
     """As printed; the quick one spends the same ε in few epochs, with less noise and so a larger learning rate."""
+    recipe = cifar(epsilon, weights=weights, digest=digest)
     if setting.quick:
-        rate = _RATE * LOTS[epsilon] / 2000
-        return cifar(epsilon, weights=weights, digest=digest, epochs=_EPOCHS, noise=None, learning_rate=rate)
-    return cifar(epsilon, weights=weights, digest=digest)
+        recipe = replace(recipe, epochs=_EPOCHS, noise=None)
+    model = recipe.model.build(recipe.front.features(tuple(images.train.shape[1:])), images.classes)
+    budget = Budget(epsilon=epsilon, delta=DELTA)
+    steps = schedule(recipe, model, records=len(images.train), budget=budget).steps
+    return replace(recipe, optimizer=Sgd(learning_rate=_REACH[epsilon] / steps))
 
 
 def _weights(setting: Setting, public: Images) -> tuple[Path, str]:
     """The file of public weights and its digest, made now if it is not there."""
-    epochs = 6 if setting.quick else 40
+    epochs = _PUBLIC_EPOCHS[setting.quick]
     path = setting.runs.directory / f"public-{public.name}-{epochs}.safetensors"
     if path.exists():
         return path, hashlib.sha256(path.read_bytes()).hexdigest()
@@ -116,7 +126,8 @@ def _baseline(
         rows = features()
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(_SEED)
-            model = Pretrained(weights=str(weights), digest=digest).build(tuple(rows[0].shape[1:]), images.classes)
+            head = Pretrained(weights=str(weights), digest=digest, lengths=(10.0, 10.0, 10.0))
+            model = head.build(tuple(rows[0].shape[1:]), images.classes)
         return plain(
             model,
             rows,
@@ -231,7 +242,12 @@ def notes(setting: Setting, found: Measured) -> list[str]:
             f"many more epochs (the full setting). The baseline has {_BASELINE_EPOCHS[True]} epochs (the paper: 250)."
         )
     rates = ", ".join(f"{recipe.optimizer.learning_rate:g} at ε = {e:g}" for e, recipe in found.recipes.items())
-    said.append(f"The paper does not print a learning rate; here it is {rates}, hardly searched for.")
+    said.append(
+        f"The paper does not print a learning rate; here it is {rates}, after eight trials of rates and scales on "
+        "10,000 training images held out from the others, one seed, at ε = 2 and 8 (mostly over 5 epochs); the rates "
+        "at ε = 2 and 4 themselves were not tried. The search is not charged. What goes into each layer is centred and "
+        "scaled by statistics of the public images."
+    )
     said.append(
         "Seconds are CPU time of the layers that are trained, on frozen features; the paper's include the "
         "convolutions, on other hardware. The ratio is what can be compared."

@@ -1,0 +1,68 @@
+"""What a test proves if the mechanism has the recorded form and only the size of its noise is in doubt.
+
+The accountant claims more than one (ε, δ): it claims the whole curve δ(ε), and with it a bound on every test. One that
+says "in" with probabilities true and false for the two data sets has true <= e^ε false + δ(ε) at every ε. Let C_s be
+the recorded composition with all its noise multiplied by s. The test refutes C_s for every s from some s* on (more
+noise allows less). If the mechanism is C_s for *some* s, then s < s* and its ε at the wanted δ is above that of C_{s*}.
+
+That last sentence is the assumption; this one needs none: s* < 1 refutes the curve that was claimed, and only then is
+the bound above the claim. For Gaussian sums over everyone this is the bound on μ of Gaussian differential privacy
+(Dong, Roth & Su 2022; used for auditing by Nasr et al. 2023).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tacit.accounting import compose
+from tacit.accounting.accountants import find
+from tacit.accounting.composition import Composition
+from tacit.audit.bounds import distinguishing_epsilon, largest
+from tacit.ledger import GaussianSum, Ledger, Query, Step
+
+_POINTS = 16
+_WIDEST = math.log(8.0)  # how far from the recorded noise the search goes; beyond, the claim is off by far
+
+
+def gaussian_epsilon(ledger: Ledger, false_rate: float, true_rate: float, delta: float) -> float:
+    """The ε at ``delta`` that a test with these probabilities proves of the ledger's mechanism, its noise unknown."""
+    reach = distinguishing_epsilon(false_rate, true_rate, 0.0)
+    if reach <= 0:
+        return 0.0
+    losses = np.linspace(0.0, reach, _POINTS).tolist()
+
+    def refuted(log_scale: float) -> bool:
+        composition = _scaled(ledger, math.exp(log_scale))
+        allowed = find("pld").deltas(composition, losses)
+        return any(_excess(false_rate, true_rate, loss) > most for loss, most in zip(losses, allowed, strict=True))
+
+    # More noise is refuted first: `largest` goes from the most towards the least.
+    quietest = -largest(lambda quiet: refuted(-quiet), -_WIDEST, _WIDEST, tolerance=1e-3)
+    if quietest == _WIDEST and not refuted(quietest):
+        return 0.0
+    return find("pld").epsilon(_scaled(ledger, math.exp(quietest)), delta).lower or 0.0
+
+
+def _excess(false_rate: float, true_rate: float, epsilon: float) -> float:
+    """The δ that a test shows at ``epsilon``, in the worse direction."""
+    factor = math.exp(epsilon)
+    return max(true_rate - factor * false_rate, 1 - false_rate - factor * (1 - true_rate))
+
+
+def _scaled(ledger: Ledger, factor: float) -> Composition:
+    """The recorded composition with every noise multiplied by ``factor``."""
+    steps = [(Step(step.sampling, _louder(step.queries, factor)), count) for step, count in ledger.entries]
+    return compose(steps, ledger.header.adjacency)
+
+
+def _louder(queries: Sequence[Query], factor: float) -> tuple[Query, ...]:
+    loud: list[Query] = []
+    for query in queries:
+        if not isinstance(query, GaussianSum):
+            raise ValueError(f"the ledger has {query}; only Gaussian sums have a noise that can be scaled.")
+        loud.append(replace(query, noise_std=query.noise_std * factor))
+    return tuple(loud)

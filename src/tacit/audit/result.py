@@ -1,0 +1,54 @@
+"""What an audit found, beside what was claimed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tacit.accounting import Guarantee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Lower bounds on ε from an attack, beside the claim that the run's own ledger makes.
+
+    ``epsilon`` holds with probability ``confidence`` whatever the mechanism is. ``epsilon_gaussian`` assumes besides
+    that what is released has the recorded form (sampled Gaussian sums) with noise of unknown size: the only way to
+    see as far into the tail as δ = 1e-5 is without millions of runs. It is None where the attack gives none.
+    Either of the two above the claim refutes the claim: the latter refutes the curve ε(δ) that the accountant claims
+    (see `tacit.audit.curve`), not only its size.
+    """
+
+    attack: str
+    claim: Guarantee
+    epsilon: float
+    epsilon_gaussian: float | None
+    confidence: float
+    details: str
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted."""
+        return max(self.epsilon, self.epsilon_gaussian or 0.0) > self.claim.epsilon
+
+    @property
+    def tightness(self) -> float:
+        """The larger lower bound as a part of the claim."""
+        return max(self.epsilon, self.epsilon_gaussian or 0.0) / self.claim.epsilon
+
+    def __str__(self) -> str:
+        def down(value: float) -> str:
+            return f"{math.floor(value * 1000) / 1000:.3f}"
+
+        lines = [
+            f"{self.attack}: {self.details}",
+            f"  claimed  {self.claim}",
+            f"  audited  ε ≥ {down(self.epsilon)} (lower bound, {self.confidence:.2%} confidence, no assumption)",
+        ]
+        if self.epsilon_gaussian is not None:
+            lines.append(f"  audited  ε ≥ {down(self.epsilon_gaussian)} (the same, assuming Gaussian noise)")
+        if self.violated:
+            lines.append("  VIOLATED: the attack does better than the claim allows. Do not rely on this claim.")
+        else:
+            lines.append(f"  the claim stands; the attack reaches {self.tightness:.0%} of it")
+        return "\n".join(lines)

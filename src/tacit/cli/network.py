@@ -1,0 +1,328 @@
+"""``tacit collaborate keys|serve|admit|revoke|join``: the collaboration over a real network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.cli.output import number, show, whole
+
+if TYPE_CHECKING:
+    from tacit.collaboration import Settings
+    from tacit.collaboration.network import Agreement, Credentials
+    from tacit.collaboration.network.joining import Stand
+
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_Keys = Annotated[
+    Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
+]
+_Insecure = Annotated[
+    bool,
+    typer.Option("--insecure-loopback", help="Without TLS, for a test on this machine: names are believed as given."),
+]
+_State = Annotated[Path, typer.Option("--state", help="The folder with the server's state.")]
+_Person = Annotated[str, typer.Argument(help="The participant, by the common name of its certificate.")]
+
+
+def keys(
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("keys"),
+    server: Annotated[
+        list[str] | None, typer.Option(help="Host name or address under which participants reach a server.")
+    ] = None,
+    participant: Annotated[list[str] | None, typer.Option(help="Name of a participant; can be given often.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Make a certificate authority and certificates for a server and participants; what is there stays.
+
+    \b
+    Give each participant its own NAME.pem and NAME.key, and ca.pem; keep ca.key to yourself.
+
+    \b
+    Examples:
+      tacit collaborate keys --server training.example.org --participant north --participant south
+      tacit collaborate keys --participant east
+    """
+    from tacit.collaboration.network import make_keys
+
+    written = make_keys(out, servers=server or (), participants=participant or ())
+    paths = [str(path) for path in written]
+    show({"written": paths}, paths or [f"nothing to do: {out} has them all"], as_json=as_json)
+
+
+def serve(
+    state: _State,
+    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:8470",
+    keys: _Keys = None,
+    model: Annotated[str | None, typer.Option(help="mlp or cnn; needed once, to begin.")] = None,
+    admit: Annotated[list[str] | None, typer.Option(help="Name of a participant; can be given often.")] = None,
+    bound: Annotated[
+        float | None, typer.Option(parser=number, metavar="NUMBER", help="γ: values beyond are refused [0.01].")
+    ] = None,
+    upload: Annotated[
+        float | None, typer.Option(parser=number, metavar="FRACTION", help="θ_u: most of the parameters at once [0.1].")
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="round-robin, random-order or asynchronous [round-robin].")
+    ] = None,
+    pool: Annotated[
+        int | None,
+        typer.Option(parser=whole, metavar="WHOLE", help="Take only masked sums over at least so many participants."),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option("--slice", help="FIRST:LAST of the parameters, if other servers own the rest.")
+    ] = None,
+    validate: Annotated[
+        str | None, typer.Option(help="Public records: a data set of `tacit data`, or FILE.npz with images and labels.")
+    ] = None,
+    lease: Annotated[float, typer.Option(parser=number, metavar="SECONDS", help="The longest a turn lasts.")] = 600.0,
+    patience: Annotated[
+        float, typer.Option(parser=number, metavar="SECONDS", help="How long a turn waits for whoever is next.")
+    ] = 10.0,
+    status_port: Annotated[
+        int | None, typer.Option(parser=whole, metavar="PORT", help="Show a status page on this machine.")
+    ] = None,
+    status_host: Annotated[
+        str, typer.Option(help="Show it on this address instead; anybody who reaches it can read it.")
+    ] = "127.0.0.1",
+    insecure: _Insecure = False,
+    as_json: _Json = False,
+) -> None:
+    """Run the parameter server of a collaboration until it is interrupted; started again, it goes on from its state.
+
+    \b
+    Inputs are normalised, everywhere, by mean and standard deviation of the public records of --validate.
+
+    \b
+    Examples:
+      tacit collaborate serve --state run --model mlp --keys keys --listen 0.0.0.0:8470 --admit north --admit south
+      tacit collaborate serve --state run --keys keys --listen 0.0.0.0:8470 --status-port 8080
+    """
+    import logging
+    import signal
+    import threading
+
+    from tacit.collaboration.network import GrpcServer, Service
+    from tacit.collaboration.network.hosting import Judge, Terms, open_state
+    from tacit.collaboration.network.records import public_records
+    from tacit.collaboration.network.status import StatusPage
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    credentials = _credentials(keys, "server", insecure)
+    public = None if validate is None else public_records(validate)
+    terms = Terms(model=model, bound=bound, upload=upload, protocol=protocol, pool=pool, part=_slice(part))
+    service = Service(open_state(state, terms, admit or (), public), lease=lease, patience=patience)
+    server = GrpcServer(service, listen, credentials)
+    judge = None if public is None else Judge(service, public)
+    page = None if status_port is None else StatusPage(service, judge, status_port, host=status_host)
+    ended = threading.Event()
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(wanted, lambda *_: ended.set())
+    for part_of in (server, judge, page):
+        if part_of is not None:
+            part_of.start()
+    address = f"{listen.rpartition(':')[0]}:{server.port}"
+    facts = {"listening": address, "status": None if page is None else page.address, **_agreed(service.agreement)}
+    lines = [f"listening on {address}" + ("" if credentials is not None else ", without TLS")]
+    show(facts, [*lines, *([] if page is None else [f"status page {page.address}"])], as_json=as_json)
+    sys.stdout.flush()
+    ended.wait()
+    for other in (page, judge):
+        if other is not None:
+            other.stop()
+    server.stop()
+
+
+def admit(name: _Person, state: _State, as_json: _Json = False) -> None:
+    """Let a participant take part; a server that is running notices.
+
+    \b
+    Example: tacit collaborate admit east --state run
+    """
+    from tacit.collaboration.network import Store
+    from tacit.collaboration.network.keys import check_name
+
+    store = Store(state, sole=False)
+    store.admit(check_name(name))
+    store.close()
+    show({"admitted": name}, [f"{name} can take part"], as_json=as_json)
+
+
+def revoke(name: _Person, state: _State, as_json: _Json = False) -> None:
+    """Take nothing more from a participant; a server that is running notices. What was added stays.
+
+    \b
+    Example: tacit collaborate revoke east --state run
+    """
+    from tacit.collaboration.network import Store
+
+    store = Store(state, sole=False)
+    store.revoke(name)
+    store.close()
+    show({"revoked": name}, [f"nothing more is taken from {name}"], as_json=as_json)
+
+
+def join(
+    server: Annotated[list[str], typer.Option(help="HOST:PORT; several if each owns a slice of the parameters.")],
+    data: Annotated[str, typer.Option(help="FILE.npz with images and labels; or a data set, or rows: mnist:0-600.")],
+    name: Annotated[str, typer.Option(help="Who one is: the name of the certificate.")],
+    keys: _Keys = None,
+    out: Annotated[
+        Path | None, typer.Option(help="One's own folder: ledger, outbox, model [default: runs/NAME].")
+    ] = None,
+    epochs: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Uploads in all.")] = 15,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="Private uploads: honest ε of all of them together."),
+    ] = None,
+    mechanism: Annotated[
+        str, typer.Option(help="dp-sgd (protects examples), gaussian or sparse-vector (the participant).")
+    ] = "dp-sgd",
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(
+            parser=number, metavar="NUMBER", help="L2 norm of an example's gradient (dp-sgd) or an upload (gaussian)."
+        ),
+    ] = None,
+    delta: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")] = 1e-5,
+    without_noise: Annotated[
+        bool, typer.Option("--without-noise", help="Upload plain changes, which promise nothing about the records.")
+    ] = False,
+    download: Annotated[
+        float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded at a time.")
+    ] = 1.0,
+    selection: Annotated[str, typer.Option(help="largest, threshold or random.")] = "largest",
+    threshold: Annotated[
+        float, typer.Option(parser=number, metavar="NUMBER", help="τ: for --selection threshold and sparse-vector.")
+    ] = 0.0001,
+    learning_rate: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="α of local SGD.")] = 0.02,
+    batch_size: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Minibatch of local SGD.")] = 32,
+    insecure: _Insecure = False,
+    as_json: _Json = False,
+) -> None:
+    """Take part in a collaboration with records that stay here; after a crash, the same command goes on.
+
+    \b
+    Examples:
+      tacit collaborate join --server training.example.org:8470 --keys keys --name north --data north.npz --epsilon 8
+      tacit collaborate join --server 127.0.0.1:8470 --keys keys --name a --data mnist:0-600 --without-noise
+    """
+    from safetensors.torch import save_file
+
+    from tacit.collaboration.network import Link, find_shards
+    from tacit.collaboration.network.joining import agreed_settings
+    from tacit.collaboration.network.joining import join as take_part
+    from tacit.collaboration.network.keys import check_name
+    from tacit.collaboration.network.records import training_records
+
+    if (epsilon is None) != without_noise:
+        raise ValueError("say --epsilon E for private uploads, or --without-noise for plain ones; one of them.")
+    credentials = _credentials(keys, check_name(name), insecure)
+    records = training_records(data)
+    links = [Link(address, credentials, name=name) for address in server]
+    shards = find_shards(links)
+    settings = _own(
+        download=download,
+        selection=selection,
+        threshold=threshold,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        epochs=epochs,
+        delta=delta,
+    )
+    settings = agreed_settings(shards[0].agreement, settings)
+    settings = _private(settings, mechanism, epsilon, clip_norm)
+    folder = out or Path("runs") / name
+    with _bar(epochs) as progress:
+        stand = take_part(shards, name, credentials, records, folder, settings, progress=progress)
+    for link in links:
+        link.close()
+    save_file(stand.model.state_dict(), folder / "model.safetensors")
+    show(_facts(stand, folder), _lines(stand, folder), as_json=as_json)
+
+
+def _credentials(keys: Path | None, name: str, insecure: bool) -> Credentials | None:
+    from tacit.collaboration.network import Credentials
+
+    if (keys is None) != insecure:
+        raise ValueError("give --keys with the certificates (or, for a test on this machine, --insecure-loopback).")
+    return None if keys is None else Credentials.read(keys, name)
+
+
+def _slice(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    return whole(first), whole(last)
+
+
+def _own(**settings: Any) -> Settings:
+    from tacit.collaboration import Settings
+
+    return Settings(participants=1, **settings)
+
+
+def _private(settings: Settings, mechanism: str, epsilon: float | None, clip_norm: float | None) -> Settings:
+    from dataclasses import replace
+
+    from tacit import collaboration
+
+    if epsilon is None:
+        return settings
+    privacy = collaboration.mechanism(mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm)
+    return replace(settings, privacy=privacy)
+
+
+def _agreed(agreement: Agreement) -> dict[str, Any]:
+    import json
+
+    return dict(json.loads(agreement.to_json()))
+
+
+def _facts(stand: Stand, folder: Path) -> dict[str, Any]:
+    spent = None if stand.claim is None else stand.claim.whole
+    return {
+        "uploads": stand.uploads,
+        "planned": stand.planned,
+        "lost": stand.lost,
+        "stopped": stand.stopped,
+        "epsilon": None if spent is None else spent.epsilon,
+        "delta": None if spent is None else spent.delta,
+        "unit": None if spent is None else spent.unit,
+        "model": str(folder / "model.safetensors"),
+        "ledger": None if spent is None else str(folder / "ledger.jsonl"),
+    }
+
+
+def _lines(stand: Stand, folder: Path) -> list[str]:
+    from tacit.collaboration.network.joining import UNPROTECTED
+
+    lines = [f"{stand.uploads} of {stand.planned} uploads" + (f", {stand.lost} of them lost" if stand.lost else "")]
+    if stand.stopped is not None:
+        lines.append(f"stopped: {stand.stopped}")
+    lines.append(f"privacy  {UNPROTECTED if stand.claim is None else stand.claim}")
+    return [*lines, f"model    {folder / 'model.safetensors'}"]
+
+
+def _bar(total: int) -> Any:
+    from collections.abc import Callable, Iterator
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    @contextmanager
+    def shown() -> Iterator[Callable[[Stand], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("uploads"))
+        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+            task = bar.add_task("waiting", total=total)
+
+            def report(stand: Stand) -> None:
+                spent = "no noise" if stand.claim is None else f"ε ≤ {stand.claim.whole.epsilon:.4g}"
+                bar.update(task, completed=stand.uploads, description=spent)
+
+            yield report
+
+    return shown()

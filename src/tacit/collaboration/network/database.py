@@ -1,0 +1,64 @@
+"""SQLite the way both sides keep their state: a write-ahead log that is on the disk before a commit returns."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PAGE = 65536  # uploads are long; with short pages a commit is several times slower
+_CHECKPOINT = 1024  # pages, 64 MiB
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open or create a database; whoever uses it from several threads holds a lock of their own."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    try:
+        connection.execute(f"PRAGMA page_size = {_PAGE}")
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise ValueError(f"{path} is on a file system without shared memory; choose a local disk.")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
+    except sqlite3.Error as error:
+        connection.close()
+        raise ValueError(f"{path} cannot be used: {error}.") from error
+    except ValueError:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing; on the disk when it ends."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+class Sole:
+    """The right to be the only process that works on a folder; it ends with the process at the latest."""
+
+    def __init__(self, folder: Path) -> None:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # a participant keeps its local parameters here
+        self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._handle)
+            raise ValueError(f"another process works on {folder}; end it or choose another folder.") from None
+
+    def release(self) -> None:
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)

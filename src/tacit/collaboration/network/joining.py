@@ -1,0 +1,139 @@
+"""Taking part from the first to the last epoch, with a budget that nobody else has a say in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from tacit.accounting import Filter
+from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.hosting import layout_digest
+from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.network.membership import Membership, Shard
+from tacit.collaboration.network.records import normalised
+from tacit.collaboration.network.rounds import MaskedMembership
+from tacit.collaboration.parameters import FlatParameters
+from tacit.collaboration.privacy import Claim, SparseVectorPrivacy, claim
+from tacit.collaboration.problem import builder
+from tacit.collaboration.selection import Agreed
+from tacit.collaboration.settings import Settings
+from tacit.collaboration.workshop import Workshop
+from tacit.ledger import Budget, BudgetExceeded, Header, Ledger
+from tacit.randomness import SecureSource
+
+log = logging.getLogger("tacit")
+
+UNPROTECTED = "none: uploads carry no noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """How far a participant is: uploads of those planned, those lost in abandoned rounds, and what it has cost."""
+
+    uploads: int
+    planned: int
+    lost: int
+    claim: Claim | None
+    stopped: str | None
+    model: nn.Module
+
+
+def agreed_settings(agreement: Agreement, own: Settings) -> Settings:
+    """One's own settings with what the collaboration has agreed on; privacy is one's own."""
+    return replace(own, upload=agreement.upload, bound=agreement.bound)
+
+
+def budget(settings: Settings) -> Budget | None:
+    """What may be spent in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
+    privacy = settings.privacy
+    if privacy is None:
+        return None
+    if isinstance(privacy, SparseVectorPrivacy):
+        return Budget(privacy.charged * settings.epochs * (1 + 1e-6), settings.delta)
+    return Budget(privacy.epsilon, privacy.delta)
+
+
+def join(
+    shards: Sequence[Shard],
+    name: str,
+    credentials: Credentials | None,
+    records: tuple[Tensor, Tensor],
+    folder: Path,
+    settings: Settings,
+    *,
+    progress: Callable[[Stand], None] | None = None,
+) -> Stand:
+    """Exchange until the planned epochs are done or the budget is spent; after a crash, call it again.
+
+    The ledger is FOLDER/ledger.jsonl; the position and what is not acknowledged are in FOLDER/participant.sqlite.
+    """
+    agreement = shards[0].agreement
+    model = builder(agreement.model, channels=len(agreement.mean))()
+    size = FlatParameters(model).vector.size
+    if layout_digest(FlatParameters(model)) != agreement.layout or size != agreement.parameters:
+        raise ValueError(
+            f"the server's {agreement.model} has other parameters than ours; use the same version of tacit."
+        )
+    inputs = normalised(records[0], agreement.mean, agreement.std)
+    agreed = Agreed(settings.upload) if agreement.pool else None
+    workshop = Workshop(settings, records=len(inputs), parameters=size, places=agreed)
+    books: list[Ledger] = []
+
+    def ledger(header: Header) -> Ledger:
+        book = Ledger.open(folder / "ledger.jsonl", header)
+        allowed = budget(settings)
+        if allowed is not None:
+            book.guard(Filter(allowed))
+        books.append(book)
+        return book
+
+    participant = workshop.participant(name, model, inputs, records[1], source=SecureSource(), ledger=ledger)
+    membership: Membership
+    if agreed is not None:
+        if credentials is None:
+            raise ValueError(
+                "masked uploads need certificates: without them nobody knows with whom the masks are shared."
+            )
+        membership = MaskedMembership(
+            participant, shards[0], folder, credentials=credentials, agreed=agreed, download=settings.download
+        )
+    else:
+        membership = Membership(participant, shards, folder, download=settings.download)
+
+    def stand(stopped: str | None = None) -> Stand:
+        found = claim(books, delta=settings.delta, query=workshop.query) if books else None
+        return Stand(
+            uploads=membership.done,
+            planned=settings.epochs,
+            lost=membership.lost,
+            claim=found,
+            stopped=stopped,
+            model=model,
+        )
+
+    try:
+        membership.deliver()
+        if membership.done == 0:
+            membership.start_from_server()
+        state = stand()
+        while membership.done < settings.epochs:
+            try:
+                membership.exchange()
+            except BudgetExceeded as error:
+                log.warning("stopped after %d of %d uploads: %s", membership.done, settings.epochs, error)
+                state = stand(str(error))
+                break
+            state = stand()
+            membership.report(UNPROTECTED if state.claim is None else str(state.claim))
+            if progress is not None:
+                progress(state)
+        membership.start_from_server()  # to leave with what all have learned
+        return state
+    finally:
+        membership.close()
+        for book in books:
+            book.close()

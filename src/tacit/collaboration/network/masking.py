@@ -1,0 +1,192 @@
+"""Sums that hide their terms: each participant adds masks that cancel in the sum over all of them (§7.4, pooled).
+
+In a round, participants i = 1..n each make an X25519 key pair and agree on a secret s_ij with each other one. Values in
+[-γ, γ] become whole numbers (units of γ/2^40) modulo 2^64, and participant i sends
+
+    y_i = x_i + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   (mod 2^64).
+
+All masks cancel in Σ y_i = Σ x_i, exactly. **What this hides**: whoever sees the y_i, but holds none of the secrets
+between two honest participants, learns nothing beyond the sum over the honest ones: every other combination has a mask
+left in it, which (X25519, HKDF-SHA256, AES-256-CTR) cannot be told from uniform. **What it does not hide**: the sum
+itself, who takes part and when; and all others together, with the server, can subtract. It adds no noise: the ε of a
+participant is that of its own noise, as if each upload were seen. The server cannot check single terms either, only the
+sum: one dishonest participant can spoil a round.
+
+The round's keys are signed with the key of the participant's certificate and checked against the authority, so that a
+server cannot invent participants or sit in between. **If somebody drops out** the round is abandoned: no secret is ever
+handed out to repair it, so an unfinished sum stays masked for good, and nobody sends the same values again under
+other masks (two sums that differ in one participant would show its term).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from tacit.collaboration.messages import Positions, Vector
+from tacit.collaboration.network.keys import Credentials, common_name
+from tacit.collaboration.selection import at_random
+from tacit.collaboration.server import Reason, Refused
+from tacit.randomness import SeededSource, keystream
+
+Words = npt.NDArray[np.uint64]
+
+MOST = 1024
+"""Participants in a round."""
+_UNITS = 2**40  # of γ: at most 2^50 in a sum of 1024, far from 2^63
+_LENGTHS = struct.Struct("<HH")
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A participant's key for one round, with what shows that it is hers."""
+
+    public: bytes
+    signature: bytes
+    certificate: bytes
+
+    def pack(self) -> bytes:
+        head = _LENGTHS.pack(len(self.signature), len(self.certificate))
+        return self.public + head + self.signature + self.certificate
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Card:
+        start = _KEY_BYTES + _LENGTHS.size
+        if len(data) < start:
+            raise Refused(Reason.MALFORMED, "a round's key is too short.")
+        first, second = _LENGTHS.unpack_from(data, _KEY_BYTES)
+        if len(data) != start + first + second:
+            raise Refused(Reason.MALFORMED, f"a round's key has {len(data)} bytes, not {start + first + second}.")
+        return cls(public=data[:_KEY_BYTES], signature=data[start : start + first], certificate=data[start + first :])
+
+
+def pack_roster(cards: Sequence[Card]) -> bytes:
+    packed = [card.pack() for card in cards]
+    return struct.pack("<H", len(packed)) + b"".join(struct.pack("<H", len(item)) + item for item in packed)
+
+
+def unpack_roster(data: bytes) -> list[Card]:
+    try:
+        (count,), place, cards = struct.unpack_from("<H", data), 2, []
+        for _ in range(count):
+            (length,) = struct.unpack_from("<H", data, place)
+            cards.append(Card.unpack(data[place + 2 : place + 2 + length]))
+            place += 2 + length
+    except struct.error:
+        raise Refused(Reason.MALFORMED, "the roster is too short.") from None
+    if place != len(data):
+        raise Refused(Reason.MALFORMED, "the roster is too long.")
+    return cards
+
+
+class Mask:
+    """One participant's part in one round."""
+
+    def __init__(self, credentials: Credentials, *, collaboration: str, round_id: bytes) -> None:
+        self._credentials, self._context = credentials, _context(collaboration, round_id)
+        self._key = X25519PrivateKey.generate()
+        self._public = self._key.public_key().public_bytes_raw()
+
+    def card(self) -> Card:
+        """To be shown to the others."""
+        own = serialization.load_pem_private_key(self._credentials.key, password=None)
+        if not isinstance(own, ec.EllipticCurvePrivateKey):
+            raise ValueError("the certificate's key is not one of an elliptic curve; pooled uploads need one.")
+        certificate = x509.load_pem_x509_certificate(self._credentials.certificate)
+        return Card(
+            public=self._public,
+            signature=own.sign(self._context + self._public, ec.ECDSA(hashes.SHA256())),
+            certificate=certificate.public_bytes(serialization.Encoding.DER),
+        )
+
+    def hide(self, values: Vector, *, bound: float, roster: Sequence[Card], least: int) -> Words:
+        """The masked values. Refuses a roster that is too small, or has a key that nobody vouches for."""
+        keys = self.check(roster, least=least)
+        names = sorted(keys)
+        own = self._credentials.name
+        # All must mean the same round among the same people, or else the masks do not cancel.
+        context = (
+            self._context + hashlib.sha256(b"".join(name.encode() + b"\0" + keys[name] for name in names)).digest()
+        )
+        total = encode(values, bound)
+        for name in names:
+            if name != own:
+                secret = self._key.exchange(X25519PublicKey.from_public_bytes(keys[name]))
+                mask = _stream(secret, context, values.size)
+                total = total + mask if own < name else total - mask
+        return total
+
+    def check(self, roster: Sequence[Card], *, least: int) -> dict[str, bytes]:
+        """The key of each participant of the round, by name."""
+        authority = x509.load_pem_x509_certificate(self._credentials.authority)
+        keys = {check_card(card, authority, self._context): card.public for card in roster}
+        if len(keys) != len(roster):
+            raise ValueError("somebody is in the round twice; nothing was sent.")
+        if not max(least, 2) <= len(keys) <= MOST:
+            raise ValueError(f"the round has {len(keys)} participants, not {least} to {MOST}; nothing was sent.")
+        if keys.get(self._credentials.name) != self._public:
+            raise ValueError("one's own key is missing from the round; nothing was sent.")
+        return keys
+
+
+def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
+    """Whose it is; refuses one that is not a participant's of this authority, signed for this round."""
+    try:
+        certificate = x509.load_der_x509_certificate(card.certificate)
+        certificate.verify_directly_issued_by(authority)
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        key = certificate.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("the key is of another kind")
+        key.verify(card.signature, context + card.public, ec.ECDSA(hashes.SHA256()))
+        name = common_name(certificate)
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+        raise Refused(Reason.UNKNOWN, f"nobody vouches for a key of the round ({type(error).__name__}).") from None
+    now = datetime.datetime.now(datetime.UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} has expired.")
+    if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
+        raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} is not a participant's.")
+    return name
+
+
+def places(round_id: bytes, *, size: int, count: int) -> Positions:
+    """The common places of a round: random, and the same for all; no record has a say in them."""
+    return at_random(size, count, SeededSource(int.from_bytes(hashlib.sha256(b"places" + round_id).digest())))
+
+
+def encode(values: Vector, bound: float) -> Words:
+    """Whole numbers modulo 2^64. Values beyond the bound, which nobody could check later, are cut to it here."""
+    units = np.rint(np.clip(values.astype(np.float64) / bound, -1.0, 1.0) * _UNITS)
+    return units.astype(np.int64).view(np.uint64)
+
+
+def decode(total: Words, bound: float, *, terms: int) -> Vector:
+    """The sum of so many values; refuses one that no honest terms can have."""
+    units = total.view(np.int64)
+    if units.size and int(np.abs(units.astype(np.float64)).max()) > terms * _UNITS:
+        raise Refused(Reason.BOUND, "the sum of the round is beyond what its participants could have sent.")
+    return (units * (bound / _UNITS)).astype(np.float32)
+
+
+def _context(collaboration: str, round_id: bytes) -> bytes:
+    return b"tacit masked sum\0" + hashlib.sha256(collaboration.encode()).digest() + round_id
+
+
+def _stream(secret: bytes, context: bytes, count: int) -> Words:
+    key = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=context).derive(secret)
+    return np.frombuffer(keystream(key, bytes(16)).update(bytes(8 * count)), dtype="<u8").astype(np.uint64)

@@ -1,0 +1,172 @@
+"""A participant in a collaboration over a network: download, train, upload, and survive whatever happens in between."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tacit.collaboration.exchange import Protocol
+from tacit.collaboration.messages import Download, Upload
+from tacit.collaboration.network import codec
+from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.link import Link
+from tacit.collaboration.network.outbox import Outbox, Position
+from tacit.collaboration.participant import Participant
+from tacit.ledger import BudgetExceeded
+
+log = logging.getLogger("tacit")
+
+_SHARED = ("model", "layout", "parameters", "bound", "upload", "protocol", "pool", "mean", "std")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A server and the parameters it owns; ``due`` is the number of the upload that it expects next."""
+
+    link: Link
+    agreement: Agreement
+    due: int
+
+
+def find_shards(links: Sequence[Link]) -> list[Shard]:
+    """Ask all servers what they own; together it must be all parameters, once, under the same rules."""
+    answers = [(link, *link.agree()) for link in links]
+    shards = sorted(
+        (Shard(link=link, agreement=agreement, due=due) for link, due, agreement in answers),
+        key=lambda shard: shard.agreement.start,
+    )
+    first = shards[0].agreement
+    for shard in shards[1:]:
+        for name in _SHARED:
+            own, other = getattr(shard.agreement, name), getattr(first, name)
+            if own != other:
+                raise ValueError(
+                    f"{name} is {own!r} on {shard.link.address}, {other!r} on {shards[0].link.address}; the servers "
+                    "of one collaboration must agree."
+                )
+    place = 0
+    for shard in shards:
+        if shard.agreement.start != place:
+            raise ValueError(f"no server, or more than one, owns parameter {min(place, shard.agreement.start)}.")
+        place = shard.agreement.stop
+    if place != first.parameters:
+        raise ValueError(f"no server owns parameter {place}; name all servers of the collaboration.")
+    if len(shards) > 1 and (first.protocol is not Protocol.ASYNCHRONOUS or first.pool):
+        raise ValueError("several servers cannot keep one order; they need --protocol asynchronous and no --pool.")
+    return shards
+
+
+def identity(shards: Sequence[Shard]) -> str:
+    """Of the collaboration: of its server, or of all of them together."""
+    names = [shard.agreement.collaboration for shard in shards]
+    return names[0] if len(names) == 1 else hashlib.sha256(" ".join(names).encode()).hexdigest()
+
+
+class Membership:
+    """``participant`` among ``shards``, its state in ``folder``; made anew after a crash, it goes on from there."""
+
+    def __init__(
+        self, participant: Participant, shards: Sequence[Shard], folder: Path, *, download: float = 1.0
+    ) -> None:
+        self.participant, self._shards, self._download = participant, list(shards), download
+        self.lost = 0
+        self.outbox = Outbox(folder, participant=participant.name, collaboration=identity(shards))
+        position = self.outbox.position()
+        if position is not None:
+            participant.resume(sequence=position.sequence, steps=position.steps, parameters=position.parameters)
+        try:
+            self._check_due(folder)
+        except ValueError:
+            self.outbox.close()
+            raise
+
+    def _check_due(self, folder: Path) -> None:
+        """Servers and folder must remember the same uploads, but for those that were not acknowledged."""
+        if self._shards[0].agreement.pool:
+            return
+        waiting = {(letter.part, letter.sequence) for letter in self.outbox.unsent()}
+        for part, shard in enumerate(self._shards):
+            least = min((sequence for place, sequence in waiting if place == part), default=self.participant.sequence)
+            if shard.due < least:
+                raise ValueError(
+                    f"the server {shard.link.address} expects upload {shard.due} but has acknowledged all before "
+                    f"{least}; it has lost some of its state."
+                )
+            if shard.due > self.participant.sequence:
+                raise ValueError(
+                    f"the server {shard.link.address} has {shard.due} uploads of {self.participant.name!r}, the folder "
+                    f"{folder} {self.participant.sequence}; it is an old copy, or somebody else has the same name."
+                )
+
+    @property
+    def done(self) -> int:
+        """Uploads so far, those included that are still in the outbox."""
+        return self.participant.sequence
+
+    def start_from_server(self) -> None:
+        """Make the latest global parameters one's own."""
+        self.participant.parameters.vector[:] = self._pull(1.0).values
+
+    def exchange(self) -> Upload:
+        """One epoch: what was left unsent, download, training, upload. All of the upload is acknowledged at the end."""
+        self.deliver()
+        tokens = [shard.link.turn() for shard in self._shards]
+        self.participant.begin(self._pull(self._download))
+        try:
+            self.participant.train()
+            upload = self.participant.finish()
+        except BudgetExceeded:
+            for shard, token in zip(self._shards, tokens, strict=True):
+                shard.link.give_back(token)
+            raise
+        self.keep(self._bodies(upload))
+        self.deliver(tokens)
+        return upload
+
+    def keep(self, bodies: Sequence[bytes]) -> None:
+        """Into the outbox, on the disk, before anything is sent."""
+        person = self.participant
+        self.outbox.put(
+            bodies, Position(sequence=person.sequence, steps=person.steps, parameters=person.parameters.vector)
+        )
+
+    def deliver(self, tokens: Sequence[int] | None = None) -> None:
+        """Send what is in the outbox, exactly as it is there."""
+        for letter in self.outbox.unsent():
+            link = self._shards[letter.part].link
+            token = tokens[letter.part] if tokens is not None else link.turn()
+            link.push(token, letter.body)
+            self.outbox.acknowledged(letter)
+
+    def report(self, statement: str) -> None:
+        """Tell the servers what was spent, for their status pages."""
+        for shard in self._shards:
+            shard.link.report(statement)
+
+    def _pull(self, fraction: float) -> Download:
+        parts = [(s.agreement.start, s.link.pull(fraction, size=s.agreement.size)) for s in self._shards]
+        values = np.concatenate([part.values for _, part in parts])
+        if all(part.indices is None for _, part in parts):
+            return Download(indices=None, values=values)
+        places = [
+            start + (np.arange(part.values.size) if part.indices is None else part.indices) for start, part in parts
+        ]
+        return Download(indices=np.concatenate(places), values=values)
+
+    def _bodies(self, upload: Upload) -> list[bytes]:
+        """What goes to each server. One without entries still counts: the numbers stay the same everywhere."""
+        bodies = []
+        for shard in self._shards:
+            owned = shard.agreement
+            low, high = np.searchsorted(upload.indices, [owned.start, owned.stop])
+            places, values = upload.indices[low:high] - owned.start, upload.values[low:high]
+            bodies.append(codec.pack_upload(upload.sequence, places, values, size=owned.size))
+        return bodies
+
+    def close(self) -> None:
+        self.outbox.close()

@@ -1,0 +1,151 @@
+"""The service over gRPC with mutual TLS: who asks is whoever the certificate says."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import grpc
+
+from tacit.collaboration.network.codec import OVERHEAD
+from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.network.service import Service
+from tacit.collaboration.server import Reason, Refused
+
+log = logging.getLogger("tacit")
+
+SERVICE = "tacit.Collaboration"
+PARTICIPANT, REASON = "tacit-participant", "tacit-reason"
+STATUS = {
+    Reason.UNKNOWN: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.REVOKED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.REPLAYED: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.REORDERED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.RANGE: grpc.StatusCode.OUT_OF_RANGE,
+    Reason.OVERFLOW: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LEASE: grpc.StatusCode.ABORTED,
+    Reason.ROUND: grpc.StatusCode.ABORTED,
+    Reason.WAIT: grpc.StatusCode.UNAVAILABLE,
+    Reason.UNAVAILABLE: grpc.StatusCode.INTERNAL,
+}
+"""All other refusals are of what was sent: INVALID_ARGUMENT."""
+
+_WORKERS = 48  # most of them wait for the disk, together: the more wait, the more share one write
+_STREAMS = 32  # requests of one connection at a time; the others wait with their sender
+
+
+class GrpcServer:
+    """A service that listens. ``credentials`` of None (no TLS) is for tests on this machine: names are then believed.
+
+    Messages may be as long as an upload can be, and no longer: gRPC refuses what is longer (RESOURCE_EXHAUSTED) before
+    it is in memory.
+    """
+
+    def __init__(self, service: Service, listen: str, credentials: Credentials | None) -> None:
+        if credentials is None and not is_loopback(listen):
+            raise ValueError(f"listen is {listen!r}; without certificates only a loopback address is served.")
+        self._service, self._secure = service, credentials is not None
+        longest = 8 * service.agreement.most + OVERHEAD
+        options = [
+            ("grpc.max_receive_message_length", longest),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", _STREAMS),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.http2.max_pings_without_data", 2),
+        ]
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=_WORKERS), options=options)
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer))
+            for name, answer in methods(service).items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(listen)
+            else:
+                own = grpc.ssl_server_credentials(
+                    [(credentials.key, credentials.certificate)],
+                    root_certificates=credentials.authority,
+                    require_client_auth=True,
+                )
+                self.port = self._server.add_secure_port(listen, own)
+        except RuntimeError as error:
+            raise ValueError(
+                f"cannot listen on {listen!r}; the port may be taken, or the address is not ours."
+            ) from error
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Finish what was begun, then close the service."""
+        self._server.stop(grace).wait()
+        self._service.close()
+
+    def _answering(self, method: str, answer: Callable[[str, bytes], bytes]) -> Callable[[bytes, Any], bytes]:
+        def handle(request: bytes, context: Any) -> bytes:
+            name = _certified(context) if self._secure else _claimed(context)
+            if name is None:
+                self._refuse(context, method, "somebody", "unauthenticated", grpc.StatusCode.UNAUTHENTICATED)
+            try:
+                return answer(str(name), request)
+            except Refused as refusal:
+                code = STATUS.get(refusal.reason, grpc.StatusCode.INVALID_ARGUMENT)
+                context.set_trailing_metadata(((REASON, refusal.reason.name),))
+                self._refuse(context, method, str(name), str(refusal), code)
+                raise AssertionError from refusal  # abort does not return
+
+        return handle
+
+    def _refuse(self, context: Any, method: str, name: str, text: str, code: grpc.StatusCode) -> None:
+        if code is not grpc.StatusCode.UNAVAILABLE:  # waiting for one's turn is no offence
+            self._service.traffic.refused += 1
+            log.warning("%s of %r refused (%s): %s", method, name[:80], code.name, text)
+        context.abort(code, text)
+
+
+def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
+    """What can be asked: each takes the name of who asks and a message."""
+    found: dict[str, Callable[[str, bytes], bytes]] = {
+        "Agree": lambda name, _: service.agree(name),
+        "Turn": lambda name, _: service.turn(name),
+        "GiveBack": service.give_back,
+        "Pull": service.pull,
+        "Push": service.push,
+        "Report": service.report,
+        "Round": lambda name, _: service.round(name),
+        "Enrol": service.enrol,
+        "Roster": service.roster,
+        "Masked": service.masked,
+        "Outcome": service.outcome,
+    }
+    return found
+
+
+def _certified(context: Any) -> str | None:
+    """The common name of the certificate that the connection was made with."""
+    names = context.auth_context().get("x509_common_name", ())
+    try:
+        return names[0].decode() if len(names) == 1 else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _claimed(context: Any) -> str | None:
+    names = [value for key, value in context.invocation_metadata() if key == PARTICIPANT]
+    return str(names[0]) if len(names) == 1 else None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address``, HOST:PORT, can be reached from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

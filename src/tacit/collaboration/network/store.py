@@ -1,0 +1,197 @@
+"""The server's state on disk: a snapshot, and every upload since, each committed before it is applied or acknowledged.
+
+**Claim.** After a crash at any moment, `Store.server` gives the parameters that result from applying every committed
+upload exactly once, in the order of commitment; an upload that was acknowledged is among them.
+
+**Why.** An upload is committed in one transaction, under a key, (participant, sequence), that can exist once; SQLite
+keeps a committed transaction (write-ahead log, ``synchronous=FULL``). It is applied and acknowledged only afterwards.
+A snapshot is committed together with the number of the last upload in it, so the uploads with higher numbers are
+exactly those that it lacks, and the state depends on nothing but the uploads and their order.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tacit.collaboration.messages import Vector
+from tacit.collaboration.network.codec import Agreement, unpack_upload
+from tacit.collaboration.network.database import Sole, connect, transaction
+from tacit.collaboration.network.masking import MOST
+from tacit.collaboration.server import ParameterServer, Rules
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE participants (
+    name TEXT PRIMARY KEY, revoked INTEGER NOT NULL DEFAULT 0, statement TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE TABLE uploads (
+    number INTEGER PRIMARY KEY, participant TEXT NOT NULL, sequence INTEGER NOT NULL, digest BLOB NOT NULL, body BLOB,
+    UNIQUE (participant, sequence)
+) STRICT;
+CREATE TABLE snapshot (
+    one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, parameters BLOB NOT NULL, stat BLOB NOT NULL,
+    facts TEXT NOT NULL
+) STRICT;
+"""
+
+
+def rules_for(agreement: Agreement, *, participants: int) -> Rules:
+    """What the parameter server checks: single uploads, or sums of as many as can be in a round."""
+    bound = agreement.bound * (MOST if agreement.pool else 1)
+    upload = min(agreement.most / agreement.size, 1.0)
+    return Rules(bound=bound, upload=upload, decay_every=1 if agreement.pool else max(participants, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An upload to be committed: its exact bytes and their SHA-256."""
+
+    participant: str
+    sequence: int
+    digest: bytes
+    body: bytes
+
+
+class Store:
+    """The folder of one server; one process at a time may serve it."""
+
+    def __init__(self, folder: Path, *, sole: bool = True) -> None:
+        path = folder / "server.sqlite"
+        if not path.exists():
+            raise ValueError(f"{folder} has no server's state; begin one with `tacit collaborate serve --model ...`.")
+        self._sole = Sole(folder) if sole else None
+        self._db = connect(path)
+        facts = dict(self._db.execute("SELECT name, value FROM facts").fetchall())
+        if facts.get("format") != str(FORMAT):
+            self.close()
+            raise ValueError(f"{path} has format {facts.get('format')}; this version of tacit reads format {FORMAT}.")
+        self.agreement = Agreement.from_json(facts["agreement"])
+        self.rules = Rules(**json.loads(facts["rules"]))
+
+    @classmethod
+    def create(cls, folder: Path, agreement: Agreement, initial: Vector, rules: Rules) -> Store:
+        """Begin with ``initial``, the server's slice of the parameters; the whole of it appears or nothing."""
+        sole = Sole(folder)
+        try:
+            path = folder / "server.sqlite"
+            if path.exists():
+                raise ValueError(f"{folder} has a server's state already; serve that, or choose another folder.")
+            if initial.shape != (agreement.size,):
+                raise ValueError(f"there are {initial.size} parameters; the server is to own {agreement.size}.")
+            fresh = path.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            db = connect(fresh)
+            db.executescript(_SCHEMA)
+            values = {"format": str(FORMAT), "agreement": agreement.to_json(), "rules": json.dumps(asdict(rules))}
+            with transaction(db):
+                db.executemany("INSERT INTO facts VALUES (?, ?)", values.items())
+                _write_snapshot(db, ParameterServer(initial, rules))
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            db.close()
+            fresh.rename(path)
+        finally:
+            sole.release()
+        return cls(folder)
+
+    # -- participants ------------------------------------------------------------------------------------------------
+
+    def admit(self, name: str) -> None:
+        """Take uploads from ``name``; one that was revoked stays so."""
+        with transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO participants (name) VALUES (?)", (name,))
+
+    def revoke(self, name: str) -> None:
+        """Take nothing more from ``name``. A server that is running notices."""
+        with transaction(self._db):
+            done = self._db.execute("UPDATE participants SET revoked = 1 WHERE name = ?", (name,))
+            if not done.rowcount:
+                raise ValueError(f"{name!r} does not take part; there is nothing to revoke.")
+
+    def people(self) -> dict[str, bool]:
+        """Everybody who was admitted, in that order, and whether they were revoked."""
+        rows = self._db.execute("SELECT name, revoked FROM participants ORDER BY rowid")
+        return {name: bool(revoked) for name, revoked in rows}
+
+    def changes(self) -> int:
+        """A number that is another one after another process has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def state(self, name: str, statement: str) -> None:
+        """Keep what a participant says about its budget."""
+        with transaction(self._db):
+            self._db.execute("UPDATE participants SET statement = ? WHERE name = ?", (statement, name))
+
+    def statements(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT name, statement FROM participants"))
+
+    # -- uploads -----------------------------------------------------------------------------------------------------
+
+    def commit(self, entries: Sequence[Entry]) -> None:
+        """Write uploads down, all or none of them, in this order."""
+        with transaction(self._db):
+            self._db.executemany(
+                "INSERT INTO uploads (participant, sequence, digest, body) VALUES (?, ?, ?, ?)",
+                [(entry.participant, entry.sequence, entry.digest, entry.body) for entry in entries],
+            )
+
+    def digest(self, participant: str, sequence: int) -> bytes | None:
+        """Of an upload that was committed."""
+        row = self._db.execute(
+            "SELECT digest FROM uploads WHERE participant = ? AND sequence = ?", (participant, sequence)
+        ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def snapshot(self, server: ParameterServer) -> None:
+        """Keep the state, and forget what was in the uploads that led to it; those committed since stay."""
+        with transaction(self._db):
+            last = _write_snapshot(self._db, server)
+            self._db.execute("UPDATE uploads SET body = NULL WHERE body IS NOT NULL AND number <= ?", (last,))
+
+    def server(self) -> ParameterServer:
+        """The state that all committed uploads lead to: the snapshot, and what came after it."""
+        number, parameters, stat, facts = self._db.execute(
+            "SELECT number, parameters, stat, facts FROM snapshot"
+        ).fetchone()
+        arrays = {"parameters": np.frombuffer(parameters, dtype="<f4"), "stat": np.frombuffer(stat, dtype="<f8")}
+        # Whoever was revoked since had been heard before: that comes last.
+        server = ParameterServer.restore(arrays, {**json.loads(facts), "revoked": []}, self.rules)
+        rows = self._db.execute(
+            "SELECT number, participant, sequence, body FROM uploads WHERE number > ? ORDER BY number", (number,)
+        )
+        for found, participant, sequence, body in rows:
+            if participant not in server.participants:
+                server.admit(participant)
+            number += 1
+            if found != number or body is None:
+                raise ValueError(f"upload {number} is missing; the state was tampered with or the disk is damaged.")
+            _, indices, values = unpack_upload(body, size=self.agreement.size)
+            server.push(participant, sequence, indices, values)
+        return server
+
+    def close(self) -> None:
+        try:
+            self._db.close()
+        except sqlite3.Error:
+            raise ValueError("the server's state could not be closed; it is as of the last commit.") from None
+        finally:
+            if self._sole is not None:
+                self._sole.release()
+
+
+def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
+    """The number of the last upload in it: they are numbered from 1, and each was pushed once."""
+    arrays, facts = server.snapshot()
+    number = int(facts["pushes"])
+    parameters, stat = arrays["parameters"].astype("<f4").tobytes(), arrays["stat"].astype("<f8").tobytes()
+    db.execute(
+        "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?, ?)",
+        (number, parameters, stat, json.dumps(facts, allow_nan=False)),
+    )
+    return number

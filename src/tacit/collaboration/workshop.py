@@ -1,0 +1,123 @@
+"""How a participant is put together from settings: the same for a simulation and for a real network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tacit.collaboration.messages import Positions, Vector, portion
+from tacit.collaboration.parameters import FlatParameters
+from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Training, Uploads
+from tacit.collaboration.privacy import (
+    GaussianPrivacy,
+    GaussianUploads,
+    LocalDpSgd,
+    SparseVectorPrivacy,
+    SparseVectorUploads,
+    whole_data_set,
+)
+from tacit.collaboration.selection import Agreed, AtRandom
+from tacit.collaboration.settings import Settings
+from tacit.ledger import Header, Ledger
+from tacit.mechanisms import SparseVectorQuery, SumQuery
+from tacit.randomness import Source
+
+
+class Workshop:
+    """Makes participants with ``records`` records and ``parameters`` parameters each; the noise is solved for once.
+
+    ``noise`` is the noise multiplier that the budget asks for, 0 where there is none to solve for; ``query`` is that of
+    sparse vector uploads, if they are. With ``places`` all upload those, and nothing is selected.
+    """
+
+    def __init__(self, settings: Settings, *, records: int, parameters: int, places: Agreed | None = None) -> None:
+        self._settings, self._places, privacy = settings, places, settings.privacy
+        if places is not None and isinstance(privacy, SparseVectorPrivacy):
+            raise ValueError("sparse-vector finds its own places; for agreed ones choose gaussian or dp-sgd.")
+        self.noise = 0.0
+        self.query: SparseVectorQuery | None = None
+        if isinstance(privacy, LocalDpSgd):
+            self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs)
+        elif isinstance(privacy, GaussianPrivacy):
+            self.noise = privacy.noise_multiplier(epochs=settings.epochs)
+        elif isinstance(privacy, SparseVectorPrivacy):
+            self.query = SparseVectorQuery(
+                group="upload",
+                epsilon=privacy.epsilon_per_epoch,
+                releases=portion(settings.upload, parameters),
+                bound=settings.limit,
+                threshold=settings.threshold,
+            )
+
+    def participant(
+        self,
+        name: str,
+        model: nn.Module,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        source: Source,
+        ledger: Callable[[Header], Ledger],
+        watch: Callable[[Vector], None] | None = None,
+    ) -> Participant:
+        """One participant; ``ledger`` is called for the ledger of its uploads or its training, if they are private."""
+        settings, privacy = self._settings, self._settings.privacy
+        flat = FlatParameters(model)
+        train: Training
+        if isinstance(privacy, LocalDpSgd):
+            seed = None if source.secure else seed_from(source)
+            book = ledger(Header(secure_randomness=source.secure, purpose=name))
+            train = privacy.trainer(
+                model, inputs, labels, epochs=settings.epochs, noise_multiplier=self.noise, ledger=book, seed=seed
+            )
+        else:
+            train = local_sgd(model, inputs, labels, settings, source)
+        uploads = self._uploads(source, ledger)
+        return Participant(name, flat, train, uploads if watch is None else _Watched(uploads, watch))
+
+    def _uploads(self, source: Source, ledger: Callable[[Header], Ledger]) -> Uploads:
+        settings = self._settings
+        if self.query is not None:
+            book = ledger(whole_data_set(secure=source.secure))
+            return SparseVectorUploads(self.query, ledger=book, source=source)
+        if isinstance(settings.privacy, GaussianPrivacy):
+            norm = settings.privacy.clip_norm
+            return GaussianUploads(
+                SumQuery(group="upload", clip_norm=norm, noise_std=self.noise * norm),
+                self._places or AtRandom(fraction=settings.upload),
+                bound=settings.limit,
+                ledger=ledger(whole_data_set(secure=source.secure)),
+                source=source,
+            )
+        return SelectedUploads(self._places or settings.rule(), bound=settings.limit, source=source)
+
+
+class _Watched:
+    """Uploads whose changes somebody looks at."""
+
+    def __init__(self, uploads: Uploads, watch: Callable[[Vector], None]) -> None:
+        self._uploads, self._watch = uploads, watch
+
+    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+        self._watch(change)
+        return self._uploads(change)
+
+
+def local_sgd(model: nn.Module, inputs: Tensor, labels: Tensor, settings: Settings, source: Source) -> LocalSgd:
+    """Plain local training, in an order that ``source`` decides."""
+    generator = torch.Generator().manual_seed(seed_from(source))
+    return LocalSgd(
+        model,
+        inputs,
+        labels,
+        learning_rate=settings.learning_rate,
+        batch_size=settings.batch_size,
+        generator=generator,
+    )
+
+
+def seed_from(source: Source) -> int:
+    """A seed for a generator of torch."""
+    return int(source.integers(2**62, 1)[0])

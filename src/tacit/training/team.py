@@ -1,0 +1,308 @@
+"""Several processes training one private model: one ledger, one lot, one noise (`torch.distributed` underneath).
+
+The processes belong together and are trusted alike; what leaves them is what is protected. The first of them keeps the
+ledger and draws every lot; each process reads, and clips, the records that are its own: record i is the business of
+process i mod W, whatever else is in the lot, so one record more or fewer changes what a single process adds. The noise
+is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
+variance: the whole sum without noise is nowhere, though parts of it travel.
+
+The processes must have the same records in the same order, and the same settings: what can be compared is compared
+before the first step, and parameters, clip norms and the step's number at every one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
+from tacit.ledger.events import from_json, to_json
+from tacit.randomness import Integers, SecureSource, SeededSource, Source
+
+T = TypeVar("T")
+Drawn = tuple[Integers, Integers]
+"""The examples of a lot, and the record that each belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Train one model with all processes of a group (by default all that `torchrun` started).
+
+    ``noise``: ``"first"``, the first process adds it all; or ``"split"``, each of W processes adds a W-th of the
+    variance, with a key of its own: one that betrays its noise then betrays a W-th of the protection, not all of it.
+    """
+
+    noise: str = "first"
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        if self.noise not in ("first", "split"):
+            raise ValueError(f"noise is {self.noise!r}; choose 'first' or 'split'.")
+
+
+class Team(Protocol):
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    size: int
+
+    def source(self, seed: int | None) -> Source:
+        """Where this process draws its noise, and by way of which its sums join the others'."""
+
+    def ledger(self, make: Callable[[], Ledger]) -> Ledger:
+        """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
+
+    def record(self, ledger: Ledger, step: Step, state: Callable[[], str]) -> Receipt:
+        """Write the step down in the one ledger; only then does anybody go on, and only in the same ``state``."""
+
+    def share(self, draw: Callable[[], Drawn]) -> Integers:
+        """The examples of the lot, drawn once, that are this process's own."""
+
+    def agree(self, what: str, facts: Callable[[], str]) -> None:
+        """Refuse, in every process, to go on with different ideas of ``what``."""
+
+    def begin_alike(self, model: nn.Module) -> None:
+        """Give every process the parameters and buffers of the first."""
+
+    def first_does(self, work: Callable[[], None]) -> None:
+        """Let the first process do something, and the others wait until it is done."""
+
+
+class Alone:
+    """A team of one."""
+
+    rank, size = 0, 1
+
+    def source(self, seed: int | None) -> Source:
+        return SecureSource() if seed is None else SeededSource(seed)
+
+    def ledger(self, make: Callable[[], Ledger]) -> Ledger:
+        return make()
+
+    def record(self, ledger: Ledger, step: Step, state: Callable[[], str]) -> Receipt:
+        return ledger.record(step)
+
+    def share(self, draw: Callable[[], Drawn]) -> Integers:
+        return draw()[0]
+
+    def agree(self, what: str, facts: Callable[[], str]) -> None:
+        """There is nobody to disagree with."""
+
+    def begin_alike(self, model: nn.Module) -> None:
+        """There is nobody to differ from."""
+
+    def first_does(self, work: Callable[[], None]) -> None:
+        work()
+
+
+class Processes:
+    """The processes of a `torch.distributed` group."""
+
+    def __init__(self, config: Parallel) -> None:
+        self._config = config
+        self.rank, self.size = dist.get_rank(config.group), dist.get_world_size(config.group)
+        ranks = dist.get_process_group_ranks(config.group or dist.group.WORLD)
+        # A group of our own: a collective in the caller's loop must never be paired with a release.
+        backend = dist.get_backend(config.group)
+        self._group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
+        self._first = ranks[0]
+        self._device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self._broken: str | None = None
+
+    def source(self, seed: int | None) -> Source:
+        if self._config.noise == "split":
+            share = self.size**-0.5
+        else:
+            share = 1.0 if self.rank == 0 else 0.0
+        return _Joined(share, self.add_up_) if seed is None else _SeededJoined(seed, self.rank, share, self.add_up_)
+
+    def ledger(self, make: Callable[[], Ledger]) -> Ledger:
+        if self.rank == 0:
+            book = self._or_tell(make)
+            entries = [[to_json(step), count] for step, count in book.entries]
+            self._tell("ledger", {"header": to_json(book.header), "entries": entries})
+            return book
+        told = self._hear("ledger")
+        copy = Ledger(from_json(told["header"]))
+        for step, count in told["entries"]:
+            event = from_json(step)
+            for _ in range(count):
+                copy.record(event, secure=copy.header.secure_randomness)
+        return copy
+
+    def record(self, ledger: Ledger, step: Step, state: Callable[[], str]) -> Receipt:
+        here = hashlib.sha256(state().encode()).hexdigest()
+        if self.rank == 0:
+            receipt = self._or_tell(lambda: ledger.record(step))
+            self._tell("step", {"step": to_json(step), "digest": ledger.digest, "state": here})
+            return receipt
+        told = self._hear("step")
+        if told["state"] != here:
+            raise self._break("the step, the clipping or the parameters here are not those of the first process")
+        receipt = ledger.record(from_json(told["step"]), secure=ledger.header.secure_randomness)
+        if ledger.digest != told["digest"]:
+            raise self._break("this process's copy of the ledger is not the first process's")
+        return receipt
+
+    def share(self, draw: Callable[[], Drawn]) -> Integers:
+        if self.rank == 0:
+            lot = np.stack(self._or_tell(draw))
+            self._tell("lot", {"size": lot.shape[1]})
+            both = torch.from_numpy(lot).contiguous().to(self._device)
+        else:
+            both = torch.empty(2, self._hear("lot")["size"], dtype=torch.int64, device=self._device)
+        self._together(lambda: dist.broadcast(both, self._first, group=self._group))
+        indices, owners = both.cpu().numpy()
+        return np.ascontiguousarray(indices[owners % self.size == self.rank])
+
+    def agree(self, what: str, facts: Callable[[], str]) -> None:
+        digest = bytearray(hashlib.sha256(facts().encode()).digest())
+        mine = torch.frombuffer(digest, dtype=torch.uint8).to(self._device)
+        all_of_them = [torch.empty_like(mine) for _ in range(self.size)]
+        self._together(lambda: dist.all_gather(all_of_them, mine, group=self._group))
+        others = [rank for rank, each in enumerate(all_of_them) if not torch.equal(each, all_of_them[0])]
+        if others:
+            self._break(f"process {others[0]} has another {what} than process 0")
+            raise ValueError(
+                f"process {others[0]} has another {what} than process 0; every process must call make_private with "
+                "the same model, data set and settings."
+            )
+
+    def begin_alike(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                values = tensor.detach().to(self._device).contiguous()
+                self._together(lambda values=values: dist.broadcast(values, self._first, group=self._group))  # type: ignore[misc]
+                if self.rank:
+                    tensor.copy_(values)
+
+    def first_does(self, work: Callable[[], None]) -> None:
+        if self.rank:
+            self._hear("done")
+            return
+        self._or_tell(work)
+        self._tell("done", {})
+
+    def add_up_(self, values: Tensor) -> None:
+        """Put the sum over all processes in the place of ``values``, the same in every one of them to the bit."""
+        there = values.to(self._device)  # the same tensor where it is there already
+        self._together(lambda: dist.all_reduce(there, group=self._group))
+        if there is not values:
+            values.copy_(there)
+
+    # -- messages of the first process to the others -------------------------------------------------------------------
+
+    def _or_tell(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives; if it fails, the others are told before the error goes its way."""
+        try:
+            return work()
+        except BudgetExceeded as error:
+            self._tell("refused", {"why": str(error)})
+            raise
+        except BaseException as error:
+            self._tell("failed", {"why": str(error)})
+            self._break(str(error))
+            raise
+
+    def _tell(self, kind: str, message: dict[str, Any]) -> None:
+        data = json.dumps({"kind": kind, **message}, allow_nan=False).encode()
+        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
+        text = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        self._together(lambda: dist.broadcast(size, self._first, group=self._group))
+        self._together(lambda: dist.broadcast(text, self._first, group=self._group))
+
+    def _hear(self, kind: str) -> dict[str, Any]:
+        size = torch.empty(1, dtype=torch.int64, device=self._device)
+        self._together(lambda: dist.broadcast(size, self._first, group=self._group))
+        text = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        self._together(lambda: dist.broadcast(text, self._first, group=self._group))
+        message: dict[str, Any] = json.loads(text.cpu().numpy().tobytes())
+        if message["kind"] == "refused":
+            raise BudgetExceeded(message["why"])
+        if message["kind"] == "failed":
+            raise self._break(f"the first process could not go on: {message['why']}")
+        if message["kind"] != kind:
+            raise self._break(f"this process waits for a {kind}, the first one is at a {message['kind']}")
+        return message
+
+    def _together(self, collective: Callable[[], object]) -> None:
+        """Do something that all processes do; after a failure nobody knows where the others are, so nothing follows."""
+        if self._broken is not None:
+            raise RuntimeError(f"this run of {self.size} processes cannot go on: {self._broken}. Resume it.")
+        try:
+            collective()
+        except BaseException as error:
+            self._break(f"a process was lost ({error})")
+            raise
+
+    def _break(self, why: str) -> RuntimeError:
+        self._broken = self._broken or why
+        return RuntimeError(f"this run of {self.size} processes cannot go on: {why}. Resume it from a checkpoint.")
+
+
+class _Joined(SecureSource):
+    """Keyed by the operating system in each process; sums pass through it to join those of the others."""
+
+    def __init__(self, share: float, add_up_: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.share, self._add_up_ = share, add_up_
+
+    def join_(self, noisy: Tensor) -> Tensor:
+        self._add_up_(noisy)
+        return noisy
+
+
+class _SeededJoined(SeededSource):
+    """For debugging: the first process has the stream of a run alone, every other one its own."""
+
+    def __init__(self, seed: int, rank: int, share: float, add_up_: Callable[[Tensor], None]) -> None:
+        super().__init__(seed)
+        self.share, self._add_up_ = share, add_up_
+        if rank:
+            self.branch(f"process {rank}")
+
+    def join_(self, noisy: Tensor) -> Tensor:
+        self._add_up_(noisy)
+        return noisy
+
+
+def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
+    """The team of a run. Several processes that each took themselves for the only one would not be one private run."""
+    processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
+    wrapped = [type(each).__name__ for each in model.modules() if isinstance(each, wrappers)]
+    wrapped += [type(each).__name__ for each in model.modules() if type(each).__name__ == "FullyShardedDataParallel"]
+    if wrapped:
+        raise ValueError(
+            f"the model is or has a {wrapped[0]}, which would put raw values of all processes together; "
+            "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
+        )
+    tensor = sys.modules.get("torch.distributed.tensor")  # a sharded parameter cannot exist without it
+    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
+        raise ValueError(
+            "the model's parameters are sharded (DTensor); a private run needs them whole in each process."
+        )
+    if parallel is None:
+        if processes > 1:
+            raise ValueError(
+                f"this is one of {processes} processes; give make_private parallel=tacit.Parallel() in each of them to "
+                "train one model together, or run it in one process."
+            )
+        return Alone()
+    if not isinstance(parallel, Parallel):
+        raise ValueError(f"parallel is {parallel!r}; give tacit.Parallel().")
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ValueError(
+            "parallel was given but there is no process group; start the script with torchrun and call "
+            "torch.distributed.init_process_group() first."
+        )
+    return Processes(parallel)

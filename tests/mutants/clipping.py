@@ -1,0 +1,181 @@
+"""Mutants of what bounds a record's contribution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mutants.registry import AUDIT, HISTORY, Patch, mutant
+from tacit.gradients import contributions, normalisations, sources, tape
+from tacit.mechanisms import groups, microbatch
+from tacit.training import sums as gradient_sums
+
+
+@mutant("nothing is clipped", AUDIT, f"{HISTORY}::test_06_the_fast_way_equals_one_example_at_a_time", note=6)
+def clip_norm_ignored(patch: Patch) -> None:
+    patch.setattr(groups.Clipping, "weights", lambda self, norms: torch.ones_like(norms, dtype=torch.float32))
+
+
+@mutant(
+    "one layer is not clipped",
+    "tests/training/test_bounds.py::test_a_record_moves_the_sum_by_no_more_than_recorded",
+    "tests/mechanisms/test_clipping.py::TestEveryStrategy::test_clipped_norm_is_at_most_the_bound_in_exact_arithmetic",
+    note=6,
+)
+def one_layer_not_clipped(patch: Patch) -> None:
+    real = groups.Clipping.weights
+
+    def weights(self: Any, norms: Any) -> Any:
+        found = real(self, norms)
+        if found.shape[1] > 1:
+            found[:, -1] = 1.0
+        return found
+
+    patch.setattr(groups.Clipping, "weights", weights)
+
+
+@mutant(
+    "norms of biases over positions: the sum of squares instead of the square of the sum",
+    f"{HISTORY}::test_06_the_fast_way_equals_one_example_at_a_time",
+    "tests/gradients/test_operations.py::test_normalisations",
+    note=6,
+)
+def squares_added_over_positions(patch: Patch) -> None:
+    real = contributions.Outer.gram_squares
+
+    def squares(self: Any, lo: int, hi: int) -> Any:
+        _, sizes = real(self, lo, hi)
+        a, g = self.factors(lo, hi)
+        return (a.square().sum(3) * g.square().sum(3)).sum((1, 2)), sizes
+
+    patch.setattr(contributions.Outer, "gram_squares", squares)
+    patch.setattr(contributions.Outer, "gram_is_cheaper", lambda self: True)
+
+
+@mutant(
+    "cross terms of tied weights are left out of the norm",
+    "tests/gradients/test_models.py::test_tied_language_model_with_padding",
+    "tests/gradients/test_models.py::test_a_module_used_twice",
+    note=6,
+)
+def cross_terms_dropped(patch: Patch) -> None:
+    patch.setattr(sources, "_merge", lambda parts: parts)
+    patch.setattr(sources, "_disjoint", lambda parts, shape: True)
+
+
+@mutant(
+    "layer normalisation takes one position for all",
+    f"{HISTORY}::test_13_norm_layers_unknown_layers_and_adapters",
+    "tests/gradients/test_operations.py::test_normalisations",
+    note=13,
+)
+def norm_layers_wrong_with_extra_axes(patch: Patch) -> None:
+    real = normalisations.by_example
+    patch.setattr(
+        normalisations,
+        "_per_example",
+        lambda x, layout, batch, shape: real(x, layout, batch).reshape(batch, -1, *shape)[:, 0],
+    )
+
+
+@mutant(
+    "the sums of a lot begin with those of the lot before",
+    "tests/training/test_algorithm.py::test_algorithm_1_in_ten_lines_of_numpy",
+    note=15,
+)
+def stale_sums(patch: Patch) -> None:
+    first = gradient_sums.GradientSums.__init__
+
+    def begin(self: Any, parameters: Any) -> None:
+        first(self, parameters)
+        self._empty = False
+
+    patch.setattr(gradient_sums.GradientSums, "__init__", begin)
+    patch.setattr(gradient_sums.GradientSums, "clear", lambda self: None)
+
+
+@mutant(
+    "every batch of a lot takes the place of the one before",
+    f"{HISTORY}::test_15_the_last_small_batch_counts_itself",
+    note=15,
+)
+def only_the_last_batch(patch: Patch) -> None:
+    def add(self: Any, engine: Any, clipping: Any) -> None:
+        engine.clipped_sum(clipping, out=self._sums, overwrite=True)
+        self._empty = False
+
+    patch.setattr(gradient_sums.GradientSums, "add", add)
+
+
+@mutant(
+    "an example that is not finite poisons the sum",
+    f"{HISTORY}::test_19_a_record_that_is_not_finite_counts_as_zero",
+    note=19,
+)
+def nan_poisons_the_sum(patch: Patch) -> None:
+    real = torch.isfinite
+    fake = type("torch", (), {"__getattr__": lambda self, name: getattr(torch, name)})()
+    fake.isfinite = lambda x: torch.ones_like(real(x))
+    patch.setattr(tape, "torch", fake)
+    patch.setattr(tape, "checked_weights", lambda weights, norms: weights.to(norms.dtype))
+
+
+@mutant(
+    "norms are rounded to half precision",
+    f"{HISTORY}::test_20_norms_and_sums_are_not_in_half_precision",
+    "tests/mechanisms/test_clipping.py::TestEveryStrategy::test_clipped_norm_is_at_most_the_bound_in_exact_arithmetic",
+    note=20,
+)
+def norms_in_half_precision(patch: Patch) -> None:
+    real = groups.Clipping.weights
+    patch.setattr(groups.Clipping, "weights", lambda self, norms: real(self, norms.bfloat16().to(norms.dtype)))
+
+
+@mutant(
+    "sums of huge terms that cancel are added where others are",
+    "tests/gradients/test_influence.py::test_one_record_changes_the_sum_by_at_most_its_bound",
+)
+def cancellation_ignored(patch: Patch) -> None:
+    for module in (contributions, sources):
+        patch.setattr(
+            module, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool)
+        )
+    patch.setattr(sources.Uses, "squares", lambda self: self._measured()[0])  # nor is the norm enlarged for it
+
+
+@mutant(
+    "joint clipping does not scale the noise of its vectors",
+    "tests/mechanisms/test_release.py::test_noise_of_every_group_has_the_recorded_deviation",
+)
+def joint_noise_not_scaled(patch: Patch) -> None:
+    real = groups.Clipping.release_
+
+    def release(self: Any, receipt: Any, totals: Any, source: Any) -> None:
+        flat = [replace(g, vectors=tuple(replace(v, scale=1.0) for v in g.vectors)) for g in self.groups]
+        real(groups.Clipping(flat), receipt, totals, source)
+
+    patch.setattr(groups.Clipping, "release_", release)
+
+
+@mutant(
+    "microbatch averages are charged as if one example moved them by C",
+    f"{HISTORY}::test_12_microbatches_are_charged_twice",
+    note=12,
+)
+def microbatches_charged_once(patch: Patch) -> None:
+    patch.setattr(
+        microbatch.Microbatches,
+        "bind",
+        lambda self, shapes, *, lot_size=None: self.clipping.bind(shapes, lot_size=lot_size),
+    )
+
+
+@mutant(
+    "a user with several examples is charged for one",
+    "tests/training/test_users.py::test_a_user_moves_the_sum_by_most_times_the_clip_norm_at_most",
+    "tests/mechanisms/test_clipping.py::test_a_record_with_several_examples_is_charged_for_each",
+)
+def users_charged_for_one_example(patch: Patch) -> None:
+    patch.setattr(groups.Clipping, "repeated", lambda self, contributions: self)
