@@ -73,21 +73,23 @@ def _norms(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
     return found
 
 
-def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
-    """Sums of squares from above: squares too small for the type count as its smallest number, not as zero.
+def guarded_squares(x: Tensor) -> Tensor:
+    """`row_squares` from above: squares too small for the type count as its smallest number, not as zero.
 
     Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
     """
-    entries = math.prod(x.shape[d] for d in ([dim] if isinstance(dim, int) else dim))
-    return _norms(x, dim).square_().add_(entries * torch.finfo(x.dtype).tiny)
+    return row_squares(x).add_(x[:1].numel() * torch.finfo(x.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Bounds of errors in units of u, for terms of size M: |G|² is off by relative·|G|² + gram·M², and G by own·M."""
+    """Bounds of errors in units of u, for terms of size M: |G|² is off by relative·|G|² + gram·M², and G by own·M.
+
+    They are public, or (a tensor) each example's own: never what some example made of them for all.
+    """
 
     relative: float = 0.0
-    gram: float = 0.0
+    gram: float | Tensor = 0.0
     own: float = 0.0
 
 
@@ -123,8 +125,8 @@ class Contribution(ABC):
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         """total += Σ_i weights[i]·G_i in float64, at most `first` examples having met in float32 in one call."""
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
-        """total = Σ_i weights[i]·G_i, whatever it held, by the rules of `precision`."""
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """total = Σ_i weights[i]·G_i, whatever it held, by the rules of `precision` for so many terms an example."""
         wide = torch.zeros(self.shape, dtype=torch.float64, device=total.device)
         self.widen(wide, weights)
         total.copy_(wide)
@@ -163,7 +165,7 @@ class Dense(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
         total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
@@ -173,12 +175,12 @@ class Dense(Contribution):
         """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64."""
         grads = precise(self.grads).reshape(self.batch, -1)
         weights = weights.to(grads.dtype)
-        front = self.batch % size
         if self.batch <= size:
             return torch.mv(grads.t(), weights)
-        each = torch.bmm(weights[front:].view(-1, 1, size), grads[front:].view(-1, size, grads.shape[1]))
-        total = each.sum((0, 1), dtype=torch.float64)
-        return total.add_(torch.mv(grads[:front].t(), weights[:front])) if front else total
+        total = torch.zeros(grads.shape[1], dtype=torch.float64, device=grads.device)
+        for lo, hi in pieces(self.batch, size):
+            total += torch.mv(grads[lo:hi].t(), weights[lo:hi])
+        return total
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(cleared(self.grads, bad))
@@ -222,8 +224,8 @@ class Outer(Contribution):
         return self.a.numel() + self.g.numel()
 
     def settle(self) -> Contribution:
-        """Keep the G_i where they are what the norm needs and no larger than twice the factors they replace."""
-        if self.positions > 1 and not self.gram_is_cheaper() and self.batch * self.size <= 2 * self.factor_numel():
+        """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
+        if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
             if self.batch * self.size * 4 <= CHUNK_BYTES:
                 return Dense(self.instantiate(0, self.batch))
             grads: Tensor | None = None
@@ -247,9 +249,9 @@ class Outer(Contribution):
             a, g = self.factors(0, self.batch)
             if self.output is not None:
                 of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
-                found = guarded_squares(a.reshape(self.batch, -1), 1).mul_(of_g)
+                found = guarded_squares(a).mul_(of_g)
             else:
-                found = (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
+                found = self.term_sizes()
             return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
@@ -262,7 +264,7 @@ class Outer(Contribution):
 
     def rounding(self) -> Rounding:
         if self.positions == 1:
-            return Rounding(relative=self.width_in + self.width_out + self.blocks + 12)
+            return Rounding(relative=row_rounding(self.width_in) + row_rounding(self.width_out) + self.blocks)
         own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
         if not self.gram_is_cheaper():
             return Rounding(relative=row_rounding(self.size), own=own)
@@ -271,7 +273,12 @@ class Outer(Contribution):
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
         a, g = self.factors(0, self.batch)
-        return (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
+        return self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
+
+    def over_blocks(self, a: Tensor, g: Tensor) -> Tensor:
+        """|a|²·|g|², one row for each block of each example, added over the blocks."""
+        found = guarded_squares(a).mul_(guarded_squares(g))
+        return found if self.blocks == 1 else found.view(self.batch, self.blocks).sum(1)
 
     def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
@@ -285,6 +292,7 @@ class Outer(Contribution):
         of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
         of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
         sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
         return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
 
     def product(self, a: Tensor, g: Tensor) -> Tensor:
@@ -305,16 +313,16 @@ class Outer(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return self.shaped(self.product(*self.factors(lo, hi)))
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
-        first = per_call(self.positions)
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        first = per_call(positions)
         adds = total.is_contiguous() and self.adds_once(first, total.dtype)
         gather(total, 0, self.batch, first, self.contraction(weights), adds=adds)
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         call = self.contraction(weights)
         part = torch.empty(self.shape, dtype=self.dtype, device=total.device)
-        for lo, hi in pieces(self.batch, TOGETHER):
-            gather(part, lo, hi, first, call)
+        for lo, hi in pieces(self.batch, min(first, TOGETHER)):
+            call(part, lo, hi, False)
             total += part
 
     @property

@@ -1,4 +1,4 @@
-"""Tags of loss functions, and what the arriving gradient says about the loss's reduction."""
+"""Loss functions: their tags, and means over examples taken of the examples' own losses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
+from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.rules import Call, mixes, pairs, rule
@@ -119,14 +120,46 @@ def _ctc(call: Call) -> Tag:
     return Total("mean" if reduction == 1 else "sum")
 
 
+@operation(" ".join(name for name in _POSITION if name not in _CLASSES), always=True)
+def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
+    place, given = _POSITION[canonical(func)], list(args)
+    if opened(func) is not None:
+        return recorder.carry_out(func, args, kwargs)
+    if (given[place] if len(given) > place else kwargs.get("reduction", 1)) != 1 or not recorder.batch:
+        return recorder.carry_out(func, args, kwargs)
+    if len(given) > place:
+        given[place] = 0
+    each = recorder.carry_out(func, tuple(given), kwargs if len(given) > place else {**kwargs, "reduction": 0})
+    layout = layout_of(recorder, each)
+    if layout is None or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)  # refused, with the loss's own reason
+    return each.mean()
+
+
+@operation("ctc_loss", always=True)
+def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `reduced`; the mean of this loss divides each example's by the length of its target first."""
+    names = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
+    given = bound(names, args, kwargs, blank=0, reduction=1, zero_infinity=False)
+    body = opened(func)
+    if body is not None:
+        return body(*args, **kwargs)
+    if given[5] != 1 or not recorder.batch:
+        return recorder.carry_out(func, args, kwargs)
+    each = recorder.carry_out(func, (*given[:5], 0, given[6]), {})
+    layout = layout_of(recorder, each)
+    if layout is None or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)
+    lengths = given[3] if isinstance(given[3], Tensor) else torch.tensor(given[3])
+    return (each / lengths.to(each.device).clamp_min(1)).mean()
+
+
 @operation("kl_div", always=True)
 def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
     if func is not torch.nn.functional.kl_div:
-        tagged, _ = recorder.scan(args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **kwargs)
-        return recorder.finish("kl_div", func, args, kwargs, out, tagged)
+        return reduced(recorder, func, args, kwargs)
     body = opened(func)
     assert body is not None
     given = dict(zip(("input", "target", "size_average", "reduce", "reduction", "log_target"), args)) | kwargs
@@ -179,38 +212,8 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
+    if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
+        return reduced(recorder, func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
-
-
-def scale_of(recorder: Recorder) -> float:
-    """The factor from the arriving gradients to those of the single losses ℓ_i, known for certain or refused.
-
-    Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
-    back through it, so L = c·Σ_i ℓ_i with c known exactly. Undeclared, only an unscaled mean or an unscaled sum is
-    accepted; declared, a loss that contradicts the declaration is refused.
-    """
-    batch = recorder.batch or 1
-    kinds = {kind for kind, _ in recorder.seeds}
-    unscaled = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
-    declared = recorder.reduction
-    if declared is None:
-        if batch == 1:
-            return 1.0
-        if len(kinds) == 1 and unscaled:
-            return float(batch) if kinds == {"mean"} else 1.0
-        if not recorder.seeds:
-            why = "the loss was not reduced over examples by an operation the engine saw"
-        elif len(kinds) > 1:
-            why = "one part of the loss is a mean and another a sum over examples"
-        else:
-            why = f"the {kinds.pop()} over examples was scaled afterwards"
-        raise ValueError(
-            f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
-            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
-        )
-    wrong = "sum" if declared == "mean" else "mean"
-    if batch > 1 and wrong in unscaled and kinds == {wrong}:
-        raise ValueError(f"reduction={declared!r} was declared, but the loss is a {wrong} over examples")
-    return float(batch) if declared == "mean" else 1.0

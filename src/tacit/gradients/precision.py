@@ -10,7 +10,8 @@ new record may fall another way. That is bounded for any order a kernel adds in,
   data sets: four times the error of one. How many records the lot has does not matter.
 * what a record's own terms do to it in a call of its own is part of its norm (`own_rounding`), not of S.
 
-Slots are counted from the end of a batch, so that the incomplete call is the first (see `pieces`).
+Premise: what a kernel makes of one record's row (its activations, gradients and norm) is a function of that record
+alone, not of its place, of the other rows or of their number. Nothing here bounds what happens where that fails.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 UNIT = 2.0**-24
 """The unit roundoff u of float32, the coarsest type in which anything is summed."""
 
-CALLS = (128, 16, 4, 1)
+CALLS = (128, 16, 8, 4, 2, 1)
 """How many records one call of a kernel may sum: the first for records of one term each, the others for more."""
 
 BLOCKS = (128, 1024, 2048)
@@ -36,9 +37,15 @@ LARGEST_BATCH = BLOCKS[-1]
 """Records that are summed in float32 at all; the sums of several such batches are added in float64."""
 
 LARGEST_LOT = 8192
-"""Records whose sum is rounded from float64 to float32 before noise is added; larger sums stay in float64."""
+"""Records whose sum may be rounded from float64 to float32 before noise is added.
 
-SHARE = 0.002
+Lots of half as many on average are: that one has more than this is less likely than 10^-600 (`released_in`).
+"""
+
+MOST_POSITIONS = 1 << 20
+"""Terms that one record may have in one parameter; more are refused."""
+
+SHARE = 0.005
 """What calls of one size may add to the sensitivity."""
 
 NORM_SHARE = 2.0**-11
@@ -47,11 +54,16 @@ NORM_SHARE = 2.0**-11
 That is part of the margin, so that ordinary norms are used as they are; beyond it a norm is enlarged (`Uses.squares`).
 """
 
-MARGIN = 0.011
+MARGIN = 0.02
 """By how much of itself the sensitivity of a clipped sum grows by rounding, at most; see `margin`."""
 
 TOGETHER = 16
-"""Records whose parts are added in float32 where several uses of a parameter meet; beyond, in float64."""
+"""Records whose parts one call may sum where several uses of a parameter meet; the calls are added in float64."""
+
+
+def released_in(dtype: torch.dtype, lot_size: float) -> torch.dtype:
+    """The type in which a sum over a lot is released: decided by the expected size, which is public."""
+    return dtype if lot_size <= LARGEST_LOT / 2 else torch.float64
 
 
 def spread(positions: int) -> float:
@@ -62,11 +74,9 @@ def spread(positions: int) -> float:
 def call_error(records: int, positions: int) -> float:
     """What one call can be wrong by, in units of u·S.
 
-    A term is a product of three numbers: two roundings. A tree of additions over n terms of size at most 1 has inner
-    nodes of total size at most n(n+1)/2, a chain being the worst; terms of unequal size pass through n additions.
+    A term is a product of three numbers: two roundings. Each of n terms passes through at most n additions, in an
+    order that may be another for every entry of the matrix.
     """
-    if positions == 1:
-        return records * (records + 1) / 2 + 2 * records
     return (records * positions + 2) * records * spread(positions)
 
 
@@ -106,16 +116,22 @@ def own_rounding(positions: int, formed: bool) -> float:
 
     Once in the call that sums it, and once more where its norm was measured from a gradient formed before.
     """
-    return (2 if formed else 1) * (positions + 4) * UNIT
+    steps = (positions + 4) * UNIT
+    return (2 if formed else 1) * steps / (1 - steps)
+
+
+def check_positions(positions: int) -> None:
+    if positions > MOST_POSITIONS:
+        raise ValueError(
+            f"a parameter is used at {positions} positions of every record, for which no sensitivity is proved; "
+            f"use it at no more than {MOST_POSITIONS}."
+        )
 
 
 def pieces(batch: int, size: int, lo: int = 0) -> Iterator[tuple[int, int]]:
-    """lo … batch cut into pieces of `size` from the end, the incomplete one first."""
-    start = lo + (batch - lo) % size
-    if start > lo:
-        yield lo, start
-    for at in range(start, batch, size):
-        yield at, at + size
+    """lo … batch cut into pieces of `size`, the incomplete one last: one record more leaves all others as they were."""
+    for at in range(lo, batch, size):
+        yield at, min(at + size, batch)
 
 
 Call = Callable[[Tensor, int, int, bool], None]
@@ -171,7 +187,12 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
 
 
 def check_precision(device: torch.device) -> None:
-    """Refuse settings that let float32 products be computed in a coarser type: nothing here holds for them."""
+    """Refuse settings that let float32 be computed with in a coarser way: nothing here holds for them."""
+    if float(torch.tensor(2.0**-126) * 0.5) == 0:
+        raise ValueError(
+            "numbers below 2^-126 are flushed to zero (torch.set_flush_denormal), for which no sensitivity is proved; "
+            "call torch.set_flush_denormal(False)."
+        )
     wrong = [] if torch.get_float32_matmul_precision() == "highest" else ["torch.set_float32_matmul_precision"]
     library = "mkldnn" if device.type == "cpu" else "cudnn"
     for operation in ("matmul", "conv"):

@@ -17,7 +17,7 @@ from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
-from tacit.gradients.tap import Tap
+from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 from tacit.gradients.writing import assign_attribute, known, refuse_unfollowed, settle
 
@@ -135,6 +135,11 @@ class Recorder:
         take_over = ALWAYS.get(name)
         if take_over is not None:
             return take_over(self, func, args, kwargs)
+        return self.carry_out(func, args, kwargs)
+
+    def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `handle` does with an operation that nothing takes over."""
+        name = canonical(func)
         body = opened(func)
         if body is not None:
             return body(*args, **kwargs)
@@ -276,8 +281,13 @@ class Recorder:
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
+                        out.register_hook(lambda grad: self._seeded(kind, grad.detach()))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
+
+    def _seeded(self, kind: str, grad: Tensor) -> Tensor | None:
+        """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
+        self.seeds.append((kind, grad))
+        return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------
 

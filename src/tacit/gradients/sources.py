@@ -23,10 +23,11 @@ from tacit.gradients.contributions import (
     chunks,
     concatenated,
     precise,
+    precise_dtype,
     row_rounding,
     row_squares,
 )
-from tacit.gradients.precision import NORM_SHARE, TOGETHER, UNIT, own_rounding, per_call
+from tacit.gradients.precision import NORM_SHARE, TOGETHER, UNIT, check_positions, own_rounding, per_call
 from tacit.gradients.sparse import Rows, together
 
 
@@ -145,21 +146,23 @@ class Uses:
         self.separate = len(self.parts) == 1 or _disjoint(self.parts, shape)
         """Whether no two uses meet in an entry of the parameter."""
         self.positions = sum(p.contribution.positions for p in self.parts)
+        check_positions(self.positions)
         self.apart: list[int] = []
         """Examples whose terms cancel; their gradients are formed by themselves (see `cancelled`)."""
         self.relative = 0.0
-        """Relative error of what `squares` returns, in units of u."""
+        """Relative error of what `squares` returns."""
 
     def squares(self) -> Tensor:
         """Upper bounds of |Σ_parts G_i|², up to `relative`; infinite where a term is."""
         found, sizes, rounding = self._measured()
-        self.relative = max(rounding.relative, row_rounding(self.shape.numel()) if sizes is not found else 0.0)
+        unit = torch.finfo(precise_dtype(found)).eps / 2
+        formed = row_rounding(self.shape.numel()) if sizes is not found else 0.0
+        self.relative = max(rounding.relative, formed) * unit
         if sizes is found:
             return found
         apart = cancelled(found, sizes, self.positions)
         self.apart = apart.nonzero().flatten().tolist()
-        unit = torch.finfo(sizes.dtype).eps / 2
-        above = torch.add(found, sizes, alpha=rounding.gram * unit).sqrt_()
+        above = torch.addcmul(found, sizes, torch.as_tensor(unit * rounding.gram, dtype=found.dtype)).sqrt_()
         above.add_(sizes.sqrt(), alpha=rounding.own * unit).mul_(1 - NORM_SHARE)
         enlarged = torch.maximum(found, above.square_())
         for i in self.apart:
@@ -186,8 +189,8 @@ class Uses:
             return formed, sizes, Rounding(own=own_rounding(self.positions + len(parts), formed=True) / UNIT)
         total = torch.stack([n for n, _ in each]).sum(0) + 2 * crossed
         inner = self.shape.numel() // max(1, self.shape[0]) + self.positions + len(parts)
-        lookups = max([p.most for p in parts if isinstance(p, Rows)], default=0)
-        gram = rounding.gram + rounding.relative + 2 * rounding.own + 2 * (inner + lookups) + 16
+        lookups = torch.stack([p.lookups() for p in parts if isinstance(p, Rows)]).sum(0)
+        gram = lookups * 2.0 + (rounding.gram + rounding.relative + 2 * rounding.own + 2 * inner + 16)
         own = own_rounding(self.positions + len(parts), formed=False) / UNIT
         return total, sizes, Rounding(gram=gram, own=own)
 
@@ -203,12 +206,12 @@ class Uses:
             total.zero_()
         for part in self.parts:
             if part.region is None:
-                part.contribution.assign(total, together)
+                part.contribution.assign(total, together, self.positions)
             elif total.is_contiguous():
-                part.contribution.assign(part.region.of(total), together)
+                part.contribution.assign(part.region.of(total), together, self.positions)
             else:
                 fresh = torch.zeros(total.shape, dtype=total.dtype, device=total.device)
-                part.contribution.assign(part.region.of(fresh), together)
+                part.contribution.assign(part.region.of(fresh), together, self.positions)
                 total += fresh
         if self.apart:
             wide = torch.zeros(total.shape, dtype=torch.float64, device=total.device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, precise, row_squares
+from tacit.gradients.contributions import Contribution, Rounding, precise, row_rounding, row_squares
 from tacit.gradients.precision import BLOCKS, TOGETHER
 
 
@@ -18,10 +18,9 @@ class Rows(Contribution):
         self.index, self.owner, self.grads = index, owner, grads
         self.shape, self.batch = torch.Size(shape), batch
 
-    @property
-    def most(self) -> int:
-        """How many lookups one example can have made."""
-        return int(torch.bincount(self.owner, minlength=1).max())
+    def lookups(self) -> Tensor:
+        """How many lookups each example made."""
+        return torch.bincount(self.owner, minlength=self.batch)
 
     def settle(self) -> Rows:
         """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
@@ -42,9 +41,10 @@ class Rows(Contribution):
         mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
         return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """In float32 where no row can receive more than a block's worth of additions, one from each example."""
         if self.batch > BLOCKS[0]:
-            super().assign(total, weights)
+            super().assign(total, weights, positions)
         else:
             total.zero_().index_add_(0, self.index, self._weighted(weights).to(total.dtype))
 
@@ -67,8 +67,13 @@ class MergedRows(Rows):
         return self
 
     def squares(self) -> Tensor:
+        """Added in float64: an example may have made any number of lookups."""
         each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
+
+    def rounding(self) -> Rounding:
+        return Rounding(relative=row_rounding(self.shape[1]) + 1)
 
 
 def together(parts: Sequence[Rows]) -> Rows:
@@ -92,13 +97,14 @@ class Diagonal(Contribution):
 
     def squares(self) -> Tensor:
         each = row_squares(precise(self.grads).movedim(self.dim, 0))
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         grads = precise(self.grads)
         return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
         total.copy_(self._weighted(weights))
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:

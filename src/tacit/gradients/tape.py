@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import backward, convolutions, lookups, losses, normalisations, operations, recurrent, sources
+from tacit.gradients import (
+    backward,
+    convolutions,
+    lookups,
+    losses,
+    means,
+    normalisations,
+    operations,
+    recurrent,
+    sources,
+)
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.inputs import BatchDim, Inputs
@@ -19,7 +29,7 @@ from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 
-RULES = (backward, operations, convolutions, lookups, normalisations, recurrent)
+RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, recurrent)
 """Modules that register rules when they are imported."""
 
 
@@ -71,7 +81,6 @@ class Engine:
         """How many captures the following were computed from."""
         self._squares: dict[str, Tensor] = {}
         self._uses: dict[str, sources.Uses] = {}
-        self._known_scale = 1.0
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
@@ -154,9 +163,9 @@ class Engine:
         # parameters and the root round too. The margin covers so much; only the rest must enlarge the norm.
         unit = torch.finfo(norms.dtype).eps / 2
         count = sum(len(group) for group in partition)
-        errors = max((uses.relative for uses in self._uses.values()), default=0.0) / 2 + count
+        errors = max((uses.relative for uses in self._uses.values()), default=0.0) / 2 + count * unit
         lost = math.sqrt(sum(shape.numel() for shape in self.shapes.values()) * torch.finfo(norms.dtype).tiny)
-        return norms.add_(lost).mul_(self._scale() * (1 + 32 * unit + max(0.0, errors * unit - NORM_SHARE)))
+        return norms.add_(lost).mul_(1 + 32 * unit + max(0.0, errors - NORM_SHARE))
 
     @torch.no_grad()
     def clipped_sum(
@@ -191,7 +200,7 @@ class Engine:
         weights = checked_weights(clipping.weights(norms), norms)
         if finite is not None:
             weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        columns = (weights * (scale * self._scale())).unbind(1)
+        columns = (weights * scale if scale != 1 else weights).unbind(1)
         result: dict[str, Tensor] = {}
         column = {name: columns[g] for g, group in enumerate(partition) for name in group}
         for name, parameter in self._recorder.parameters.items():
@@ -231,12 +240,8 @@ class Engine:
         self._depth = 0
         self._recorder.active = self._stays_readable
 
-    def _scale(self) -> float:
-        self._all_squares()
-        return self._known_scale
-
     def _all_squares(self) -> dict[str, Tensor]:
-        """Every example's squared norm for every parameter, before the loss's own scale."""
+        """Every example's squared norm for every parameter."""
         recorder = self._recorder
         if recorder.batch is None:
             raise RuntimeError(
@@ -246,7 +251,8 @@ class Engine:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
         if self._squares and self._measured == recorder.captures:
             return self._squares
-        self._known_scale = losses.scale_of(recorder) if recorder.parts else 1.0
+        if recorder.parts:
+            means.check_reduction(recorder)
         squares: dict[str, Tensor] = {}
         with torch.no_grad():
             for name, parameter in recorder.parameters.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise, precise_dtype
+from tacit.gradients.contributions import Outer, cleared, precise, precise_dtype
 from tacit.gradients.precision import Call
 
 
@@ -81,9 +81,8 @@ class Convolution(Outer):
         shared = 1
         for k, s, d in zip(self.kernel, self.stride, self.dilation):
             shared *= -(-k * math.gcd(s, d) // s)
-        n, each = image.shape[:2]
-        of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
-        return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
+        rows = [x.transpose(1, 2).unflatten(1, (self.blocks, -1)).flatten(0, 1) for x in (image, grad)]  # type: ignore[no-untyped-call]
+        return self.over_blocks(*rows).mul_(shared)
 
     @property
     def dtype(self) -> torch.dtype:
