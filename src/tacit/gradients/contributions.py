@@ -251,7 +251,7 @@ class Outer(Contribution):
                 of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
                 found = guarded_squares(a).mul_(of_g)
             else:
-                found = self.term_sizes()
+                found = self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
             return found, found
         if not self.gram_is_cheaper():
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]

@@ -110,9 +110,18 @@ class Clipping:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
         bound = self._bound(norms)
         dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
-        if bound.simple and float(norms.sum(dtype=dtype)) < bound.largest:
-            # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
-            return (bound.quotient(dtype) / norms).clamp_(max=1.0)
+        if not bound.simple:
+            return self._exact(norms, bound, dtype)
+        # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
+        factors = (bound.quotient(dtype) / norms).clamp_(max=1.0)
+        if float(norms.sum(dtype=dtype)) < bound.largest:
+            return factors
+        # Whether a record's factor is a plain quotient depends on that record alone, not on the others in the batch.
+        plain = (norms < bound.largest).all(dim=1, keepdim=True)
+        return torch.where(plain, factors, self._exact(norms, bound, dtype))
+
+    def _exact(self, norms: torch.Tensor, bound: _Bounds, dtype: torch.dtype) -> torch.Tensor:
+        """The factors by float64 arithmetic, rounded down."""
         joint = self.joint(norms)
         factors = (bound.norms / joint).clamp_(max=1.0)
         for index, group in enumerate(bound.groups):

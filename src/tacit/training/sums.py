@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
-from tacit.gradients.precision import LARGEST_LOT
+from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
@@ -18,7 +18,8 @@ class GradientSums:
     """One sum for each parameter, in memory that is kept from lot to lot.
 
     A batch is summed in float32 or better and the sums of several batches are added in float64, so that rounding does
-    not grow with the lot (docs/finite-precision.md). The sum over a very large lot is also released in float64.
+    not grow with the lot (docs/finite-precision.md). The sum over a very large lot, judged by its expected size, is also
+    released in float64.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -29,20 +30,16 @@ class GradientSums:
         }
         self._gradients = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}
         self._wide: dict[str, Tensor] = {}
-        self._batches = self._records = 0
+        self._batches = 0
 
     def clear(self) -> None:
         """Begin a lot: the next batch takes the place of what the sums hold."""
-        self._batches = self._records = 0
+        self._batches = 0
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
         if self._batches == 1:
-            for name, total in self._sums.items():
-                if name not in self._wide:
-                    self._wide[name] = torch.empty_like(total, dtype=torch.float64)
-                self._wide[name].copy_(total)
-        self._records += engine.batch_size
+            self._widen()
         engine.clipped_sum(clipping, out=self._sums, overwrite=True)
         self._batches += 1
         if self._batches > 1:
@@ -53,10 +50,7 @@ class GradientSums:
         """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
         if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
-        sums = self._wide if self._batches > 1 and self._records > LARGEST_LOT else self._sums
-        if self._batches > 1 and sums is self._sums:
-            for name, total in sums.items():
-                total.copy_(self._wide[name])
+        sums = {name: self._in(released_in(total.dtype, lot_size), name) for name, total in self._sums.items()}
         clipping.release_(receipt, sums, source)
         for name, parameter in self._parameters.items():
             # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
@@ -66,6 +60,20 @@ class GradientSums:
             else:
                 gradient.copy_(sums[name].div_(lot_size))
             parameter.grad = gradient
+
+    def _widen(self) -> None:
+        """Go on in float64 from what the first batch gave."""
+        for name, total in self._sums.items():
+            if name not in self._wide:
+                self._wide[name] = torch.empty_like(total, dtype=torch.float64)
+            self._wide[name].copy_(total)
+
+    def _in(self, dtype: torch.dtype, name: str) -> Tensor:
+        """The finished sum of a parameter in the type it is released in, which is public."""
+        total = self._sums[name]
+        if dtype != total.dtype:
+            return self._wide[name] if self._batches > 1 else total.to(dtype)
+        return total.copy_(self._wide[name]) if self._batches > 1 else total
 
     def noise(self, receipt: Receipt, clipping: Clipping, *, lot_size: float) -> dict[Tensor, float]:
         """The standard deviation of the noise on each parameter's mean gradient: public."""

@@ -257,8 +257,7 @@ class _Joined(SecureSource):
         self.share, self._add_up_ = share, add_up_
 
     def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
-        return noisy
+        return _joined(noisy, self._add_up_)
 
 
 class _SeededJoined(SeededSource):
@@ -271,8 +270,20 @@ class _SeededJoined(SeededSource):
             self.branch(f"process {rank}")
 
     def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
+        return _joined(noisy, self._add_up_)
+
+
+def _joined(noisy: Tensor, add_up_: Callable[[Tensor], None]) -> Tensor:
+    """``noisy`` with the parts of all processes; in float64, so that putting them together rounds nothing that counts.
+
+    In float32 the sum of the processes' parts would be rounded at each of them, in size with the noise as a whole.
+    """
+    if noisy.dtype != torch.float32:
+        add_up_(noisy)
         return noisy
+    wide = noisy.double()
+    add_up_(wide)
+    return noisy.copy_(wide)
 
 
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
