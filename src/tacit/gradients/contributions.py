@@ -177,10 +177,10 @@ class Dense(Contribution):
         weights = weights.to(grads.dtype)
         if self.batch <= size:
             return torch.mv(grads.t(), weights)
-        total = torch.zeros(grads.shape[1], dtype=torch.float64, device=grads.device)
-        for lo, hi in pieces(self.batch, size):
-            total += torch.mv(grads[lo:hi].t(), weights[lo:hi])
-        return total
+        full = self.batch // size * size
+        each = torch.bmm(weights[:full].view(-1, 1, size), grads[:full].view(-1, size, grads.shape[1]))
+        total = each.sum((0, 1), dtype=torch.float64)
+        return total.add_(torch.mv(grads[full:].t(), weights[full:])) if full < self.batch else total
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(cleared(self.grads, bad))

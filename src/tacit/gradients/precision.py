@@ -173,17 +173,19 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
 
     Found by trying, on a matrix of these dimensions: with 2^30 in the matrix and terms of a fraction of its last place,
     each addition to the matrix rounds another way, and only one addition, at the end, gives the rounded exact result.
-    What is found is taken to hold for all matrices of these dimensions. (Few rows would show too little.)
+    What is found is taken to hold for all matrices of these dimensions. (A small one would show too little.)
     """
-    if outputs < 32 or dtype != torch.float32:
+    if max(outputs, inputs) < 32 or dtype != torch.float32:
         return False
-    each = torch.arange(outputs, device=device, dtype=dtype).mul_(37).remainder_(509).add_(3).div_(8)
     start = 2.0**30
     found = torch.full((outputs, inputs), start, dtype=dtype, device=device)
-    left = each.expand(terms, outputs).contiguous()
-    found.addmm_(left.t(), torch.ones(terms, inputs, dtype=dtype, device=device))
+    left, right = torch.ones(terms, outputs, device=device), torch.ones(terms, inputs, device=device)
+    longer = left if outputs >= 32 else right
+    each = torch.arange(longer.shape[1], device=device, dtype=dtype).mul_(37).remainder_(509).add_(3).div_(8)
+    longer.copy_(each.expand_as(longer))
+    found.addmm_(left.t(), right)
     expected = (each.double() * terms + start).to(dtype)
-    return bool((found == expected.unsqueeze(1)).all())
+    return bool((found == (expected.unsqueeze(1) if longer is left else expected)).all())
 
 
 def check_precision(device: torch.device) -> None:

@@ -89,7 +89,7 @@ class Convolution(Outer):
         return precise_dtype(self.image)
 
     def adds_once(self, records: int, dtype: torch.dtype) -> bool:
-        return False
+        return True  # a call computes its own sum first, and adds that
 
     def contraction(self, weights: Tensor) -> Call:
         image, grad = precise(self.image), precise(self.grad)
@@ -112,7 +112,10 @@ class Convolution(Outer):
                 self.blocks,
                 [False, True, False],
             )[1]
-            out.copy_(result)
+            if add:
+                out += result
+            else:
+                out.copy_(result)
 
         return call
 

@@ -18,7 +18,7 @@ class GradientSums:
     """One sum for each parameter, in memory that is kept from lot to lot.
 
     A batch is summed in float32 or better and the sums of several batches are added in float64, so that rounding does
-    not grow with the lot (docs/finite-precision.md). The sum over a very large lot, judged by its expected size, is also
+    not grow with the lot (docs/finite-precision.md). The sum over a very large lot, by its expected size, is also
     released in float64.
     """
 
