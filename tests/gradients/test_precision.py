@@ -27,14 +27,14 @@ def test_the_margin_is_what_the_parts_add_up_to() -> None:
 
 
 def test_slots_of_one_record_fewer_are_slots_and_calls_see_few_records() -> None:
-    """Counted from the end, every call of a lot is a call of the lot with one more, but the first; none is large."""
+    """Every call of a lot but the last is a call of the lot with one more, in the same place; none is large."""
     for first in CALLS:
         seen: dict[int, list[tuple[int, int]]] = {}
         for batch in (1, 5, 127, 128, 129, 130, 500, 1024, 1025, 2047, 2048):
             calls: list[tuple[int, int]] = []
 
-            def call(out: Tensor, lo: int, hi: int, add: bool, calls: Any = calls, batch: int = batch) -> None:
-                calls.append((batch - hi, batch - lo))
+            def call(out: Tensor, lo: int, hi: int, add: bool, calls: Any = calls) -> None:
+                calls.append((lo, hi))
                 out.fill_(float(hi - lo))
 
             out = torch.empty(1)
@@ -43,7 +43,7 @@ def test_slots_of_one_record_fewer_are_slots_and_calls_see_few_records() -> None
             assert max(high - low for low, high in calls) <= first
             seen[batch] = calls
         for batch in (129, 1024, 2047):
-            assert set(seen[batch][1:]) <= set(seen[batch + 1])
+            assert set(seen[batch][:-1]) <= set(seen[batch + 1])
 
 
 @pytest.mark.parametrize("records", [16, 128])
@@ -150,7 +150,7 @@ def test_norms_are_bounds_of_the_true_norms(kind: str, records: int, positions: 
 def test_one_record_moves_the_computed_sum_by_no_more_than_the_margin(
     kind: str, clip: float, records: int, positions: int, flat: Any
 ) -> None:
-    """The theorem itself: x takes the place of y, and y comes first (the new slot); in float64 nothing else changes."""
+    """The theorem itself: x takes the place of y, and y comes last (the new slot); in float64 nothing else changes."""
     x, c = LOTS[kind](records, positions)
     _, before = computed((x, c), flat, clip)
     newcomers = {
@@ -165,14 +165,14 @@ def test_one_record_moves_the_computed_sum_by_no_more_than_the_margin(
             ci = ci * torch.tensor([1.0 if t % 2 else -1.0 for t in range(positions)]).unsqueeze(1)
             xi = xi[:1].expand(positions, 6)
         for place in (records // 2, records - 1):
-            xs, cs = torch.cat([x[place : place + 1], x]), torch.cat([c[place : place + 1], c])
-            xs[place + 1], cs[place + 1] = xi, ci
+            xs, cs = torch.cat([x, x[place : place + 1]]), torch.cat([c, c[place : place + 1]])
+            xs[place], cs[place] = xi, ci
             _, after = computed((xs, cs), flat, clip)
             assert float((after - before).norm()) <= clip * (1 + MARGIN), name
 
 
 def test_a_matrix_product_that_adds_in_one_addition_is_the_sum_of_two() -> None:
-    assert not precision.adds_once(8, 50, 128, torch.float32, torch.device("cpu"), 1)  # too few rows to tell
+    assert not precision.adds_once(8, 9, 128, torch.float32, torch.device("cpu"), 1)  # too small to tell
     if not precision.adds_once(64, 50, 128, torch.float32, torch.device("cpu"), torch.get_num_threads()):
         pytest.skip("matrix products of this library add term by term")
     a, g, total = torch.randn(128, 50), torch.randn(128, 64), 1e4 * torch.randn(64, 50)
@@ -193,6 +193,7 @@ def test_a_product_that_adds_term_by_term_is_found_out(monkeypatch: pytest.Monke
     for wrong in (chained, halves):
         monkeypatch.setattr(Tensor, "addmm_", wrong)
         assert not precision.adds_once.__wrapped__(64, 50, 128, torch.float32, torch.device("cpu"), 1)
+        assert not precision.adds_once.__wrapped__(8, 50, 128, torch.float32, torch.device("cpu"), 1)
 
 
 def test_blocks_of_a_chain_round_as_bounded() -> None:
@@ -214,6 +215,12 @@ def test_coarser_products_are_refused(flat: Any) -> None:
             tape.clipped_sum(flat(1.0))
     finally:
         torch.set_float32_matmul_precision("highest")
+    if torch.set_flush_denormal(True):
+        try:
+            with pytest.raises(ValueError, match="set_flush_denormal"):
+                tape.clipped_sum(flat(1.0))
+        finally:
+            torch.set_flush_denormal(False)
     tape.clipped_sum(flat(1.0))
 
 
@@ -227,7 +234,10 @@ def test_coarser_products_are_refused(flat: Any) -> None:
     ids=["mlp", "cnn", "transformer"],
 )
 def test_a_records_factors_do_not_depend_on_the_other_rows(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """What the certificate assumes of this machine's kernels: exchanging a row leaves the bits of all others alone."""
+    """Part of the premise, as it is on this machine: exchanging a row leaves the bits of all others alone.
+
+    Not looked for here, and not always true: batches of another size may be computed by another kernel.
+    """
     torch.manual_seed(0)
     x = torch.randn(64, *shape)
 
