@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mutants.registry import AUDIT, HISTORY, Patch, mutant
-from tacit.gradients import contributions, normalisations, sources, tape
+from tacit.gradients import contributions, normalisations, sources, tap, tape
+from tacit.gradients import sparse as sparse_gradients
 from tacit.mechanisms import groups, microbatch
 from tacit.training import sums as gradient_sums
 
@@ -179,3 +180,46 @@ def microbatches_charged_once(patch: Patch) -> None:
 )
 def users_charged_for_one_example(patch: Patch) -> None:
     patch.setattr(groups.Clipping, "repeated", lambda self, contributions: self)
+
+
+@mutant(
+    "the margin for rounding is left out of the sensitivity",
+    "tests/training/test_precision.py::test_the_margin_is_in_the_ledger_and_the_noise_follows",
+    "tests/training/test_precision.py::test_users_and_microbatches_pay_the_margin_once",
+)
+def margin_dropped(patch: Patch) -> None:
+    patch.setattr(groups.Clipping, "widened", lambda self, margin: self)
+
+
+@mutant(
+    "records whose terms cancel are summed with the others",
+    "tests/gradients/test_precision.py::test_one_record_moves_the_computed_sum_by_no_more_than_the_margin",
+    "tests/gradients/test_precision.py"
+    "::test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_allows",
+)
+def cancellation_ignored(patch: Patch) -> None:
+    patch.setattr(sources, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool))
+
+
+@mutant(
+    "a mean loss leaves the number of records in everybody's gradient",
+    "tests/gradients/test_neighbours.py::test_no_gradient_contains_the_number_of_examples",
+    "tests/gradients/test_neighbours.py::test_a_mean_loss_of_cancelling_targets_moves_by_one_record",
+)
+def number_of_records_in_gradients(patch: Patch) -> None:
+    real = tap.Average.backward
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found, *others = real(ctx, *grads)
+        return found / ctx.of[0] * ctx.of[0], *others
+
+    patch.setattr(tap.Average, "backward", staticmethod(backward))
+
+
+@mutant(
+    "one record's lookups enlarge everybody's norm",
+    "tests/gradients/test_neighbours.py::test_a_record_with_many_lookups_changes_nobody_elses_norm_in_a_tied_table",
+)
+def lookups_of_the_whole_batch(patch: Patch) -> None:
+    real = sparse_gradients.Rows.lookups
+    patch.setattr(sparse_gradients.Rows, "lookups", lambda self: real(self).max().expand(self.batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import tacit
-from tacit.gradients.precision import LARGEST_BATCH, MARGIN
+from tacit.gradients import attach
+from tacit.gradients.precision import LARGEST_BATCH, LARGEST_LOT, MARGIN
 from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource
 from tacit.training.private import _batch_size
 from tacit.training.run import shuffled
+from tacit.training.sums import GradientSums
+from tacit.training.team import _joined
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,57 @@ def test_the_margin_is_in_the_ledger_and_the_noise_follows(make: Any, clipping: 
     found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
     assert found == pytest.approx([bound * (1 + MARGIN) for bound in bounds], rel=1e-12)
     assert step.noise_multiplier == pytest.approx(1.5)
-    assert "margin for what rounding" in run.statement(1e-5)
+    assert "margin for what rounding" in run.statement(1e-5) and "Premise:" in run.statement(1e-5)
+
+
+def test_discrete_noise_charges_the_margin_once_and_then_the_rounding(make: Any) -> None:
+    """Float sums move by S (1 + margin); rounding them to the lattice adds h sqrt(d) to that."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    for clipping, most in ((tacit.Flat(2.0), 2.0), (tacit.Adaptive(initial=2.0, count_noise_std=40.0), 2.0)):
+        _, _, run = make(model, clipping=clipping, noise_multiplier=1.5, noise="discrete", steps=1)
+        (query,) = [q for q in run.next_step().queries if isinstance(q, GaussianSum) and q.group == "gradients"]
+        assert query.lattice is not None
+        assert query.clip_norm == pytest.approx(most * (1 + MARGIN) + query.lattice * math.sqrt(43), rel=1e-12)
+        run.close()
+
+
+def test_users_and_microbatches_pay_the_margin_once(make: Any) -> None:
+    """A user with three examples moves the sum three times by S (1 + margin); a microbatch is one record."""
+    for several, times in (
+        ({"users": [i // 4 for i in range(40)], "examples_per_user": 3}, 3),
+        ({"microbatch_size": 4}, 1),
+    ):
+        model = nn.Linear(4, 3)
+        _, _, run = make(model, clipping=tacit.Flat(0.5), noise_multiplier=1.5, steps=1, lot_size=5, **several)
+        (query,) = run.next_step().queries
+        assert query.clip_norm == pytest.approx(times * 0.5 * (1 + MARGIN), rel=1e-12)
+        run.close()
+
+
+@pytest.mark.parametrize("expected", [LARGEST_LOT // 2, LARGEST_LOT // 2 + 1])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_type_of_a_release_follows_from_the_expected_lot_not_from_this_one(expected: int, batches: int) -> None:
+    model = nn.Linear(2, 2, bias=False)
+    engine, sums = attach(model), GradientSums(dict(model.named_parameters()))
+    clipping = tacit.Flat(1.0).bind(engine.shapes)
+    seen: list[torch.dtype] = []
+    clipping.release_ = lambda receipt, sums, source: seen.extend(t.dtype for t in sums.values())  # type: ignore[method-assign]
+    for _ in range(batches):
+        model(torch.ones(3, 2)).sum().backward()
+        sums.add(engine, clipping)
+    sums.release(None, clipping, SecureSource(), lot_size=expected)  # type: ignore[arg-type]
+    assert seen == [torch.float32 if expected <= LARGEST_LOT // 2 else torch.float64]
+    wanted = torch.ones(2, 2) * 3 * batches * 0.5 / expected
+    assert torch.allclose(model.weight.grad, wanted, rtol=1e-3)
+
+
+def test_the_parts_of_several_processes_are_added_in_float64() -> None:
+    def add_up_(mine: torch.Tensor) -> None:
+        for other in (1.0, 1.0):
+            mine += torch.full_like(mine, other)
+
+    joined = _joined(torch.tensor([2.0**24]), add_up_)
+    assert joined.dtype == torch.float32 and float(joined) == 2.0**24 + 2  # in float32 both ones would be lost
 
 
 def test_the_order_of_a_lot_is_random_and_loses_nobody() -> None:

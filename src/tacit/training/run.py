@@ -25,7 +25,7 @@ from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
 from tacit.mechanisms import AdaptiveClipping, Clipping
-from tacit.randomness import SeededSource, Source
+from tacit.randomness import Integers, SeededSource, Source
 from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -141,7 +141,7 @@ class PrivateRun:
     def _draw(self, receipt: Receipt) -> Drawn:
         """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        order = self._source.permutation(len(drawn.indices if isinstance(drawn, UserLot) else drawn))
+        order = shuffled(np.arange(len(drawn.indices if isinstance(drawn, UserLot) else drawn)), self._source)
         if isinstance(drawn, UserLot):
             return drawn.indices[order], drawn.users[drawn.owners][order]
         drawn = drawn[order]
@@ -297,3 +297,12 @@ class PrivateRun:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
+
+
+def shuffled(records: Integers, source: Source) -> Integers:
+    """The records of a lot in random order.
+
+    In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
+    be rounded another way. In random order it comes last and changes places with one other (docs/finite-precision.md).
+    """
+    return records[source.permutation(len(records))]
