@@ -192,16 +192,6 @@ def margin_dropped(patch: Patch) -> None:
 
 
 @mutant(
-    "records whose terms cancel are summed with the others",
-    "tests/gradients/test_precision.py::test_one_record_moves_the_computed_sum_by_no_more_than_the_margin",
-    "tests/gradients/test_precision.py"
-    "::test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_allows",
-)
-def cancellation_ignored(patch: Patch) -> None:
-    patch.setattr(sources, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool))
-
-
-@mutant(
     "a mean loss leaves the number of records in everybody's gradient",
     "tests/gradients/test_neighbours.py::test_no_gradient_contains_the_number_of_examples",
     "tests/gradients/test_neighbours.py::test_a_mean_loss_of_cancelling_targets_moves_by_one_record",

@@ -18,6 +18,7 @@ from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource
 from tacit.training.private import _batch_size
 from tacit.training.run import shuffled
+from tacit.training.statement import _arithmetic
 from tacit.training.sums import GradientSums
 from tacit.training.team import _joined
 
@@ -39,7 +40,8 @@ def test_the_margin_is_in_the_ledger_and_the_noise_follows(make: Any, clipping: 
     found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
     assert found == pytest.approx([bound * (1 + MARGIN) for bound in bounds], rel=1e-12)
     assert step.noise_multiplier == pytest.approx(1.5)
-    assert "margin for what rounding" in run.statement(1e-5) and "Premise:" in run.statement(1e-5)
+    said = _arithmetic([(step, 1)])
+    assert "margin for what rounding" in said and "Premise:" in said
 
 
 def test_discrete_noise_charges_the_margin_once_and_then_the_rounding(make: Any) -> None:
