@@ -57,10 +57,8 @@ def test_discrete_noise_charges_the_margin_once_and_then_the_rounding(make: Any)
 
 def test_users_and_microbatches_pay_the_margin_once(make: Any) -> None:
     """A user with three examples moves the sum three times by S (1 + margin); a microbatch is one record."""
-    for several, times in (
-        ({"users": [i // 4 for i in range(40)], "examples_per_user": 3}, 3),
-        ({"microbatch_size": 4}, 1),
-    ):
+    users = {"users": [i // 4 for i in range(60)], "examples_per_user": 3}
+    for several, times in ((users, 3), ({"microbatch_size": 4}, 1)):
         model = nn.Linear(4, 3)
         _, _, run = make(model, clipping=tacit.Flat(0.5), noise_multiplier=1.5, steps=1, lot_size=5, **several)
         (query,) = run.next_step().queries
