@@ -16,9 +16,6 @@ from tacit.gradients.contributions import Outer, guarded_squares, row_rounding
 from tacit.gradients.sources import Part, Region, Uses
 from tacit.gradients.tap import unscaled
 
-CANCELLING = torch.stack([p := torch.randn(16).mul(2.0**20).round() * 2.0**10, q := p.flip(0) + 2.0**12, -(p + q)])
-"""Targets of three positions whose gradients cancel to nothing, exactly, unless something rounds them."""
-
 
 def each_gradient(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, **how: Any) -> Any:
     with gradients.record(model, **how) as tape:
@@ -75,8 +72,12 @@ def test_a_mean_loss_of_cancelling_targets_moves_by_one_record(flat: Any) -> Non
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
 
+    p = torch.randn(16, generator=torch.Generator().manual_seed(2)).mul_(2.0**20).round_() * 2.0**10
+    q = p.flip(0) + 2.0**12
+    targets = torch.stack([p, q, -(p + q)])  # they add up to nothing, exactly, unless something rounds them
+
     def computed(records: int, newcomer: bool) -> Tensor:
-        y = CANCELLING.expand(records, 3, 16).clone()
+        y = targets.expand(records, 3, 16).clone()
         y[0] = y[0] * (not newcomer)
         with gradients.record(model) as tape:
             F.mse_loss(model(torch.zeros(records, 3, 4)), y).backward()
@@ -203,3 +204,25 @@ def test_with_the_same_factors_one_record_more_leaves_norms_and_calls_as_they_we
     for squares, sums in calls[1:]:
         assert torch.equal(squares, calls[0][0])
         assert torch.equal(sums, calls[0][1])
+
+
+@pytest.mark.parametrize(("positions", "inputs", "outputs"), [(20, 9, 7), (20, 10, 7), (6, 17, 13), (33, 18, 14)])
+def test_terms_that_cancel_add_up_to_the_same_in_every_place(
+    positions: int, inputs: int, outputs: int, flat: Any
+) -> None:
+    """Terms of 2^20 cancel up to their rounding, which a batched product may do by where in memory a matrix begins."""
+    generator, half = torch.Generator().manual_seed(3), positions // 2
+    x = 2.0**20 * torch.randn(positions, inputs, generator=generator)
+    c = torch.randn(positions, outputs, generator=generator)
+    order = torch.randperm(half, generator=generator)
+    x[half : 2 * half], c[half : 2 * half] = x[:half][order], -c[:half][order]
+    x[2 * half :] = 0
+    found = []
+    for place in range(16):
+        xs, cs = torch.zeros(16, positions, inputs), torch.zeros(16, positions, outputs)
+        xs[place], cs[place] = x, c
+        model = nn.Linear(inputs, outputs, bias=False)
+        with gradients.record(model) as tape:
+            (model(xs) * cs).sum().backward()
+        found.append(tape.clipped_sum(flat(1.0))["weight"])
+    assert all(torch.equal(each, found[0]) for each in found[1:])

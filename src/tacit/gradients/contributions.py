@@ -121,6 +121,10 @@ class Contribution(ABC):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         """G_lo … G_{hi-1} as one tensor [hi - lo, *shape]."""
 
+    def alone(self, i: int) -> Tensor:
+        """G_i as [1, *shape], formed where nothing else is, so that its last bits do not depend on its place."""
+        return self.instantiate(i, i + 1)
+
     @abstractmethod
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         """total += Σ_i weights[i]·G_i in float64, at most `first` examples having met in float32 in one call."""
@@ -226,16 +230,30 @@ class Outer(Contribution):
     def settle(self) -> Contribution:
         """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
         if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
-            if self.batch * self.size * 4 <= CHUNK_BYTES:
-                return Dense(self.instantiate(0, self.batch))
-            grads: Tensor | None = None
-            for lo, hi in self.chunks():
-                part = self.instantiate(lo, hi)
-                grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
-                grads[lo:hi] = part
-            assert grads is not None
-            return Dense(grads)
+            formed = Dense(self.formed())
+            apart = cancelled(formed.squares(), self.term_sizes(), self.positions)
+            if bool(apart.any()):
+                for i in apart.nonzero().flatten().tolist():
+                    formed.grads[i] = self.alone(i)[0]
+                return Dense(formed.grads)
+            return formed
         return self
+
+    def formed(self) -> Tensor:
+        if self.batch * self.size * 4 <= CHUNK_BYTES:
+            return self.instantiate(0, self.batch)
+        grads: Tensor | None = None
+        for lo, hi in self.chunks():
+            part = self.instantiate(lo, hi)
+            grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
+            grads[lo:hi] = part
+        assert grads is not None
+        return grads
+
+    def alone(self, i: int) -> Tensor:
+        """From copies: a batched product may round by where in memory a matrix begins."""
+        a, g = self.factors(i, i + 1)
+        return self.shaped(self.product(a.clone(), g.clone()))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         each = self.blocks * self.positions * (self.width_in + self.width_out) + self.size

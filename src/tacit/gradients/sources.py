@@ -278,7 +278,7 @@ def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tenso
     """The summed gradients of examples lo..hi-1 with respect to the whole parameter."""
     out: Tensor | None = None
     for part in parts:
-        grads = part.contribution.instantiate(lo, hi)
+        grads = part.contribution.alone(lo) if hi == lo + 1 else part.contribution.instantiate(lo, hi)
         if part.region is not None:
             whole = grads.new_zeros((hi - lo, shape.numel()))
             stride = (shape.numel(), *part.region.stride)
