@@ -206,7 +206,9 @@ def test_with_the_same_factors_one_record_more_leaves_norms_and_calls_as_they_we
         assert torch.equal(sums, calls[0][1])
 
 
-@pytest.mark.parametrize(("positions", "inputs", "outputs"), [(20, 9, 7), (20, 10, 7), (6, 17, 13), (33, 18, 14)])
+@pytest.mark.parametrize(
+    ("positions", "inputs", "outputs"), [(20, 9, 7), (20, 10, 7), (6, 17, 13), (33, 18, 14), (16, 16, 16)]
+)
 def test_terms_that_cancel_add_up_to_the_same_in_every_place(
     positions: int, inputs: int, outputs: int, flat: Any
 ) -> None:
