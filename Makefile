@@ -4,12 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all bench clean help
+FLOWER := .venv-flower
+
+.PHONY: demo test test-all test-flower bench clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
 	@echo "make test      everything CI runs (under 12 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
+	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -30,10 +33,19 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p tacit
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	TACIT_EXPLORE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
+
+# flwr wants older versions of some packages than the rest: constraints-flower.txt.
+test-flower: export OMP_NUM_THREADS = 1
+
+test-flower:
+	test -x $(FLOWER)/bin/python || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
+	$(FLOWER)/bin/mypy -p tacit
+	$(FLOWER)/bin/python -m pytest -m "slow or not slow" tests/flower tests/test_journey.py src/tacit/flower
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
@@ -45,4 +57,4 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/scale.py --write
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

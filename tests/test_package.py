@@ -45,3 +45,20 @@ def test_every_tested_version_is_pinned() -> None:
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all("==" in line for line in pins)
     assert "torch==2.13.0" in pins
+
+
+def test_the_constraints_of_flower_are_the_usual_ones_where_they_can_be() -> None:
+    """Another version is pinned only of what flwr wants older."""
+
+    def pins(name: str) -> dict[str, str]:
+        lines = (ROOT / name).read_text().splitlines()
+        return dict(line.split("==") for line in lines if "==" in line and line[0] != "#")
+
+    usual, flower = pins("constraints.txt"), pins("constraints-flower.txt")
+    assert set(usual) <= set(flower)
+    assert {name for name, version in usual.items() if flower[name] != version} == {
+        "packaging",
+        "protobuf",
+        "rich",
+        "typer",
+    }

@@ -178,11 +178,13 @@ class Source(ABC):
             return tensor if direct else tensor.copy_(values)
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """Overwrite ``tensor`` with independent Laplace values of the given scale: differences of exponentials."""
+        """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""
         if tensor.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"the tensor is {tensor.dtype}; noise is drawn in float32 or float64.")
         size = tensor.numel()
-        values = torch.from_numpy((self.exponential(size) - self.exponential(size)) * scale)
+        sizes = self.exponential(size) * scale
+        signs = np.frombuffer(self.bytes(size), dtype=np.uint8) < 128
+        values = torch.from_numpy(np.negative(sizes, out=sizes, where=signs))
         with torch.no_grad():
             return tensor.copy_(values.view(tensor.shape))
 

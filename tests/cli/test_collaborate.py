@@ -48,6 +48,17 @@ def test_simulate_privately(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @digits
+def test_normalise_privately(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["simulate", *SMALL, "--no-baselines", "--private-normalisation", "10"]
+    facts = json.loads(run(capsys, *asked, "--epsilon", "5", "--json")[1])
+    assert 4.9 < facts["epsilon"] <= 5 and any("released privately" in note for note in facts["notes"])
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "part of a budget; give --epsilon" in err
+    code, _, err = run(capsys, *asked, "--epsilon", "5", "--mechanism", "gaussian")
+    assert code == 2 and "protects examples, as dp-sgd does" in err
+
+
+@digits
 def test_compare_and_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "compare", *SMALL, "--epsilons", "5", "--json")
     rows = json.loads(out)["rows"]

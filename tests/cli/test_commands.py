@@ -171,3 +171,13 @@ def test_waiting_threads_sleep_unless_told_otherwise(
     with pytest.raises(SystemExit):
         main(["--version"])
     assert os.environ["OMP_WAIT_POLICY"] == wanted
+
+
+def test_a_mistake_that_quotes_a_damaged_file_stays_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"kind": "' + "[" * 100_000 + '"}\n')
+    code, _, err = run(capsys, "account", str(path), "--delta", "1e-5")
+    assert (code, len(err) < 1100) == (2, True)
+    long = "x" * 50_000
+    code, _, err = run(capsys, "account", f"{long}.jsonl", "--delta", "1e-5")
+    assert (code, len(err) < 1100, err.count("…")) == (2, True, 1)

@@ -20,7 +20,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
-    assert len(out.splitlines()) == 8 and "figure5       Abadi et al. 2016, Figure 5" in out
+    assert len(out.splitlines()) == 15 and "figure5       Abadi et al. 2016, Figure 5" in out
     code, out, _ = run(capsys, "--json")
     assert {"figure2", "headline"} <= {entry["name"] for entry in json.loads(out)["experiments"]}
 

@@ -122,7 +122,6 @@ ROWS = "30,some,A,yes\n70,none,B,no\n" * 50
         (HEADER + ROWS + "30,some,A\n", "line 102: 3 fields, not 4"),
         (HEADER + ROWS + '30,"some,A,yes\n', "quotation mark"),
         (HEADER.replace("town", "age") + ROWS, "more than one column called 'age'"),
-        (HEADER + "30,some,A,yes\n" * 100, "one class only"),
         (HEADER + "30,some,A,yes\n70,none,B,no\n" * 8, "too few for epsilon 0.5"),
         (b"\xff\xfe" + HEADER.encode("utf-16-le"), "UTF-8"),
         ((HEADER + ROWS + "30,some,Z\u00fcrich,yes\n").encode("latin-1"), "UTF-8"),

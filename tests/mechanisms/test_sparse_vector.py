@@ -17,6 +17,7 @@ from scipy import stats
 from tacit.accounting import Unproved, account
 from tacit.ledger import Everyone, Ledger, Poisson, Step
 from tacit.mechanisms import LaplaceQuery, SparseVectorQuery
+from tacit.mechanisms.sparse_vector import _Order, _passing
 from tacit.randomness import SecureSource
 
 SOURCE = SecureSource()
@@ -176,6 +177,39 @@ def test_the_scales_of_the_paper() -> None:
     asked = query(epsilon=9.0, releases=5, bound=0.001, threshold=0.0001)
     assert asked.threshold_scale == pytest.approx(2 * 5 * 0.002 / 8)
     assert asked.release_scale == pytest.approx(2 * 5 * 0.002 / 2)
+
+
+def one_by_one(noisy: np.ndarray, reach: np.ndarray) -> tuple[list[int], float | None]:
+    """The search as the paper has it, with the threshold of the place after the last release."""
+    places, used = [], 0
+    for place, value in enumerate(noisy):
+        if value >= reach[used]:
+            places.append(place)
+            used = place + 1
+    return places, float(reach[used]) if used < len(noisy) else None
+
+
+@pytest.mark.parametrize("lift", [-30.0, -6.0, -2.0, 0.0, 2.0, 30.0])  # from almost none that pass to all
+@pytest.mark.parametrize("size", [1, 2, 23, 24, 25, 300, 3000])
+def test_the_search_at_once_is_the_search_one_by_one(lift: float, size: int) -> None:
+    rng = np.random.default_rng([size, int(lift + 30)])
+    for _ in range(20):
+        noisy, reach = rng.laplace(lift, 2.0, size), rng.laplace(0.0, 1.0, size)
+        places, kept = _passing(noisy, reach)
+        assert (places.tolist(), kept) == one_by_one(noisy, reach)
+
+
+def test_a_threshold_is_kept_from_one_piece_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of one or two places, against the exact probabilities, which know of no pieces."""
+    asked, draws = query(epsilon=25.0, threshold=1.0, releases=3), 6_000
+    take = _Order.take
+    monkeypatch.setattr(_Order, "take", lambda order, count: take(order, 1 + order.left % 2))
+    values = [0.9, -0.8, 0.7, 0.6]
+    seen = Counter(tuple(asked._search(torch.tensor(values), SOURCE).tolist()) for _ in range(draws))
+    expected = over_orders(chances, asked, [abs(value) for value in values])
+    counts, wanted = [seen[outcome] for outcome in expected], np.array(list(expected.values()))
+    assert set(seen) <= set(expected)
+    assert stats.chisquare(counts, wanted / wanted.sum() * draws).pvalue > FAILURE
 
 
 # -- what is promised about the outcome --------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ import torch
 _MOTHER = """
 import json, os, sys, traceback, datetime, torch, torch.distributed as dist, torch.nn.functional as F, tacit
 import tacit.training, tacit.accounting
+import torch._dynamo  # fully_shard would import it in every process
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 from pathlib import Path
 from torch import nn
 torch.set_num_threads(1)

@@ -35,6 +35,7 @@ def setting(directory: Path, seeds: int = 1, *, quick: bool = True) -> Setting:
 def test_the_registry_has_the_papers_figures_and_tables() -> None:
     assert set(EXPERIMENTS) == {
         "headline", "figure2", "figure3", "figure4", "figure5", "figure6", "epochs", "improvements",
+        "table4", "figure8", "figure9", "figure10", "figure11", "figure12", "figure13",
     }  # fmt: skip
     assert all(name == experiment.name and experiment.title for name, experiment in EXPERIMENTS.items())
     assert EXPERIMENTS["figure5"].minutes[0] <= 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import unittest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 
 pytest.importorskip("sklearn", reason="the sklearn extra is not installed")
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.ensemble import BaggingClassifier
+from sklearn.model_selection import GridSearchCV, KFold, ShuffleSplit, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 from tacit.ledger import BudgetExceeded
 from tacit.mechanisms import CountsQuery
+from tacit.randomness import SeededSource
 from tacit.sklearn import Account, PrivateClassifier, PrivatePCA, PrivateRegressor, PrivateScaler
 from tacit.sklearn.account import Purse
 from tacit.sklearn.linear import _discovered
@@ -37,20 +40,22 @@ LEFT_OUT = {
 
 @parametrize_with_checks(
     [
-        PrivateClassifier(epsilon=LARGE),
-        PrivateRegressor(epsilon=LARGE, target_bounds=(-3.0, 3.0)),
-        PrivateScaler(epsilon=LARGE),
-        PrivatePCA(n_components=1, epsilon=LARGE),
+        PrivateClassifier(epsilon=LARGE, debug_seed=1),  # several checks compare two fits
+        PrivateRegressor(epsilon=LARGE, target_bounds=(-3.0, 3.0), debug_seed=1),
+        PrivateScaler(epsilon=LARGE, debug_seed=1),
+        PrivatePCA(n_components=1, epsilon=LARGE, debug_seed=1),
     ],
 )
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:debug_seed is set")
 def test_estimators_are_estimators(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+@pytest.mark.filterwarnings("ignore:debug_seed is set")
 def test_the_list_of_what_is_left_out_is_complete() -> None:
     asked, skipped = set(), set()
-    for estimator, check in estimator_checks_generator(PrivatePCA(n_components=1, epsilon=LARGE)):
+    for estimator, check in estimator_checks_generator(PrivatePCA(n_components=1, epsilon=LARGE, debug_seed=1)):
         name = getattr(check, "func", check).__name__
         asked.add(name)
         try:
@@ -70,7 +75,7 @@ def data(count: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_pipeline_spends_one_budget() -> None:
     X, y = data()
-    account = Account(epsilon=2.0, delta=1e-5)
+    account = Account(records=len(X), epsilon=2.0, delta=1e-5)
     model = make_pipeline(
         PrivateScaler(epsilon=0.5, bounds=([0, -10, -20], [200, 10, 20]), account=account),
         PrivateClassifier(epsilon=None, account=account, classes=["poor", "rich"]),
@@ -88,16 +93,16 @@ def test_a_pipeline_spends_one_budget() -> None:
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning")
 def test_cross_validation_cannot_overspend() -> None:
     X, y = data(600)
-    account = Account(epsilon=1.0, delta=1e-5)
+    account = Account(records=len(X), epsilon=1.0, delta=1e-5)
     model = PrivateClassifier(epsilon=0.9, account=account, classes=["poor", "rich"], bounds=(-200, 200))
-    scores = cross_val_score(model, X, y, cv=3, error_score=np.nan)
+    scores = cross_val_score(model, X, y, cv=account.folds(3), error_score=np.nan)
     assert np.isnan(scores).any()
     assert account.guarantee().epsilon <= 1.0
 
 
 def test_scaler_pca_and_classifier_share_one_budget() -> None:
     X, y = data()
-    account = Account(epsilon=3.0, delta=1e-5)
+    account = Account(records=len(X), epsilon=3.0, delta=1e-5)
     model = make_pipeline(
         PrivateScaler(epsilon=0.5, bounds=([0, -10, -20], [200, 10, 20]), account=account),
         PrivatePCA(n_components=3, epsilon=0.5, account=account),
@@ -111,17 +116,17 @@ def test_scaler_pca_and_classifier_share_one_budget() -> None:
     assert account.guarantee().epsilon > 2.9  # all that was left was used
 
 
-def search(account: Account | None, epsilons: list[float]) -> GridSearchCV:
+def search(account: Account, epsilons: list[float]) -> GridSearchCV:
     pieces = [
         ("scale", PrivateScaler(epsilon=0.2, bounds=([0, -10, -20], [200, 10, 20]), account=account)),
         ("model", PrivateClassifier(classes=["poor", "rich"], account=account)),
     ]
-    return GridSearchCV(Pipeline(pieces), {"model__epsilon": epsilons}, cv=2, error_score=np.nan)
+    return GridSearchCV(Pipeline(pieces), {"model__epsilon": epsilons}, cv=account.folds(2), error_score=np.nan)
 
 
 def test_every_fit_of_a_search_is_charged() -> None:
     X, y = data(1200)
-    account = Account(epsilon=8.0, delta=1e-5)
+    account = Account(records=len(X), epsilon=8.0, delta=1e-5)
     found = search(account, [0.5, 1.0]).fit(X, y)
     assert np.isfinite(found.cv_results_["mean_test_score"]).all()
     looks = [step.queries[0].group for step, _ in account.ledger.entries]
@@ -132,7 +137,7 @@ def test_every_fit_of_a_search_is_charged() -> None:
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.FitFailedWarning", "ignore:One or more of the test scores")
 def test_a_search_that_costs_too_much_is_refused() -> None:
     X, y = data(1200)
-    account = Account(epsilon=1.3, delta=1e-5)
+    account = Account(records=len(X), epsilon=1.3, delta=1e-5)
     with pytest.raises(BudgetExceeded):  # by the refit at the latest, which is not caught by scikit-learn
         search(account, [1.0]).fit(X, y)
     assert 1.0 < account.guarantee().epsilon <= 1.3
@@ -140,21 +145,22 @@ def test_a_search_that_costs_too_much_is_refused() -> None:
 
 def test_what_cannot_be_paid_for_charges_nothing() -> None:
     X, y = data(600)
-    account = Account(epsilon=0.5, delta=1e-5)
+    account = Account(records=600, epsilon=0.5, delta=1e-5)
     for piece in (PrivateScaler(epsilon=0.6, account=account), PrivateClassifier(epsilon=0.6, account=account)):
         with pytest.raises((BudgetExceeded, ValueError)):
             piece.fit(X, y)
-    with pytest.raises(ValueError, match="too few to find classes"):
-        PrivateClassifier(epsilon=0.1, account=account).fit(X[:300], y[:300])
-    with pytest.raises(ValueError, match="too few for epsilon"):
-        PrivateClassifier(epsilon=0.01, account=account).fit(X[:40], y[:40])
     assert not len(account.ledger)
+    for words, epsilon, rows in (("too few to find classes", 0.1, 300), ("too few for epsilon", 0.01, 40)):
+        small = Account(records=rows, epsilon=0.5, delta=1e-5)
+        with pytest.raises(ValueError, match=words):
+            PrivateClassifier(epsilon=epsilon, account=small).fit(X[:rows], y[:rows])
+        assert not len(small.ledger)
 
 
 def test_classes_of_any_kind_are_found() -> None:
     _, y = data(4000)
     for labels in (y.astype(object), y == "rich", (y == "rich").astype(float), (y == "rich").astype(int) + 7):
-        purse = Purse(3.0, 1e-5, None, None)
+        purse = Purse(len(labels), 3.0, 1e-5, None, None)
         query = CountsQuery(group="classes", noise_std=10.0, slack=1e-6)
         found = _discovered(labels, query, purse, lambda count: True)
         assert found.tolist() == sorted(set(labels.tolist())) and found.dtype == labels.dtype
@@ -198,17 +204,74 @@ def test_declared_classes_are_all_there_is() -> None:
 
 def test_a_seeded_fit_says_that_it_is_not_private() -> None:
     X, y = data(1000)
-    first, second = (
-        PrivateClassifier(classes=["poor", "rich"], bounds=(-200, 200), random_state=3).fit(X, y) for _ in range(2)
-    )
+    seeded = PrivateClassifier(classes=["poor", "rich"], bounds=(-200, 200), debug_seed=3)
+    with pytest.warns(UserWarning, match="not private"):
+        first, second = (clone(seeded).fit(X, y) for _ in range(2))
     assert np.array_equal(first.predict_proba(X), second.predict_proba(X))
     assert "NOT PRIVATE" in str(first.guarantee_)
-    with pytest.raises(ValueError, match="random_state"):
-        PrivateClassifier(account=Account(epsilon=1.0), random_state=3).fit(X, y)
+    with pytest.warns(UserWarning, match="not private"), pytest.raises(ValueError, match="debug_seed"):
+        PrivateClassifier(account=Account(records=len(X), epsilon=1.0), debug_seed=3).fit(X, y)
+
+
+def test_an_ensemble_does_not_seed_the_noise() -> None:
+    """Meta-estimators fill every parameter called random_state, and publish what they put there."""
+    X, y = data(400)
+    model = PrivateClassifier(epsilon=8.0, classes=[0, 1], bounds=(-200, 200))
+    bag = BaggingClassifier(model, n_estimators=2, bootstrap=False, random_state=0).fit(X, y)
+    assert all("NOT PRIVATE" not in str(each.guarantee_) for each in bag.estimators_)
+    again = BaggingClassifier(model, n_estimators=2, bootstrap=False, random_state=0).fit(X, y)
+    assert not np.array_equal(bag.predict_proba(X), again.predict_proba(X))
+
+
+@pytest.mark.parametrize("cv", [3, KFold(3), KFold(3, shuffle=True, random_state=0), ShuffleSplit(3, random_state=0)])
+def test_splits_that_depend_on_other_people_are_refused(cv: Any) -> None:
+    X, y = data(600)
+    account = Account(records=600, epsilon=8.0)
+    model = PrivateClassifier(epsilon=0.5, account=account, classes=["poor", "rich"], bounds=(-200, 200))
+    with pytest.raises(ValueError, match=r"account\.folds"):
+        cross_val_score(model, X, y, cv=cv, error_score="raise")
+    assert not len(account.ledger)
+
+
+def test_one_row_more_moves_nobody_else_to_another_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.sklearn.folds.SecureSource", lambda: SeededSource(5))  # the same coins for both
+    few, many = (list(Account(records=n, epsilon=1.0).folds(5).split(np.zeros((n, 1)))) for n in (400, 401))
+    for (train, test), (train_more, test_more) in zip(few, many):
+        assert set(train_more) - {400} == set(train) and set(test_more) - {400} == set(test)
+        assert set(train) | set(test) == set(range(400)) and not set(train) & set(test)
+    assert sum(400 in train for train, _ in many) == 4
+
+
+def test_folds_are_drawn_anew_and_checked() -> None:
+    folds = Account(records=600, epsilon=1.0).folds(4)
+    first, second = ([test.tolist() for _, test in folds.split(np.zeros((600, 1)))] for _ in range(2))
+    assert first != second and folds.get_n_splits() == 4
+    with pytest.raises(ValueError, match="599 rows"):
+        next(folds.split(np.zeros((599, 1))))
+    for splits in (1, 40, True):
+        with pytest.raises(ValueError, match="splits"):
+            Account(records=600, epsilon=1.0).folds(splits)
+    with pytest.raises(ValueError, match="records"):
+        Account(records=0, epsilon=1.0)
+
+
+def test_a_cache_does_not_carry_a_fit_from_one_account_to_another(tmp_path: Path) -> None:
+    X, y = data()
+    for _ in range(2):
+        account = Account(records=len(X), epsilon=2.0)
+        pieces = [
+            ("scale", PrivateScaler(epsilon=0.5, bounds=([0, -10, -20], [200, 10, 20]), account=account)),
+            ("model", PrivateClassifier(epsilon=None, account=account, classes=["poor", "rich"])),
+        ]
+        Pipeline(pieces, memory=str(tmp_path)).fit(X, y)
+        assert {query.group for step, _ in account.ledger.entries for query in step.queries} >= {
+            "moment/1",
+            "gradients",
+        }
 
 
 def test_a_pickled_account_is_closed() -> None:
-    account = pickle.loads(pickle.dumps(Account(epsilon=1.0)))
+    account = pickle.loads(pickle.dumps(Account(records=10, epsilon=1.0)))
     with pytest.raises(ValueError, match="was pickled"):
         account.guarantee()
 

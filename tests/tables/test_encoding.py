@@ -161,11 +161,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of the peak memory differs")
 @pytest.mark.parametrize("kind", ["csv", "parquet", "undeclared"])
 def test_training_on_a_large_file_takes_no_more_memory(tmp_path: Path, kind: str) -> None:
-    """Six times the rows, the same memory: read in pieces, kept on disk, and only lots of them read again.
-
-    Both at one sampling rate. With lots of 2,000 from 100,000 and 1,000,000 rows of CSV, peaks of 353 and 475 MB were
-    seen; where the difference comes from is not known yet: reading, encoding and lots alone stayed flat.
-    """
+    """Six times the rows, the same memory: read in pieces, kept on disk, and only lots of them read again."""
     names = [f"x{place}" for place in range(12)]
     number = {"type": "number", "low": 0, "high": 1}
     columns = {**dict.fromkeys(names, number), "y": {"type": "category", "values": ["0", "1"]}}

@@ -192,7 +192,7 @@ def test_a_lot_that_fails_half_way_is_charged_counted_and_told(
 
     model, optimizer, run = make(lot_size=60, batch_size=30, steps=3)
 
-    def fail(*args: Any) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> Any:
         raise Broken
 
     with monkeypatch.context() as patch, contextlib.suppress(Broken):

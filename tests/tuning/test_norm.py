@@ -126,6 +126,23 @@ def test_bad_values(model, data, change, message):
 # -- accuracies --------------------------------
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_forward_pass_writes_down_is_put_back(data, fails):
+    class Nosy(nn.Linear):
+        def __init__(self):
+            super().__init__(data.tensors[0].shape[1], 3)
+            self.register_buffer("seen", torch.zeros(data.tensors[0].shape[1]))
+
+        def forward(self, x):
+            self.seen = x.data.mean(0) if not fails else x.data.new_ones(4)
+            return super().forward(x) if not fails else super().forward(x[:, :-1])
+
+    model, ledger = Nosy(), Ledger()
+    with pytest.raises(RuntimeError, match="'seen' changed"):
+        median_gradient_norm(model, data, ledger=ledger, low=0.1, high=10.0, noise_multiplier=5.0)
+    assert not model.seen.any() and len(ledger) == 1
+
+
 def test_private_accuracies_have_the_stated_noise():
     generator = torch.Generator().manual_seed(1)
     correct = torch.rand(500, 4, generator=generator) < torch.tensor([0.1, 0.5, 0.9, 1.0])

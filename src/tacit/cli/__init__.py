@@ -53,6 +53,11 @@ def _options(
     pass
 
 
+def _legible(text: str, most: int = 1000) -> str:
+    """A complaint may quote a damaged file; its end, which says what to do, is kept."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; what the user can mend is one sentence on standard error and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -67,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         known = isinstance(error, ValueError | OSError) or hasattr(error, "format_message")
         if not known or "--debug" in arguments:
             raise
-        print(f"tacit: {text}", file=sys.stderr)
+        print(f"tacit: {_legible(text)}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code if isinstance(code, int) else 0)
 

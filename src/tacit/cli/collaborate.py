@@ -11,6 +11,21 @@ import typer
 
 from tacit.cli.network import admit, join, keys, revoke, serve
 from tacit.cli.output import number, show, whole
+from tacit.cli.shared import (
+    Batch,
+    ClipNorm,
+    Delta,
+    Download,
+    Epochs,
+    Epsilon,
+    Json,
+    Mechanism,
+    Normalisation,
+    Rate,
+    Selected,
+    Threshold,
+    private,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,31 +41,22 @@ app = typer.Typer(
 for command in (keys, serve, admit, revoke, join):
     app.command()(command)
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Dataset = Annotated[str, typer.Option(help="mnist or svhn, or another of `tacit data` with 10 classes.")]
 _Model = Annotated[str, typer.Option(help="mlp or cnn: the networks of the paper.")]
 _Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="How many take part.")]
-_Epochs = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Exchanges of each participant.")]
 _Upload = Annotated[
     float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: of the parameters, uploaded in an exchange.")
-]
-_Download = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded in an exchange.")
 ]
 _Order = Annotated[str, typer.Option(help="round-robin, random-order or asynchronous.")]
 _Share = Annotated[
     float, typer.Option(parser=number, metavar="FRACTION", help="Of the training set, held by each participant.")
 ]
-_Rate = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="α of local SGD.")]
-_Batch = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Records in a minibatch of local SGD.")]
 _Bound = Annotated[
     float | None,
     typer.Option(
         parser=number, metavar="NUMBER", help="γ: uploads are cut to ±γ [default: 0.01; 1 with --mechanism dp-sgd]."
     ),
 ]
-_Threshold = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="τ: for --selection threshold.")]
-_Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
 _Seed = Annotated[
     int | None,
     typer.Option(parser=whole, metavar="WHOLE", help="Repeatable, for debugging: the noise protects nobody."),
@@ -63,11 +69,9 @@ def simulate(
     model: _Model = "mlp",
     participants: _Participants = 30,
     upload: _Upload = 0.1,
-    download: _Download = 1.0,
+    download: Download = 1.0,
     protocol: _Order = "round-robin",
-    selection: Annotated[
-        str, typer.Option(help="largest, threshold or random; sparse-vector and gaussian make their own.")
-    ] = "largest",
+    selection: Selected = "largest",
     epsilon_per_epoch: Annotated[
         float | None,
         typer.Option(
@@ -76,41 +80,33 @@ def simulate(
             help="Uploads by sparse vector with the paper's ε for one epoch of one participant.",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(parser=number, metavar="NUMBER", help="Private uploads: honest ε of the whole training."),
-    ] = None,
-    mechanism: Annotated[
-        str, typer.Option(help="With --epsilon: dp-sgd (protects examples), gaussian or sparse-vector (participants).")
-    ] = "dp-sgd",
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(
-            parser=number, metavar="NUMBER", help="L2 norm of an example's gradient (dp-sgd) or an upload (gaussian)."
-        ),
-    ] = None,
-    delta: _Delta = 1e-5,
-    epochs: _Epochs = 15,
+    epsilon: Epsilon = None,
+    mechanism: Mechanism = "dp-sgd",
+    clip_norm: ClipNorm = None,
+    private_normalisation: Normalisation = None,
+    delta: Delta = 1e-5,
+    epochs: Epochs = 15,
     share: _Share = 0.01,
-    learning_rate: _Rate = 0.02,
-    batch_size: _Batch = 32,
+    learning_rate: Rate = 0.02,
+    batch_size: Batch = 32,
     bound: _Bound = None,
-    threshold: _Threshold = 0.0001,
+    threshold: Threshold = 0.0001,
     baselines: Annotated[bool, typer.Option(help="Train also on the pooled data, and alone.")] = True,
     seed: _Seed = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Simulate a collaboration in this process, beside training on the pooled data and training alone.
 
     \b
     The ε printed is honest: of all that a participant uploads in the whole training.
-    Inputs are normalised by the training set's mean and standard deviation, taken to be public.
+    Inputs are normalised by the training set's mean and standard deviation, taken to be public unless
+    --private-normalisation says otherwise.
 
     \b
     Examples:
       tacit collaborate simulate --participants 30 --upload 0.1 --epochs 10
       tacit collaborate simulate --dataset svhn --model cnn --protocol asynchronous --json
-      tacit collaborate simulate --epsilon 10 --mechanism dp-sgd
+      tacit collaborate simulate --epsilon 10 --mechanism dp-sgd --private-normalisation 10
       tacit collaborate simulate --upload 0.01 --epsilon-per-epoch 1401 --bound 0.001
     """
     from dataclasses import replace
@@ -134,13 +130,12 @@ def simulate(
     )
     if epsilon is not None and epsilon_per_epoch is not None:
         raise ValueError("give --epsilon (the whole training) or --epsilon-per-epoch (as the paper counts), not both.")
-    if epsilon is not None:
-        privacy = collaboration.mechanism(mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm)
-        settings = replace(settings, privacy=privacy)
+    settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     if epsilon_per_epoch is not None:
         privacy = collaboration.SparseVectorPrivacy(epsilon_per_epoch=epsilon_per_epoch)
         settings = replace(settings, privacy=privacy)
-    learned = collaboration.problem(dataset, model)
+    get = collaboration.problem if private_normalisation is None else collaboration.raw_problem
+    learned = get(dataset, model)
     with _bar("exchanges") as progress:
         result = collaboration.simulate(learned, settings, baselines=baselines, progress=progress)
     show(_facts(result), _lines(result, learned.name, settings), as_json=as_json)
@@ -155,11 +150,11 @@ def compare(
     ] = "1,10,100,1000",
     participants: _Participants = 30,
     upload: _Upload = 0.1,
-    delta: _Delta = 1e-5,
-    epochs: _Epochs = 15,
+    delta: Delta = 1e-5,
+    epochs: Epochs = 15,
     share: _Share = 0.01,
     seed: _Seed = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """The paper's sparse vector uploads beside better mechanisms, at the same honest ε.
 
@@ -193,11 +188,11 @@ def calibrate(
     records: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="That each participant will hold.")] = 600,
     participants: _Participants = 30,
     upload: _Upload = 0.1,
-    epochs: _Epochs = 15,
-    learning_rate: _Rate = 0.02,
-    batch_size: _Batch = 32,
+    epochs: Epochs = 15,
+    learning_rate: Rate = 0.02,
+    batch_size: Batch = 32,
     seed: _Seed = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Find γ (--bound) and τ (--threshold) on a public data set; private records must have no say in them.
 

@@ -9,13 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import number, show, whole
+from tacit.cli.shared import (
+    Batch,
+    ClipNorm,
+    Delta,
+    Download,
+    Epochs,
+    Epsilon,
+    Json,
+    Mechanism,
+    Normalisation,
+    Rate,
+    Selected,
+    Threshold,
+    private,
+)
 
 if TYPE_CHECKING:
     from tacit.collaboration import Settings
     from tacit.collaboration.network import Agreement, Credentials
     from tacit.collaboration.network.joining import Stand
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _Keys = Annotated[
     Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
 ]
@@ -33,7 +47,7 @@ def keys(
         list[str] | None, typer.Option(help="Host name or address under which participants reach a server.")
     ] = None,
     participant: Annotated[list[str] | None, typer.Option(help="Name of a participant; can be given often.")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Make a certificate authority and certificates for a server and participants; what is there stays.
 
@@ -88,7 +102,7 @@ def serve(
         str, typer.Option(help="Show it on this address instead; anybody who reaches it can read it.")
     ] = "127.0.0.1",
     insecure: _Insecure = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Run the parameter server of a collaboration until it is interrupted; started again, it goes on from its state.
 
@@ -135,7 +149,7 @@ def serve(
     server.stop()
 
 
-def admit(name: _Person, state: _State, as_json: _Json = False) -> None:
+def admit(name: _Person, state: _State, as_json: Json = False) -> None:
     """Let a participant take part; a server that is running notices.
 
     \b
@@ -150,7 +164,7 @@ def admit(name: _Person, state: _State, as_json: _Json = False) -> None:
     show({"admitted": name}, [f"{name} can take part"], as_json=as_json)
 
 
-def revoke(name: _Person, state: _State, as_json: _Json = False) -> None:
+def revoke(name: _Person, state: _State, as_json: Json = False) -> None:
     """Take nothing more from a participant; a server that is running notices. What was added stays.
 
     \b
@@ -172,35 +186,22 @@ def join(
     out: Annotated[
         Path | None, typer.Option(help="One's own folder: ledger, outbox, model [default: runs/NAME].")
     ] = None,
-    epochs: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Uploads in all.")] = 15,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(parser=number, metavar="NUMBER", help="Private uploads: honest ε of all of them together."),
-    ] = None,
-    mechanism: Annotated[
-        str, typer.Option(help="dp-sgd (protects examples), gaussian or sparse-vector (the participant).")
-    ] = "dp-sgd",
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(
-            parser=number, metavar="NUMBER", help="L2 norm of an example's gradient (dp-sgd) or an upload (gaussian)."
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")] = 1e-5,
+    epochs: Epochs = 15,
+    epsilon: Epsilon = None,
+    mechanism: Mechanism = "dp-sgd",
+    clip_norm: ClipNorm = None,
+    private_normalisation: Normalisation = None,
+    delta: Delta = 1e-5,
     without_noise: Annotated[
         bool, typer.Option("--without-noise", help="Upload plain changes, which promise nothing about the records.")
     ] = False,
-    download: Annotated[
-        float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded at a time.")
-    ] = 1.0,
-    selection: Annotated[str, typer.Option(help="largest, threshold or random.")] = "largest",
-    threshold: Annotated[
-        float, typer.Option(parser=number, metavar="NUMBER", help="τ: for --selection threshold and sparse-vector.")
-    ] = 0.0001,
-    learning_rate: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="α of local SGD.")] = 0.02,
-    batch_size: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Minibatch of local SGD.")] = 32,
+    download: Download = 1.0,
+    selection: Selected = "largest",
+    threshold: Threshold = 0.0001,
+    learning_rate: Rate = 0.02,
+    batch_size: Batch = 32,
     insecure: _Insecure = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Take part in a collaboration with records that stay here; after a crash, the same command goes on.
 
@@ -233,7 +234,7 @@ def join(
         delta=delta,
     )
     settings = agreed_settings(shards[0].agreement, settings)
-    settings = _private(settings, mechanism, epsilon, clip_norm)
+    settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     folder = out or Path("runs") / name
     with _bar(epochs) as progress:
         stand = take_part(shards, name, credentials, records, folder, settings, progress=progress)
@@ -262,17 +263,6 @@ def _own(**settings: Any) -> Settings:
     from tacit.collaboration import Settings
 
     return Settings(participants=1, **settings)
-
-
-def _private(settings: Settings, mechanism: str, epsilon: float | None, clip_norm: float | None) -> Settings:
-    from dataclasses import replace
-
-    from tacit import collaboration
-
-    if epsilon is None:
-        return settings
-    privacy = collaboration.mechanism(mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm)
-    return replace(settings, privacy=privacy)
 
 
 def _agreed(agreement: Agreement) -> dict[str, Any]:

@@ -18,16 +18,17 @@ from tacit.collaboration.privacy import (
     SparseVectorPrivacy,
     SparseVectorUploads,
 )
-from tacit.collaboration.problem import Problem, problem
+from tacit.collaboration.problem import Problem, problem, raw_problem
 from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest
 from tacit.collaboration.selective import SelectiveSGD
 from tacit.collaboration.server import ParameterServer, Reason, Refused, Rules
 from tacit.collaboration.settings import Settings
-from tacit.collaboration.simulation import Progress, Result, simulate
+from tacit.collaboration.simulation import Baselines, Progress, Result, baselines, simulate
 
 __all__ = [
     "AboveThreshold",
     "AtRandom",
+    "Baselines",
     "Calibration",
     "Claim",
     "Download",
@@ -55,9 +56,11 @@ __all__ = [
     "SparseVectorPrivacy",
     "SparseVectorUploads",
     "Upload",
+    "baselines",
     "calibrate",
     "compare",
     "mechanism",
     "problem",
+    "raw_problem",
     "simulate",
 ]

@@ -25,8 +25,20 @@ class Row:
     test_accuracy: float
 
 
-def mechanism(name: str, *, epsilon: float, settings: Settings, clip_norm: float | None = None) -> Privacy:
-    """``"sparse-vector"``, ``"gaussian"`` or ``"dp-sgd"``, so that the whole training costs ``epsilon``."""
+def mechanism(
+    name: str,
+    *,
+    epsilon: float,
+    settings: Settings,
+    clip_norm: float | None = None,
+    normalisation: float | None = None,
+) -> Privacy:
+    """``"sparse-vector"``, ``"gaussian"`` or ``"dp-sgd"``, so that the whole training costs ``epsilon``.
+
+    ``normalisation`` is for DP-SGD alone: what protects a whole data set would drown its mean in noise.
+    """
+    if normalisation is not None and name != "dp-sgd":
+        raise ValueError(f"private normalisation protects examples, as dp-sgd does; mechanism is {name!r}.")
     if name == "sparse-vector":
         if clip_norm is not None:
             raise ValueError("clip_norm is for gaussian and dp-sgd; sparse-vector bounds each value, by bound.")
@@ -35,7 +47,12 @@ def mechanism(name: str, *, epsilon: float, settings: Settings, clip_norm: float
         norm = clip_norm if clip_norm is not None else CLIP_NORM * settings.upload**0.5
         return GaussianPrivacy(epsilon=epsilon, delta=settings.delta, clip_norm=norm)
     if name == "dp-sgd":
-        return LocalDpSgd(epsilon=epsilon, delta=settings.delta, clip_norm=1.0 if clip_norm is None else clip_norm)
+        return LocalDpSgd(
+            epsilon=epsilon,
+            delta=settings.delta,
+            clip_norm=1.0 if clip_norm is None else clip_norm,
+            normalisation=normalisation,
+        )
     raise ValueError(f"mechanism is {name!r}; choose sparse-vector, gaussian or dp-sgd.")
 
 

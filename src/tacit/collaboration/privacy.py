@@ -25,6 +25,7 @@ from torch.utils.data import TensorDataset
 from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
 from tacit.collaboration.messages import Positions, Vector
+from tacit.collaboration.normalisation import charges
 from tacit.collaboration.participant import inside
 from tacit.collaboration.selection import Agreed, AtRandom
 from tacit.ledger import Adjacency, Everyone, Header, Ledger, Step
@@ -125,6 +126,9 @@ class LocalDpSgd:
 
     ``lots_per_epoch`` lots are drawn from the participant's records in an epoch, by Poisson sampling. The learning rate
     is 0.5, or 0.5 / z where the noise multiplier z is above 1, unless it is given: the server adds up all noise.
+
+    ``normalisation``, if given, is the noise multiplier with which the mean and standard deviation of the inputs are
+    released beforehand, within the same budget (`tacit.collaboration.normalisation`); else they are taken to be public.
     """
 
     epsilon: float
@@ -132,15 +136,18 @@ class LocalDpSgd:
     lots_per_epoch: int = 4
     clip_norm: float = 1.0
     learning_rate: float | None = None
+    normalisation: float | None = None
 
     def noise_multiplier(self, *, records: int, epochs: int) -> float:
         """The least noise with which ``epochs`` epochs on ``records`` records stay within the budget."""
+        also = () if self.normalisation is None else charges(self.normalisation, records)
         return plan(
             records=records,
             lot_size=self.lot_size(records),
             steps=epochs * self.lots_per_epoch,
             epsilon=self.epsilon,
             delta=self.delta,
+            also=[(step, 1) for step in also],
         ).noise_multiplier
 
     def lot_size(self, records: int) -> int:

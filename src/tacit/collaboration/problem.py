@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from tacit.randomness import Source
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Training and test records, and a function that makes a network, initialised by torch's generator."""
+    """Training and test records, and a function that makes a network, initialised by torch's generator.
+
+    ``raw`` inputs lie in [-1, 1] and are still to be normalised, privately.
+    """
 
     name: str
     inputs: Tensor
@@ -25,6 +28,7 @@ class Problem:
     test_inputs: Tensor
     test_labels: Tensor
     build: Callable[[], nn.Module]
+    raw: bool = False
 
     def network(self, seed: int) -> nn.Module:
         """A network whose initial parameters depend on ``seed`` alone; torch's own generator is left as it was."""
@@ -37,9 +41,14 @@ def problem(dataset: str, model: str) -> Problem:
     """An image data set with one of the paper's networks: ``"mlp"`` or ``"cnn"``.
 
     Inputs are normalised by the mean and standard deviation of each channel over the training set. Those are taken to
-    be public: they are not in any ledger.
+    be public: they are not in any ledger. See `raw_problem` for inputs that participants normalise privately.
     """
     return of_images(load(dataset), model)
+
+
+def raw_problem(dataset: str, model: str) -> Problem:
+    """As `problem`, with inputs as they are: for settings that ask for private normalisation."""
+    return _of_images(load(dataset), model)
 
 
 def builder(model: str, *, channels: int) -> Callable[[], nn.Module]:
@@ -57,18 +66,25 @@ def builder(model: str, *, channels: int) -> Callable[[], nn.Module]:
 
 def of_images(images: Images, model: str) -> Problem:
     """The problem of images that are already loaded; see `problem`."""
+    raw = _of_images(images, model)
+    mean, std = raw.inputs.mean(dim=(0, 2, 3), keepdim=True), raw.inputs.std(dim=(0, 2, 3), keepdim=True)
+    for inputs in (raw.inputs, raw.test_inputs):
+        inputs.sub_(mean).div_(std)
+    return replace(raw, raw=False)
+
+
+def _of_images(images: Images, model: str) -> Problem:
     build = builder(model, channels=images.train.shape[1])
     if images.classes != 10:
         raise ValueError(f"{images.name} has {images.classes} classes; the paper's networks tell 10 apart.")
-    train, test = shokri.inputs(images.train), shokri.inputs(images.test)
-    mean, std = train.mean(dim=(0, 2, 3), keepdim=True), train.std(dim=(0, 2, 3), keepdim=True)
     return Problem(
         name=f"{images.name}, {model}",
-        inputs=train.sub_(mean).div_(std),
+        inputs=shokri.inputs(images.train),
         labels=images.train_labels,
-        test_inputs=test.sub_(mean).div_(std),
+        test_inputs=shokri.inputs(images.test),
         test_labels=images.test_labels,
         build=build,
+        raw=True,
     )
 
 

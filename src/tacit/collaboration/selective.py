@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.collaboration.messages import check_fraction, portion
+from tacit.collaboration.selection import largest
 
 
 class SelectiveSGD(torch.optim.Optimizer):
@@ -50,10 +51,7 @@ class SelectiveSGD(torch.optim.Optimizer):
     def _largest(self, gradients: list[Tensor]) -> tuple[Tensor, ...]:
         """For each gradient a mask of what is among the largest of all."""
         sizes = torch.cat([gradient.abs().reshape(-1) for gradient in gradients])
-        count = portion(self.fraction, sizes.numel())
         chosen = torch.zeros_like(sizes, dtype=torch.bool)
-        if count == sizes.numel():
-            chosen.fill_(True)
-        else:
-            chosen[sizes.topk(count, sorted=False).indices] = True
+        places = largest(sizes.numpy(force=True), portion(self.fraction, sizes.numel()))
+        chosen[torch.from_numpy(places).to(sizes.device)] = True
         return torch.split(chosen, [gradient.numel() for gradient in gradients])

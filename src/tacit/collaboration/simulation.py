@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,18 +13,27 @@ from torch import nn
 
 from tacit.collaboration.exchange import Lease, Protocol, Turn, turns
 from tacit.collaboration.messages import Download, Positions, Vector
+from tacit.collaboration.normalisation import moments, scale
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import Participant
-from tacit.collaboration.privacy import Claim, claim
+from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.problem import Problem, share_out
 from tacit.collaboration.server import ParameterServer, Rules
 from tacit.collaboration.settings import Settings
-from tacit.collaboration.workshop import Workshop, local_sgd, seed_from
+from tacit.collaboration.workshop import Workshop, local_sgd, seed_from, training_header
 from tacit.ledger import Header, Ledger
 from tacit.randomness import SecureSource, SeededSource, Source
 
 log = logging.getLogger("tacit")
 
+_PUBLIC = (
+    "inputs are normalised by the mean and standard deviation of the training set, which are taken to be public: no ε "
+    "covers them."
+)
+_PRIVATE = (
+    "inputs are normalised by the mean and standard deviation that the participants have released privately; ε covers "
+    "them."
+)
 _STANDALONE = 10  # participants whose lonely training is averaged; the others fare alike
 
 
@@ -85,7 +94,7 @@ def simulate(
     return Result(
         test_accuracy=history[-1],
         standalone_accuracy=world.standalone() if baselines else None,
-        centralised_accuracy=world.centralised() if baselines else None,
+        centralised_accuracy=world.centralised()[-1] if baselines else None,
         history=history,
         bytes_up=world.bytes_up,
         bytes_down=world.bytes_down,
@@ -97,25 +106,58 @@ def simulate(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """What a collaboration is measured by: accuracies of `Result`, and the centralised one after each epoch."""
+
+    standalone: float
+    centralised: list[float]
+
+
+def baselines(problem: Problem, settings: Settings) -> Baselines:
+    """Training alone and on pooled records, with the records, network and learning rate of the collaboration."""
+    world = _World(problem, settings, None)
+    return Baselines(standalone=world.standalone(), centralised=world.centralised())
+
+
 class _World:
     """The server, the participants and what they hold."""
 
     def __init__(self, problem: Problem, settings: Settings, watch: Callable[[Vector], None] | None) -> None:
         self._problem, self._settings, self._watch = problem, settings, watch
+        _check_normalisation(problem, settings)
         self._source = _source(settings.seed, "world")
         self._initial = seed_from(self._source)
         records = max(round(settings.share * len(problem.inputs)), 1)
         self._hands = share_out(len(problem.inputs), settings.participants, records, self._source)
         self._judge = problem.network(self._initial)
         self._judged = FlatParameters(self._judge)
-        self._ledgers: list[Ledger] = []
+        self._ledgers: dict[int, Ledger] = {}
         self._workshop = Workshop(settings, records=records, parameters=self._judged.vector.size)
+        if self._workshop.normalisation is not None:
+            self._problem = self._normalised(self._workshop.normalisation)
         self._people = [self._participant(number) for number in range(settings.participants)]
         rules = Rules(bound=settings.limit, upload=settings.upload, decay_every=settings.participants)
         self.server = ParameterServer(self._judged.vector, rules, [person.name for person in self._people])
         self._start, self._seen = self.server.pull(settings.download), dict[int, Download]()
         self.bytes_up = self.bytes_down = 0
         self.protocol_seconds = 0.0
+
+    def _normalised(self, noise_multiplier: float) -> Problem:
+        """By what all participants release about their records, averaged."""
+        released = []
+        for number, hand in enumerate(self._hands):
+            source = _source(self._settings.seed, f"participant {number}, statistics")
+            released.append(
+                moments(
+                    self._problem.inputs[torch.from_numpy(hand)],
+                    noise_multiplier=noise_multiplier,
+                    ledger=self._ledger(number, training_header(f"participant {number}", source)),
+                    source=source,
+                )
+            )
+        common, raw = scale(released), self._problem
+        return replace(raw, inputs=common.apply(raw.inputs), test_inputs=common.apply(raw.test_inputs), raw=False)
 
     def _participant(self, number: int) -> Participant:
         name, settings = f"participant {number}", self._settings
@@ -127,13 +169,14 @@ class _World:
             self._problem.inputs[rows],
             self._problem.labels[rows],
             source=source,
-            ledger=self._ledger,
+            ledger=lambda header: self._ledger(number, header),
             watch=self._watch,
         )
 
-    def _ledger(self, header: Header) -> Ledger:
-        self._ledgers.append(Ledger(header))
-        return self._ledgers[-1]
+    def _ledger(self, number: int, header: Header) -> Ledger:
+        if number not in self._ledgers:
+            self._ledgers[number] = Ledger(header)
+        return self._ledgers[number]
 
     def epoch(self) -> Iterator[None]:
         """One exchange of everybody."""
@@ -172,24 +215,30 @@ class _World:
 
     def standalone(self) -> float:
         """The mean accuracy of participants who train alone."""
-        scores = [self._alone(hand, f"alone {number}") for number, hand in enumerate(self._hands[:_STANDALONE])]
+        scores = []
+        for number, hand in enumerate(self._hands[:_STANDALONE]):
+            *_, model = self._alone(hand, f"alone {number}")
+            scores.append(accuracy(model, self._problem))
         return sum(scores) / len(scores)
 
-    def centralised(self) -> float:
-        """The accuracy of SGD on all participants' records."""
-        return self._alone(np.unique(np.concatenate(self._hands)), "pooled")
+    def centralised(self) -> list[float]:
+        """The accuracy of SGD on all participants' records, after each epoch."""
+        hand = np.unique(np.concatenate(self._hands))
+        return [accuracy(model, self._problem) for model in self._alone(hand, "pooled")]
 
-    def _alone(self, hand: Positions, name: str) -> float:
+    def _alone(self, hand: Positions, name: str) -> Iterator[nn.Module]:
         model, rows = self._problem.network(self._initial), torch.from_numpy(hand)
         source = _source(self._settings.seed, name)
         train = local_sgd(model, self._problem.inputs[rows], self._problem.labels[rows], self._settings, source)
         for _ in range(self._settings.epochs):
             train()
-        return accuracy(model, self._problem)
+            yield model
 
     def claim(self) -> Claim | None:
         """Of the participant who spent most."""
-        return claim(self._ledgers, delta=self._settings.delta, query=self._workshop.query) if self._ledgers else None
+        if not self._ledgers:
+            return None
+        return claim(list(self._ledgers.values()), delta=self._settings.delta, query=self._workshop.query)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the numbers should know."""
@@ -198,8 +247,7 @@ class _World:
         notes = [
             "centralised: SGD on the pooled records of all participants, for as many epochs; standalone: the mean of "
             f"{min(len(self._hands), _STANDALONE)} participants who train alone.",
-            "inputs are normalised by the mean and standard deviation of the training set, which are taken to be "
-            "public: no ε covers them.",
+            _PUBLIC if self._workshop.normalisation is None else _PRIVATE,
         ]
         if self._ledgers:
             notes.append(
@@ -213,6 +261,16 @@ class _World:
             if self._settings.seed is not None:
                 notes.append("the noise comes from a seed: for debugging, it protects nobody.")
         return tuple(notes)
+
+
+def _check_normalisation(problem: Problem, settings: Settings) -> None:
+    """Raw inputs and settings that ask for private normalisation belong together."""
+    asked = isinstance(settings.privacy, LocalDpSgd) and settings.privacy.normalisation is not None
+    if asked != problem.raw:
+        raise ValueError(
+            f"the problem's inputs are {'raw' if problem.raw else 'normalised already'}; private normalisation needs "
+            "raw_problem and LocalDpSgd(normalisation=...), and neither goes without the other."
+        )
 
 
 def accuracy(model: nn.Module, problem: Problem) -> float:

@@ -29,7 +29,8 @@ class Workshop:
     """Makes participants with ``records`` records and ``parameters`` parameters each; the noise is solved for once.
 
     ``noise`` is the noise multiplier that the budget asks for, 0 where there is none to solve for; ``query`` is that of
-    sparse vector uploads, if they are. With ``places`` all upload those, and nothing is selected.
+    sparse vector uploads, if they are, and ``normalisation`` the noise multiplier with which inputs are normalised, if
+    they are privately. With ``places`` all upload those, and nothing is selected.
     """
 
     def __init__(self, settings: Settings, *, records: int, parameters: int, places: Agreed | None = None) -> None:
@@ -37,9 +38,11 @@ class Workshop:
         if places is not None and isinstance(privacy, SparseVectorPrivacy):
             raise ValueError("sparse-vector finds its own places; for agreed ones choose gaussian or dp-sgd.")
         self.noise = 0.0
+        self.normalisation: float | None = None
         self.query: SparseVectorQuery | None = None
         if isinstance(privacy, LocalDpSgd):
             self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs)
+            self.normalisation = privacy.normalisation
         elif isinstance(privacy, GaussianPrivacy):
             self.noise = privacy.noise_multiplier(epochs=settings.epochs)
         elif isinstance(privacy, SparseVectorPrivacy):
@@ -68,7 +71,7 @@ class Workshop:
         train: Training
         if isinstance(privacy, LocalDpSgd):
             seed = None if source.secure else seed_from(source)
-            book = ledger(Header(secure_randomness=source.secure, purpose=name))
+            book = ledger(training_header(name, source))
             train = privacy.trainer(
                 model, inputs, labels, epochs=settings.epochs, noise_multiplier=self.noise, ledger=book, seed=seed
             )
@@ -116,6 +119,11 @@ def local_sgd(model: nn.Module, inputs: Tensor, labels: Tensor, settings: Settin
         batch_size=settings.batch_size,
         generator=generator,
     )
+
+
+def training_header(name: str, source: Source) -> Header:
+    """Of the ledger of a participant whose training is private."""
+    return Header(secure_randomness=source.secure, purpose=name)
 
 
 def seed_from(source: Source) -> int:

@@ -16,6 +16,7 @@ from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
+from tacit.gradients.shards import handed_on
 from tacit.gradients.tap import Average, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
@@ -83,7 +84,8 @@ def _refuse_custom(roots: list[Any]) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction) and type(node)._forward_cls not in OWN:  # type: ignore[attr-defined]
+        own = isinstance(node, BackwardCFunction) and type(node)._forward_cls in OWN  # type: ignore[attr-defined]
+        if isinstance(node, BackwardCFunction) and not own and not handed_on(node):
             raise ValueError(
                 f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "  # type: ignore[attr-defined]
                 "backward may combine the gradients of different examples unseen; write it with ordinary operations "
@@ -107,7 +109,9 @@ def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
     def watched(grad: Tensor) -> None:
         version = grad._version
-        if hook(mark(plain(grad).detach(), recorder, Mixed(_HOOK))) is not None or grad._version != version:
+        shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
+        answer = hook(shown)
+        if not (answer is None or answer is shown) or grad._version != version:
             raise ValueError(_HOOK)
 
     return body(tensor, watched)

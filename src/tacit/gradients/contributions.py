@@ -143,6 +143,10 @@ class Contribution(ABC):
         """The form that is cheapest to keep until the weights are known."""
         return self
 
+    def apart(self) -> Contribution:
+        """The same without the parameter's values, whose memory may be gone when the weights are known."""
+        return self
+
     def chunked_squares(self) -> Tensor:
         size = math.prod(self.shape) * 8
         parts = [row_squares(self.instantiate(lo, hi)) for lo, hi in chunks(self.batch, size)]

@@ -65,6 +65,10 @@ class Generic(Contribution):
         for lo, hi in chunks(self.batch, 8 * self.source.numel()):
             Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
 
+    def apart(self) -> Dense:
+        several = chunks(self.batch, 8 * self.source.numel())
+        return Dense(torch.cat([self.instantiate(lo, hi) for lo, hi in several]))
+
     def without(self, bad: Tensor) -> Generic:
         inputs = tuple(cleared(x, bad) if x.is_floating_point() else x for x in self.inputs)
         kept = Generic(self.run, self.source, inputs, cleared(self.grad, bad))

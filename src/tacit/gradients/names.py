@@ -23,7 +23,7 @@ METADATA = words(
     shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
     is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous len
     storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
-    _grad retains_grad __set__
+    _grad _base _backward_hooks retains_grad __set__
     """
 )
 """Operations that read or write what is known about a tensor, never its values."""

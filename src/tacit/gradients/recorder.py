@@ -46,6 +46,7 @@ _GRAD = (
     "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
     "the batch use torch.autograd.grad with a sum over examples"
 )
+_BASE = "what a view of the batch was cut from (`._base`) may hold other examples than the view"
 
 
 class Recorder:
@@ -58,6 +59,8 @@ class Recorder:
         self.reduction = reduction
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.sharded = False
+        """Whether parameters are whole only while their module runs: what is kept must do without their values."""
         self.buffers = {id(b): name for name, b in model.named_buffers()}
         self.active = True
         self.inside = False
@@ -125,6 +128,8 @@ class Recorder:
                 out = func(*args, **kwargs)
             if name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
                 return mark(plain(out).detach(), self, Mixed(_GRAD))
+            if name == "_base" and isinstance(out, Tensor) and self.follows(args[0]) and not self.follows(out):
+                return mark(plain(out).detach(), self, Mixed(_BASE))
             return out
         if name in SHOWN:
             return func(plain(args[0]), *args[1:], **kwargs)
@@ -323,4 +328,6 @@ class Recorder:
             for source, contribution in pairs:
                 settled = contribution.settle()
                 for name, part in resolve(source, settled, self.names):
+                    if self.sharded:
+                        part.contribution = part.contribution.apart()
                     self.parts.setdefault(name, []).append(part)

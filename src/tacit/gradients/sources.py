@@ -94,6 +94,10 @@ class Derived(Contribution):
         for lo, hi in chunks(self.batch, math.prod(self.shape) * 8):
             Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
 
+    def apart(self) -> Dense:
+        several = chunks(self.batch, math.prod(self.shape) * 8)
+        return Dense(torch.cat([precise(self.instantiate(lo, hi)) for lo, hi in several]))
+
     def without(self, bad: Tensor) -> Derived:
         return Derived(self.source, self.parameter, self.inner.without(bad))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,7 @@ from tacit.gradients import (
     normalisations,
     operations,
     recurrent,
+    shards,
     sources,
 )
 from tacit.gradients.check import module_problems
@@ -69,6 +70,7 @@ class Engine:
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
+        shards.cut_up(model)
         self._recorder = Recorder(model, reduction)
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record)
         if not self._recorder.parameters:
@@ -81,12 +83,18 @@ class Engine:
         """How many captures the following were computed from."""
         self._squares: dict[str, Tensor] = {}
         self._uses: dict[str, sources.Uses] = {}
+        self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
+        self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
+        self._recorder.sharded = bool(wholes)
         self._handles: list[Any] = [
+            shards.Withheld(model),
+            *shards.keep_tags(model, self._recorder),
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
         ]
-        for name, parameter in self._recorder.parameters.items():
-            self._handles.append(parameter.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
+        watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
+        for name, tensor in watched:
+            self._handles.append(tensor.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
 
     # -- following the model -----------------------------------------------------------------------------------------
 
@@ -189,6 +197,32 @@ class Engine:
         they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
         lot size, say), never the number of examples that happened to be drawn.
         """
+        column, finite = self._weights(clipping, scale)
+        result: dict[str, Tensor] = {}
+        for name in self._recorder.parameters:
+            total = self._empty(name) if out is None else out[name]
+            self._sum_up(name, total, column[name], finite, overwrite=overwrite or out is None)
+            result[name] = total
+        if not keep:
+            self.discard()
+        return result
+
+    def clipped_sums(self, clipping: Clipping) -> Iterator[tuple[str, Tensor]]:
+        """The same as `clipped_sum`, one parameter at a time, for who does not want to hold all of them at once.
+
+        To be run to its end, which forgets the batch.
+        """
+        column, finite = self._weights(clipping, 1.0)
+        for name in self._recorder.parameters:
+            with torch.no_grad():
+                total = self._empty(name)
+                self._sum_up(name, total, column[name], finite, overwrite=True)
+            yield name, total
+        self.discard()
+
+    @torch.no_grad()
+    def _weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
         check_precision(next(iter(self._recorder.parameters.values())).device)
         shapes = self.shapes
         partition = checked_partition(clipping.partition(shapes), shapes)
@@ -201,30 +235,27 @@ class Engine:
         if finite is not None:
             weights = torch.where(finite.unsqueeze(1), weights, 0.0)
         columns = (weights * scale if scale != 1 else weights).unbind(1)
-        result: dict[str, Tensor] = {}
-        column = {name: columns[g] for g, group in enumerate(partition) for name in group}
-        for name, parameter in self._recorder.parameters.items():
-            if out is None:
-                dtype = torch.promote_types(parameter.dtype, torch.float32)
-                total = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-            else:
-                total = out[name]
-            uses = self._uses.get(name)
-            if uses is not None:
-                if finite is not None:
-                    uses = uses.without(~finite)
-                if overwrite or out is None:
-                    uses.assign(total, column[name])
-                else:
-                    fresh = torch.empty_like(total)
-                    uses.assign(fresh, column[name])
-                    total += fresh
-            elif overwrite or out is None:
+        return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
+
+    def _empty(self, name: str) -> Tensor:
+        parameter = self._recorder.parameters[name]
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+
+    def _sum_up(self, name: str, total: Tensor, weights: Tensor, finite: Tensor | None, *, overwrite: bool) -> None:
+        uses = self._uses.get(name)
+        if uses is None:
+            if overwrite:
                 total.zero_()
-            result[name] = total
-        if not keep:
-            self.discard()
-        return result
+            return
+        if finite is not None:
+            uses = uses.without(~finite)
+        if overwrite:
+            uses.assign(total, weights)
+        else:
+            fresh = torch.empty_like(total)
+            uses.assign(fresh, weights)
+            total += fresh
 
     def discard(self) -> None:
         """Forget the current batch."""

@@ -119,11 +119,17 @@ class Convolution(Outer):
 
         return call
 
+    def apart(self) -> Convolution:
+        return self._with(self.image, self.grad, torch.zeros_like(self.weight))  # its shape is all that is used
+
     def without(self, bad: Tensor) -> Convolution:
+        return self._with(cleared(self.image, bad), cleared(self.grad, bad), self.weight)
+
+    def _with(self, image: Tensor, grad: Tensor, weight: Tensor) -> Convolution:
         return Convolution(
-            cleared(self.image, bad),
-            cleared(self.grad, bad),
-            self.weight,
+            image,
+            grad,
+            weight,
             self.stride,
             self.padding,
             self.dilation,

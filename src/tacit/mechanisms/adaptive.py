@@ -111,11 +111,13 @@ class AdaptiveClipping(Clipping):
         counts = [tracker.query(discrete=isinstance(noise, Discrete)) for tracker in self._trackers.values()]
         return (*super().queries(noise.after(counts)), *counts)
 
-    def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
+    def release_(
+        self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source, *, counts: Source | None = None
+    ) -> None:
         """Add the recorded noise to the sums, then release the counts and move the clip norms for the next step."""
         super().release_(receipt, sums, source)
         for tracker in self._trackers.values():
-            tracker.update(receipt, source)
+            tracker.update(receipt, source if counts is None else counts)
 
     def widened(self, margin: float) -> AdaptiveClipping:
         return AdaptiveClipping(self._config, super().widened(margin).groups, lot_size=self._lot_size)

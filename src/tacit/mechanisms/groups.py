@@ -159,8 +159,13 @@ class Clipping:
             for group, lattice, std in zip(self.groups, lattices, noise.stds(bounds), strict=True)
         )
 
-    def release_(self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source) -> None:
-        """Add to the sums, in place, the noise that was recorded: scale_j sigma_g on vector j of group g."""
+    def release_(
+        self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source, *, counts: Source | None = None
+    ) -> None:
+        """Add to the sums, in place, the noise that was recorded: scale_j sigma_g on vector j of group g.
+
+        Noise of whatever is released besides comes from ``counts``, where that is given.
+        """
         self.partition({name: tensor.shape for name, tensor in sums.items()})
         noisy = []
         for group in self.groups:

@@ -10,7 +10,6 @@ are bounded one by one, so the guarantee holds between *any* two data sets behin
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,8 @@ from tacit.mechanisms.groups import Spendable, positive
 from tacit.mechanisms.noise import add_laplace_
 from tacit.randomness import Floats, Integers, Source
 
+_LOOKS = 24  # places that are compared with the threshold of each place for all at once
+_DOUBLINGS = 4
 _MARGIN = 2.0**-40  # covers the rounding of the noise scales in float64
 
 
@@ -94,32 +95,96 @@ class SparseVectorQuery:
         query = receipt.spend(self.group)
         if query != self.event():
             raise ValueError(f"the ledger has {query} for group {self.group!r}, but this would release {self.event()}.")
-        bounded = values.detach().to("cpu", torch.float64).nan_to_num(0.0, 0.0, 0.0).clamp(-self.bound, self.bound)
-        indices = self._search(bounded.abs().numpy(), source)
-        noisy = bounded[torch.from_numpy(indices)]
+        flat = values.detach().to("cpu")
+        indices = self._search(flat, source)
+        noisy = self._bounded(flat, indices)
         add_laplace_([(noisy, self.release_scale)], source)
         return Chosen(indices=indices, values=noisy.clamp_(-self.bound, self.bound))
 
-    def _search(self, sizes: Floats, source: Source) -> Integers:
-        """The positions to be released, in the order in which they were found."""
-        order = _Order(sizes.size, source)
-        thresholds = (self.threshold + _laplace(self.releases, self.threshold_scale, source)).tolist()
-        renew = iter([*thresholds, math.inf]).__next__  # after the last release nothing reaches the threshold
+    def _bounded(self, values: torch.Tensor, places: Integers) -> torch.Tensor:
+        wanted = values.index_select(0, torch.from_numpy(places)).to(torch.float64)
+        return wanted.nan_to_num_(0.0, 0.0, 0.0).clamp_(-self.bound, self.bound)
+
+    def _search(self, values: torch.Tensor, source: Source) -> Integers:
+        """The positions to be released, in the order in which they were found.
+
+        A threshold is drawn for every place, and the one in use is that of the place after the last release. Which
+        place that is follows from noise before it, so its threshold is as fresh as one drawn then: those of the other
+        places are never used.
+        """
+        order = _Order(values.numel(), source)
         found: list[Integers] = []
-        reach, left = renew(), self.releases
+        left, kept = self.releases, None
         while left and order.left:
             # Noise is drawn for as many as are likely to be looked at, not for all.
             piece = order.take(2 * left + 1000)
-            noisy = sizes[piece] + _laplace(piece.size, 2 * self.threshold_scale, source)
-            places: list[int] = []
-            note = places.append
-            for place, value in enumerate(noisy.tolist()):
-                if value >= reach:
-                    note(place)
-                    reach = renew()  # after a release only
-            found.append(piece[np.array(places, dtype=np.int64)])
-            left -= len(places)
+            noisy = self._bounded(values, piece).abs_().numpy() + _laplace(piece.size, 2 * self.threshold_scale, source)
+            reach = self.threshold + _laplace(piece.size, self.threshold_scale, source)
+            if kept is not None:
+                reach[0] = kept  # nothing was released since: no new one
+            places, kept = _passing(noisy, reach)
+            found.append(piece[places[:left]])
+            left -= found[-1].size
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def _passing(noisy: Floats, reach: Floats) -> tuple[Integers, float | None]:
+    """All places that pass one after the other, and the threshold that is still in use at the end, if there is one.
+
+    From the start, and again from the place after one that passed, every place is compared with ``reach`` of that
+    place. So from each place on it is known which one is next; what is reached from the first is found by leaps of
+    many at once.
+    """
+    size = noisy.size
+    follows = _following(noisy, reach)
+    powers = [follows]  # of two: where 1, 2, 4, ... releases lead from each place; the end and dead ends lead nowhere
+    while len(powers) <= _DOUBLINGS:
+        powers.append(powers[-1][powers[-1]])
+    starts, at, kept = [], 0, None
+    while at < size:
+        starts.append(at)
+        at = int(powers[-1][at])
+        if at < size and follows[at] == at:
+            starts.append(at)
+            place = _first(noisy, reach, at)
+            if place == size:
+                kept = float(reach[at])
+                break
+            follows[at] = at = place + 1
+    reached = np.array(starts, dtype=np.int64)
+    for power in powers[-2::-1]:
+        reached = np.concatenate([reached, power[reached]])
+    seen = np.zeros(size + 1, dtype=np.bool_)
+    seen[reached] = True
+    reached = np.flatnonzero(seen)
+    ends = follows[reached]
+    return ends[ends > reached] - 1, kept
+
+
+def _following(noisy: Floats, reach: Floats) -> Integers:
+    """For each place the one after the first that passes from there on; itself where none of the nearest does."""
+    size = noisy.size
+    waits = np.ones(size, dtype=np.uint8)
+    waiting = np.ones(size, dtype=np.bool_)
+    for ahead in range(min(_LOOKS, size)):
+        waiting[: size - ahead] &= noisy[ahead:] < reach[: size - ahead]
+        waits += waiting
+    waits[waiting] = 0
+    follows = np.arange(size + 1)
+    follows[:-1] += waits
+    return follows
+
+
+def _first(noisy: Floats, reach: Floats, start: int) -> int:
+    """The first place that passes from ``start`` on, where none of the nearest does, or one beyond the end."""
+    place, length = start + _LOOKS, 256
+    while place < noisy.size:
+        passing = noisy[place : place + length] >= reach[start]
+        nearest = int(passing.argmax())
+        if passing[nearest]:
+            return place + nearest
+        place, length = place + length, 2 * length
+    return int(noisy.size)
 
 
 class _Order:

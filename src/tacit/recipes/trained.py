@@ -55,7 +55,7 @@ def _configured(facts: Any) -> Any:
     values = {name: _configured(value) for name, value in facts.items()}
     kind = values.pop("kind")
     if kind not in _KINDS:
-        raise ValueError(f"the model needs a {kind}; this version of tacit knows {', '.join(_KINDS)}.")
+        raise ValueError(f"the model needs a {kind!s:.60}; this version of tacit knows {', '.join(_KINDS)}.")
     return _KINDS[kind](**values)
 
 

@@ -17,6 +17,7 @@ from tacit.recipes.reproduction import Comparison, Experiment, Line, Panel, Resu
 from tacit.reports.figures import pyplot
 
 _COLOURS = ("tab:blue", "tab:orange", "tab:green", "black", "tab:purple", "tab:brown")
+_MOST_TICKS, _WIDEST = 12, 1e6  # with more, or a wider range, on a logarithmic axis the powers of ten are marked
 _STYLES: dict[str, dict[str, Any]] = {
     "line": {"marker": ".", "markersize": 4},
     "dashed": {"linestyle": "--"},
@@ -118,11 +119,14 @@ def _axes(axes: Any, panel: Panel, colours: Mapping[str, str]) -> None:
     if panel.log_x:
         axes.set_xscale("log")
         marks = sorted({x for line in panel.lines for x in line.x})
-        axes.set_xticks(marks, [f"{mark:g}" for mark in marks], rotation=45 if len(marks) > 6 else 0)
+        if len(marks) <= _MOST_TICKS and marks[-1] < _WIDEST * marks[0]:
+            axes.set_xticks(marks, [f"{mark:g}" for mark in marks], rotation=45 if len(marks) > 6 else 0)
         axes.minorticks_off()
+    if panel.log_y:
+        axes.set_yscale("log")
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(framealpha=0.7, edgecolor="none", fontsize="small")
 
 
 def _line(axes: Any, line: Line, colour: str) -> None:

@@ -19,8 +19,8 @@ from tacit.randomness import Integers
 Collate = Callable[[list[Any]], Any]
 
 
-def batches(indices: Integers, batch_size: int) -> Iterator[Integers]:
-    """``indices`` in pieces of at most ``batch_size``; one empty piece if there are none.
+def batches(indices: Integers, batch_size: int, *, least: int = 1) -> Iterator[Integers]:
+    """``indices`` in pieces of at most ``batch_size``, and empty ones after them until there are ``least``.
 
     >>> [piece.tolist() for piece in batches(np.array([5, 8, 9]), 2)]
     [[5, 8], [9]]
@@ -29,8 +29,8 @@ def batches(indices: Integers, batch_size: int) -> Iterator[Integers]:
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number, at least 1.")
-    for start in range(0, max(len(indices), 1), batch_size):
-        yield indices[start : start + batch_size]
+    for number in range(max(-(-len(indices) // batch_size), least)):
+        yield indices[number * batch_size : (number + 1) * batch_size]
 
 
 class LotReader:
@@ -67,9 +67,9 @@ class LotReader:
                 persistent_workers=True,
             )
 
-    def read(self, indices: Integers) -> Iterator[Any]:
-        """The batches of the lot ``indices``, in order."""
-        pieces = list(batches(np.asarray(indices, dtype=np.int64), self._batch_size))
+    def read(self, indices: Integers, *, least: int = 1) -> Iterator[Any]:
+        """The batches of the lot ``indices``, in order, and empty ones until there are ``least``."""
+        pieces = list(batches(np.asarray(indices, dtype=np.int64), self._batch_size, least=least))
         if self._loader is not None:
             self._current.pieces = pieces
             yield from self._loader

@@ -1,6 +1,6 @@
 """Private estimators for scikit-learn (the ``sklearn`` extra).
 
-    account = Account(epsilon=1.0, delta=1e-5)
+    account = Account(records=len(X), epsilon=1.0, delta=1e-5)
     model = make_pipeline(PrivateScaler(epsilon=0.2, account=account), PrivateClassifier(account=account))
     model.fit(X, y)
     print(account.guarantee())                  # the pieces together

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +12,7 @@ from tacit.accounting import Filter, Guarantee, account, guarantee, plan
 from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Receipt, Step
 from tacit.mechanisms import CountsQuery, SumQuery
 from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.sklearn.folds import Folds
 
 
 class Account:
@@ -18,16 +21,40 @@ class Account:
     Copies made by scikit-learn (`clone`, pipelines, searches) are the same account: fitting twice costs twice, and
     the fit that would overrun raises `tacit.BudgetExceeded`. A pickled account comes back closed.
 
-    What the caller owes: the shares and settings of all fits are decided before the first, not by what an earlier one
-    released; and scores that scikit-learn computes on held-out records (cross-validation, searches) are exact, not
-    private, and not in the ledger.
+    A fit is charged as one that a person's row enters once, and whose other rows are there whoever that person is.
+    So an account is for the ``records`` rows of one table and refuses a fit on any other number: scikit-learn's
+    splitters give out folds by the number of rows and by everybody's labels, so that one row more moves other people
+    from fold to fold, and the fits together tell more than their sum. `folds` splits soundly.
+
+    What the caller owes: the rows are those of the table, each once (rows drawn with replacement, as for bagging, or a
+    table that was split before by `train_test_split`, are not seen through); the shares and settings of all fits are
+    decided before the first, not by what an earlier one released; and scores that scikit-learn computes on held-out
+    records (cross-validation, searches) are exact, not private, and not in the ledger.
     """
 
-    def __init__(self, *, epsilon: float, delta: float = 1e-5, ledger: str | Path | None = None) -> None:
+    def __init__(self, *, records: int, epsilon: float, delta: float = 1e-5, ledger: str | Path | None = None) -> None:
+        if isinstance(records, bool) or not isinstance(records, int) or records < 1:
+            raise ValueError(f"records is {records!r}; it must be the number of rows of the table, len(X).")
+        self.records = records
         self.budget = Budget(epsilon=epsilon, delta=delta)
+        self._folds: set[int] = set()
+        # joblib's cache takes objects that pickle alike for one: what one account paid for must not serve another.
+        self._identity = uuid.uuid4().hex
         header = Header(purpose="scikit-learn")
         self._ledger: Ledger | None = Ledger(header) if ledger is None else Ledger.open(ledger, header)
         self._ledger.guard(Filter(self.budget))
+
+    def folds(self, splits: int = 5) -> Folds:
+        """What to give scikit-learn as ``cv``: each record's fold is drawn by a coin of its own."""
+        return Folds(splits, self.records, self._folds)
+
+    def check_rows(self, rows: int) -> None:
+        """Refuse rows that are neither the whole table nor of one of its `folds`."""
+        if rows != self.records and rows not in self._folds:
+            raise ValueError(
+                f"this fit has {rows} rows and its account is for {self.records}; give all of them, or split them by "
+                "cv=account.folds(5): other splitters let one row decide where other people's rows go."
+            )
 
     @property
     def ledger(self) -> Ledger:
@@ -46,10 +73,16 @@ class Account:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"budget": self.budget, "_ledger": None}
+        return {
+            "records": self.records,
+            "budget": self.budget,
+            "_folds": set(),
+            "_identity": self._identity,
+            "_ledger": None,
+        }
 
     def __repr__(self) -> str:
-        return f"Account(epsilon={self.budget.epsilon:g}, delta={self.budget.delta:g})"
+        return f"Account(records={self.records}, epsilon={self.budget.epsilon:g}, delta={self.budget.delta:g})"
 
 
 Queries = Sequence[SumQuery | CountsQuery]
@@ -59,7 +92,11 @@ Entries = tuple[tuple[Step, int], ...]
 class Purse:
     """What one fit may spend: its own ε, of a shared account or of a ledger of its own, or all that is left."""
 
-    def __init__(self, epsilon: float | None, delta: float, shared: Account | None, seed: int | None) -> None:
+    def __init__(
+        self, rows: int, epsilon: float | None, delta: float, shared: Account | None, seed: int | None
+    ) -> None:
+        if seed is not None:
+            warnings.warn("debug_seed is set: this fit can be repeated, and is not private.", stacklevel=4)
         if shared is None:
             if epsilon is None:
                 raise ValueError("epsilon is None, which means what is left of an account; give epsilon or an account.")
@@ -68,7 +105,8 @@ class Purse:
             self.ledger.guard(Filter(self._own))
         else:
             if seed is not None:
-                raise ValueError("random_state is for debugging and unsafe; leave it out with an account.")
+                raise ValueError("debug_seed is for debugging and unsafe; leave it out with an account.")
+            shared.check_rows(rows)
             self._total, self.ledger = shared.budget, shared.ledger
             self._own = self._total if epsilon is None else Budget(epsilon=epsilon, delta=self._total.delta)
         self.source = _source(seed)

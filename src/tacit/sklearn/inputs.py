@@ -54,11 +54,12 @@ def declared(bounds: Any, width: int) -> tuple[Numbers, Numbers]:
 
 
 def tensor(rows: Numbers) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
+    with np.errstate(over="ignore"):  # a message about one record would be one too many
+        return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
 
 
-def seed_of(random_state: Any) -> int | None:
+def seed_of(debug_seed: Any) -> int | None:
     """A seed, which makes a fit repeatable and therefore not private."""
-    if random_state is None or isinstance(random_state, int | np.integer):
-        return None if random_state is None else int(random_state)
-    raise ValueError(f"random_state is {random_state!r}; it must be None (private) or a whole number (debugging).")
+    if debug_seed is None or isinstance(debug_seed, int | np.integer):
+        return None if debug_seed is None else int(debug_seed)
+    raise ValueError(f"debug_seed is {debug_seed!r}; it must be None (private) or a whole number (debugging).")

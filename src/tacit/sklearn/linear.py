@@ -34,11 +34,11 @@ class _Private(BaseEstimator):  # type: ignore[misc]
     model: str
     bounds: Any
     account: Account | None
-    random_state: int | None
+    debug_seed: int | None
     network_: nn.Module
 
-    def _purse(self) -> Purse:
-        return Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
+    def _purse(self, rows: int) -> Purse:
+        return Purse(rows, self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
 
     def _planned(self, rows: Numbers, outputs: int, purse: Purse, *, first: Queries = ()) -> float:
         """The noise multiplier of the descent; refused, before anything is charged, if nothing could be learned."""
@@ -54,7 +54,12 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         return noise
 
     def _settings(self, rows: Numbers, outputs: int, purse: Purse) -> Settings:
-        return settings(records=len(rows), parameters=self._size(rows, outputs), epsilon=purse.epsilon)
+        return settings(
+            records=len(rows),
+            parameters=self._size(rows, outputs),
+            epsilon=purse.epsilon,
+            squared=rows.shape[1] if outputs == 1 else None,
+        )
 
     def _size(self, rows: Numbers, outputs: int) -> int:
         return sum(parameter.numel() for parameter in self._network(rows, outputs).parameters())
@@ -97,7 +102,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
       other classes are then trained on as the first class.
     * ``bounds``: (low, high) of the features, declared; values beyond them count as the bound. Left out, features are
       taken as they are: put a `PrivateScaler` before.
-    * ``random_state``: for debugging only. The fit can then be repeated, and is not private.
+    * ``debug_seed``: for debugging only. The fit can then be repeated, and is not private.
 
     Whether classes are text, whole numbers or others is taken to be public.
 
@@ -115,16 +120,16 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         classes: Any = None,
         bounds: Any = None,
         account: Account | None = None,
-        random_state: int | None = None,
+        debug_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta, self.model, self.classes = epsilon, delta, model, classes
-        self.bounds, self.account, self.random_state = bounds, account, random_state
+        self.bounds, self.account, self.debug_seed = bounds, account, debug_seed
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train; what it cost is in ``guarantee_``."""
         rows, labels = fitted_pairs(self, X, y)
         check_classification_targets(labels)
-        purse = self._purse()
+        purse = self._purse(len(rows))
         if self.classes is not None:
             self.classes_ = self._declared(labels)
             _check_several(self.classes_)
@@ -181,16 +186,16 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         target_bounds: tuple[float, float] = (-1.0, 1.0),
         bounds: Any = None,
         account: Account | None = None,
-        random_state: int | None = None,
+        debug_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta, self.model, self.target_bounds = epsilon, delta, model, target_bounds
-        self.bounds, self.account, self.random_state = bounds, account, random_state
+        self.bounds, self.account, self.debug_seed = bounds, account, debug_seed
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train; what it cost is in ``guarantee_``."""
         rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
-        purse = self._purse()
+        purse = self._purse(len(rows))
         self._descend(bound(rows, self.bounds), targets, 1, self._planned(rows, 1, purse), purse)
         return self
 

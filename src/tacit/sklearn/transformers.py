@@ -23,7 +23,7 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
 
     * ``bounds``: (low, high) of the features, declared; values beyond them count as the bound. Left out, they are
       released too, from histograms over powers of two, and charged.
-    * ``epsilon``, ``delta``, ``account``, ``random_state``: as for `PrivateClassifier`.
+    * ``epsilon``, ``delta``, ``account``, ``debug_seed``: as for `PrivateClassifier`.
 
     Formal guarantee: the record is a row of d features. Clipped and scaled to [-1, 1] they have L2 norm at most
     sqrt(d), and so have their squares: two Gaussian sums over everyone. Bounds are one histogram a feature, of
@@ -37,15 +37,15 @@ class PrivateScaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # t
         *,
         bounds: Any = None,
         account: Account | None = None,
-        random_state: int | None = None,
+        debug_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta, self.bounds = epsilon, delta, bounds
-        self.account, self.random_state = account, random_state
+        self.account, self.debug_seed = account, debug_seed
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Release the moments; what it cost is in ``guarantee_``."""
         rows = fitted_rows(self, X)
-        purse = Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
+        purse = Purse(len(rows), self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
         width = rows.shape[1]
         if self.bounds is None:
             wanted = _histograms(width, purse)
@@ -96,10 +96,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         delta: float = 1e-5,
         *,
         account: Account | None = None,
-        random_state: int | None = None,
+        debug_seed: int | None = None,
     ) -> None:
         self.n_components, self.epsilon, self.delta = n_components, epsilon, delta
-        self.account, self.random_state = account, random_state
+        self.account, self.debug_seed = account, debug_seed
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Release the directions; what it cost is in ``guarantee_``."""
@@ -108,7 +108,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ValueError(
                 f"n_components is {self.n_components!r}; it must be from 1 to the number of features, {rows.shape[1]}."
             )
-        purse = Purse(self.epsilon, self.delta, self.account, seed_of(self.random_state))
+        purse = Purse(len(rows), self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
         directions = private_pca(
             tensor(rows),
             self.n_components,

@@ -62,12 +62,21 @@ class Encoding:
 
 
 def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
-    """How many rows there are; one that does not fit the schema is an error. Private columns need only be readable."""
+    """How many rows there are; one that does not fit the schema is an error.
+
+    Private columns need only be readable, and have no missing entries if those are refused.
+    """
     for name, column in schema.columns.items():
+        target = name == schema.target
         if not column.private:
-            _code(name, column, rows[name], first, target=name == schema.target)
-        elif isinstance(column, Number):
-            numeric(name, rows[name], first=first, text=column.text)
+            _code(name, column, rows[name], first, target=target)
+            continue
+        if isinstance(column, Number):
+            gone = np.isnan(numeric(name, rows[name], first=first, text=column.text))
+        else:
+            gone = words(rows[name]) == ""
+        if gone.any() and column.missing == "refuse":
+            raise _missing(name, column, first + int(np.flatnonzero(gone)[0]), target)
     return len(rows[schema.target])
 
 

@@ -18,7 +18,8 @@ _ENTRIES = 2**18
 """How many are read at once."""
 _LONGEST_FIELD = 1 << 20
 _BUFFER = 1 << 20
-"""Bytes of a column of a Parquet file that are read at once; without it, a row group, which may be the whole file."""
+"""Bytes of a column of a Parquet file that are read at once; without it, and with reading ahead (``pre_buffer``), a row
+group, which may be the whole file."""
 _LONGEST = 256
 """Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
 
@@ -134,7 +135,7 @@ def _parquet(path: Path) -> Any:
     except ImportError as error:
         raise ValueError("reading Parquet needs pyarrow; install it with: pip install 'tacit[sklearn]'") from error
     try:
-        return pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER)
+        return pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
 
@@ -165,7 +166,7 @@ def _arrow(column: Any, name: str) -> NDArray[Any]:
     if kind.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kind.is_integer(column.type) or kind.is_floating(column.type):
-        values: NDArray[Any] = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+        values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values
     if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
         return _short(["" if value is None else _word(value) for value in column.to_pylist()])

@@ -4,8 +4,12 @@ The rule: a sixteenth of the records in a lot but no more than 65,536, 300 steps
 of the last half of the iterates, and a step size of 2 sqrt(n ε / (150 d)), between 0.1 and 3: it shrinks where noise
 would dominate. With more epochs there would be more noise in each; at a sixteenth, amplification has already most of
 its effect, and 300 steps are enough for features of size one. Beyond a million records noise is far below what a lot
-of 65,536 says anyway, and larger ones would only take longer. `docs/tables.md` has what the rule loses against a tuned
-run.
+of 65,536 says anyway, and larger ones would only take longer.
+
+The squared error, unlike that of classes, has a curvature that grows with the row: twice its squared norm, which is at
+most the number k of columns and one for the constant. A step size of at most 1 / (k + 1) is stable with this momentum.
+
+`docs/tables.md` has what the rule loses against a tuned run.
 """
 
 from __future__ import annotations
@@ -32,11 +36,16 @@ class Settings:
     """The share of the iterates, counted from the last, whose average is the model."""
 
 
-def settings(*, records: int, parameters: int, epsilon: float) -> Settings:
-    """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``."""
+def settings(*, records: int, parameters: int, epsilon: float, squared: int | None = None) -> Settings:
+    """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``.
+
+    ``squared`` is for least squares: how many columns there are.
+    """
     lot = min(records, max(_FEWEST, min(round(records / 16), _MOST)))
-    strength = math.sqrt(records * epsilon / (150 * parameters))
-    return Settings(lot_size=lot, steps=_STEPS, learning_rate=2.0 * min(max(strength, 0.05), 1.5))
+    rate = 2.0 * min(max(math.sqrt(records * epsilon / (150 * parameters)), 0.05), 1.5)
+    if squared is not None:
+        rate = min(rate, 1 / (squared + 1))
+    return Settings(lot_size=lot, steps=_STEPS, learning_rate=rate)
 
 
 def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:

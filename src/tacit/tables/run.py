@@ -17,11 +17,10 @@ from tacit.recipes.outcome import FORMAT, described, versions, write_json
 from tacit.tables.descent import Progress
 from tacit.tables.discovery import Pieces
 from tacit.tables.encoding import check as check_rows
-from tacit.tables.encoding import words
 from tacit.tables.model import KINDS
 from tacit.tables.reading import Columns, from_columns, read
 from tacit.tables.rule import Settings
-from tacit.tables.schema import Category, Schema
+from tacit.tables.schema import Schema
 from tacit.tables.training import Score, TableOutcome, train_table
 
 
@@ -153,17 +152,15 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
 
 
 def check(pieces: Iterable[Columns], schema: Schema) -> int:
-    """Read a table through and return how many records it has; a row that does not fit the schema is an error."""
-    seen, targets = 0, set[str]()
-    classes = isinstance(schema.columns[schema.target], Category)
+    """Read a table through and return how many records it has; a row that does not fit the schema is an error.
+
+    Whether all records are of one class is not looked at: that would tell, for nothing, whether a single one is not.
+    """
+    seen = 0
     for piece in pieces:
         seen += check_rows(piece, schema, first=seen + 1)
-        if classes and len(targets) < 2:
-            targets |= set(words(piece[schema.target]).tolist())
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    if len(targets) == 1:
-        raise ValueError(f"every record has the same {schema.target!r}; there is one class only, and nothing to learn.")
     return seen
 
 

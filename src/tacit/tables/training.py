@@ -101,7 +101,12 @@ def train_table(
     owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
 
     def chosen_for(parameters: int) -> Settings:
-        rule = settings(records=count - held, parameters=parameters, epsilon=budget.epsilon)
+        rule = settings(
+            records=count - held,
+            parameters=parameters,
+            epsilon=budget.epsilon,
+            squared=None if isinstance(schema.columns[schema.target], Category) else len(schema.features),
+        )
         return chosen(rule, count - held) if chosen is not None else rule
 
     fewest = TableModel.new(model, schema if discovery is None else discovery.least).size

@@ -14,6 +14,8 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tacit.ledger import Ledger
+from tacit.training.held import bit_sum
+from tacit.training.pieces import cut_like, whole
 from tacit.training.plain import Stateful, pack, unpack
 from tacit.training.run import PrivateRun
 
@@ -38,23 +42,27 @@ _MISFITS = (
 )
 
 
-def save(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> None:
-    """Write a checkpoint between two steps; an older one in ``directory`` is replaced only when this is complete."""
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """All that a checkpoint holds."""
+
+    weights: dict[str, Tensor]
+    slots: dict[str, Tensor]
+    others: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
+    """What is to be written, between two steps. Shards are put together, the whole is kept in the first process only.
+
+    With shards, all processes must ask together.
+    """
     run.between_steps()
+    together = partial(whole, keep=run.team.rank == 0)
     parts: dict[str, Tensor] = {}
-    packed = {name: pack(other.state_dict(), name, parts) for name, other in others.items()}
-    target = Path(directory)
-    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    if target.exists():  # else the old one, left by a crash between the two renames below, is all there is
-        shutil.rmtree(old, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    packed = {name: pack(other.state_dict(), name, parts, together) for name, other in others.items()}
     state = run.optimizer.state_dict()
-    tensors, plain = _split(state["state"])
-    save_file({name: tensor.contiguous() for name, tensor in _unshared(run.model).items()}, fresh / "model.safetensors")
-    save_file(tensors, fresh / "optimizer.safetensors")
-    if parts:
-        save_file(parts, fresh / "others.safetensors")
+    slots, plain = _split(state["state"], together)
     facts = {
         "format": _FORMAT,
         "step": run.step,
@@ -66,7 +74,23 @@ def save(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
         "noise_multiplier": run.recipe.solved,
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
-    (fresh / "run.json").write_text(json.dumps(facts, indent=1, allow_nan=False))
+    weights = {name: together(tensor).contiguous() for name, tensor in _unshared(run.model).items()}
+    return Content(weights=weights, slots=slots, others=parts, facts=facts)
+
+
+def save(content: Content, directory: str | Path) -> None:
+    """Write a checkpoint; an older one in ``directory`` is replaced only when this is complete."""
+    target = Path(directory)
+    fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    if target.exists():  # else the old one, left by a crash between the two renames below, is all there is
+        shutil.rmtree(old, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    save_file(content.weights, fresh / "model.safetensors")
+    save_file(content.slots, fresh / "optimizer.safetensors")
+    if content.others:
+        save_file(content.others, fresh / "others.safetensors")
+    (fresh / "run.json").write_text(json.dumps(content.facts, indent=1, allow_nan=False))
     for file in fresh.iterdir():
         _sync(file)
     _sync(fresh)
@@ -77,8 +101,10 @@ def save(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> None:
-    """Continue from a checkpoint, in a run made with the same settings on the same ledger."""
+def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> str:
+    """Continue from a checkpoint, in a run made with the same settings on the same ledger; returns what was read, in
+    short: each of several processes must have read the same.
+    """
     run.between_steps()
     source = Path(directory)
     if not source.exists() and source.with_name(source.name + ".old").exists():
@@ -105,15 +131,16 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
     undo = _undo(run, others)
     try:
         metrics = {str(name): float(value) for name, value in facts["metrics"].items()}
-        run.model.load_state_dict({**weights, **_tied(run.model, weights)})
-        state = _join(slots, facts["optimizer"]["state"])
+        cut = cut_like({**weights, **_tied(run.model, weights)}, run.model.state_dict())
+        run.model.load_state_dict(cut)
+        state = _cut_slots(_join(slots, facts["optimizer"]["state"]), run)
         run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
         run.step = facts["step"]
         run.restore_clipping(facts["clipping"])
         if facts["noise_multiplier"] is not None:
             run.restore_noise(_positive(facts["noise_multiplier"]))
         for name, other in others.items():
-            other.load_state_dict(unpack(facts["others"][name], parts))
+            other.load_state_dict(cut_like(unpack(facts["others"][name], parts), other.state_dict()))
         run.sampler.restore(facts["sampler"])
     except _MISFITS as error:
         undo()
@@ -121,6 +148,7 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
     run.metrics.clear()
     run.metrics.update(metrics)
     run.renew_randomness()
+    return f"{facts} {[(name, int(bit_sum(each))) for name, each in sorted((weights | slots | parts).items())]}"
 
 
 def _undo(run: PrivateRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
@@ -213,14 +241,30 @@ def _tied(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tenso
     return tied
 
 
-def _split(state: dict[Any, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+def _cut_slots(state: dict[int, dict[str, Any]], run: PrivateRun) -> dict[int, dict[str, Any]]:
+    """The optimizer's state with what it has for each entry of a sharded parameter cut up like that."""
+    parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
+    return {
+        index: {
+            name: cut_like(value, parameters[index])
+            if isinstance(value, Tensor) and value.shape == parameters[index].shape
+            else value
+            for name, value in slots.items()
+        }
+        for index, slots in state.items()
+    }
+
+
+def _split(
+    state: dict[Any, dict[str, Any]], together: Callable[[Tensor], Tensor]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     tensors: dict[str, Tensor] = {}
     plain: dict[str, dict[str, Any]] = {}
     for index, values in state.items():
         plain[str(index)] = {}
         for name, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}/{name}"] = value.contiguous()
+                tensors[f"{index}/{name}"] = together(value).contiguous()
             else:
                 plain[str(index)][name] = value
     return tensors, plain

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.traced import Traced
+from tacit.training.pieces import is_shard, local
 
 Kind = Literal["_buffers", "_parameters"]
 
@@ -22,7 +23,7 @@ class Held:
     """
 
     def __init__(self, tensor: Tensor, *, copied: bool = True) -> None:
-        self.tensor, self._memory = tensor, tensor.detach()
+        self.tensor, self._memory = tensor, local(tensor.detach())
         self._copy = self._memory.clone() if copied else None
         self._sum = None if copied else bit_sum(tensor)
 
@@ -32,7 +33,7 @@ class Held:
 
     def renew(self) -> None:
         """The values of now are right."""
-        self._memory = self.tensor.detach()
+        self._memory = local(self.tensor.detach())
         if self._copy is None:
             self._sum = bit_sum(self._memory)
         elif _alike(self._copy, self._memory):
@@ -42,19 +43,23 @@ class Held:
 
     def same(self, now: Tensor | None) -> bool:
         """Whether ``now`` is this tensor with these values."""
-        if now is not self.tensor or type(now) is Traced or not _alike(now, self._memory):
+        if now is not self.tensor or type(now) is Traced:
+            return False
+        here = local(now)
+        if not _alike(here, self._memory):
             return False
         if self._copy is not None:
-            return _equal(now, self._copy)
+            return _equal(here, self._copy)
         assert self._sum is not None
-        return torch.equal(bit_sum(now), self._sum)
+        return torch.equal(bit_sum(here), self._sum)
 
     @torch.no_grad()
     def put_back(self) -> None:
         """The object, its memory and, if they were copied, its values."""
         if type(self.tensor) is Traced:
             self.tensor.__class__ = Tensor  # type: ignore[assignment]
-        self.tensor.data = self._memory
+        if not is_shard(self.tensor):
+            self.tensor.data = self._memory
         if self._copy is not None:
             self._memory.copy_(self._copy)
 
@@ -88,7 +93,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
-    plain = tensor.detach()
+    plain = local(tensor.detach())
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
     if plain.is_complex():

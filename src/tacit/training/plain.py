@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -21,21 +22,23 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
 
 
-def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` for JSON; its tensors are put into ``tensors``, under names that begin with ``name``."""
+def pack(value: Any, name: str, tensors: dict[str, Tensor], together: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` for JSON; its tensors are put into ``tensors``, under names that begin with ``name``, each ``together``
+    with what other processes hold of it.
+    """
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().clone().contiguous()
+        tensors[name] = together(value.detach()).clone().contiguous()
         return {"tensor": name}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}  # JSON has no infinity
     if type(value) in (list, tuple):
-        items = [pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+        items = [pack(item, f"{name}/{index}", tensors, together) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, dict):  # as pairs, for JSON makes text of keys that are numbers
         pairs = [
-            [pack(key, f"{name} key {key!r}", tensors), pack(item, f"{name}/{key}", tensors)]
+            [pack(key, f"{name} key {key!r}", tensors, together), pack(item, f"{name}/{key}", tensors, together)]
             for key, item in value.items()
         ]
         return {"counter" if isinstance(value, Counter) else "dict": pairs}

@@ -21,12 +21,15 @@ from tacit.sampling import LotReader
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
 from tacit.training.run import PrivateRun
+from tacit.training.shards import ShardedSums, has_shards
 from tacit.training.shared_ledger import open_ledger
 from tacit.training.strength import least_noise, strength
+from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
+from tacit.training.wrappers import unwrapped
 
 log = logging.getLogger("tacit")
 
@@ -79,7 +82,8 @@ def make_private(
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
     * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
     * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
-      same lots, ledger and noise as in one process. Each reads its share of a lot.
+      same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
+      (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
     * ``seed`` is for debugging: the run is then marked as not private.
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
@@ -95,6 +99,7 @@ def make_private(
     numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
     The number of records (or users) is taken to be public.
     """
+    model, quiet = unwrapped(model)
     team = assemble(parallel, model)
     if team.size > 1 and isinstance(ledger, Ledger):
         raise ValueError("several processes share one ledger file, which the first one opens; give its path.")
@@ -155,10 +160,16 @@ def make_private(
             allocate=level.allocate,
             solved=level.solved,
         )
+        sums = (
+            ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
+            if has_shards(model)
+            else GradientSums(engine.parameters)
+        )
         run = PrivateRun(
             model=model,
             optimizer=optimizer,
             engine=engine,
+            sums=sums,
             sampler=sampler,
             reader=reader,
             recipe=recipe,
@@ -169,6 +180,7 @@ def make_private(
             accountant=accountant,
             team=team,
             public_buffers=public_buffers,
+            quiet=quiet,
         )
         undo.callback(run.close)
         _tell(run)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tacit.training.parameters import WatchedParameters
 from tacit.training.plain import Stateful
 from tacit.training.questions import Questionnaire
 from tacit.training.recipe import Recipe
+from tacit.training.shards import ShardedSums
 from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
@@ -59,6 +61,7 @@ class PrivateRun:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
+        sums: GradientSums,
         sampler: Sampler | UserSampler,
         reader: LotReader,
         recipe: Recipe,
@@ -69,6 +72,7 @@ class PrivateRun:
         accountant: str,
         team: Team,
         public_buffers: Sequence[str] = (),
+        quiet: AbstractContextManager[None],
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -77,11 +81,13 @@ class PrivateRun:
         self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
         self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
-        self._sums = GradientSums(engine.parameters)
+        self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
         self._attached = True
         self._updates = Updates(optimizer, engine.parameters, self._take)
+        self._until_closed = ExitStack()
+        self._until_closed.enter_context(quiet)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -109,9 +115,14 @@ class PrivateRun:
         try:
             self._sums.clear()
             indices = self.team.share(lambda: self._draw(lot.receipt))
-            sizes = [len(piece) // self.recipe.microbatch_size for piece in batches(indices, self.recipe.batch_size)]
-            for number, (size, batch) in enumerate(zip(sizes, self._reader.read(indices), strict=True), start=1):
-                lot.turn(size, last=number == len(sizes))
+            least = -(-len(indices) // self.recipe.batch_size) or 1
+            if self._shards:  # every forward and backward pass gathers parameters from all processes
+                least = self.team.most(least)
+            pieces = batches(indices, self.recipe.batch_size, least=least)
+            read = self._reader.read(indices, least=least)
+            for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
+                size = len(piece) // self.recipe.microbatch_size
+                lot.turn(size, last=number == least)
                 for layer in self._layers.values():
                     layer.forget()
                 self._weights.hold()
@@ -247,17 +258,18 @@ class PrivateRun:
         ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must be
         made of plain values and tensors, and of nothing the records could be read from.
         """
-        from tacit.training.checkpoint import save
+        from tacit.training.checkpoint import collect, save
 
-        self.team.first_does(lambda: save(self, directory, others))
+        content = collect(self, others) if self._shards else None
+        self.team.first_does(lambda: save(content or collect(self, others), directory))
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
         from tacit.training.checkpoint import load
 
-        load(self, directory, others)
+        read = load(self, directory, others)
         self._buffers.hold()
-        self.team.agree("checkpoint", lambda: state_facts(self))
+        self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
 
     def between_steps(self) -> None:
         """Refuse what may only happen between lots."""
@@ -286,8 +298,9 @@ class PrivateRun:
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
-        if isinstance(self._source, SeededSource):
-            self._source.branch(f"after {len(self.ledger)} steps")
+        for source in (self._source, self._sums.source):
+            if isinstance(source, SeededSource):
+                source.branch(f"after {len(self.ledger)} steps")
 
     def close(self) -> None:
         """Leave model and optimizer as they were found; the ledger stays open."""
@@ -297,6 +310,7 @@ class PrivateRun:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
+            self._until_closed.close()
 
 
 def shuffled(records: Integers, source: Source) -> Integers:

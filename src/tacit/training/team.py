@@ -6,6 +6,9 @@ process i mod W, whatever else is in the lot, so one record more or fewer change
 is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
 variance: the whole sum without noise is nowhere, though parts of it travel.
 
+Where the parameters are cut into shards (`tacit.training.shards`), the sums come together shard by shard, each in the
+process that holds the shard; this one then adds the noise of it, all of it.
+
 The processes must have the same records in the same order, and the same settings: what can be compared is compared
 before the first step, and parameters, clip norms and the step's number at every one.
 """
@@ -14,8 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -24,9 +27,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tacit.gradients.shards import cut_up
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
+from tacit.training.joined import Joined, SeededJoined
+from tacit.training.pieces import is_shard, rows_of
+from tacit.training.shards import check_shards, has_shards
 
 T = TypeVar("T")
 Drawn = tuple[Integers, Integers]
@@ -37,8 +44,9 @@ Drawn = tuple[Integers, Integers]
 class Parallel:
     """Train one model with all processes of a group (by default all that `torchrun` started).
 
-    ``noise``: ``"first"``, the first process adds it all; or ``"split"``, each of W processes adds a W-th of the
-    variance, with a key of its own: one that betrays its noise then betrays a W-th of the protection, not all of it.
+    ``noise``: ``"first"``, the first process adds it all (of a sharded parameter, the one that holds the shard); or
+    ``"split"``, each of W processes adds a W-th of the variance, with a key of its own: one that betrays its noise then
+    betrays a W-th of the protection, not all of it.
     """
 
     noise: str = "first"
@@ -58,6 +66,9 @@ class Team(Protocol):
     def source(self, seed: int | None) -> Source:
         """Where this process draws its noise, and by way of which its sums join the others'."""
 
+    def own_source(self, seed: int | None) -> Source:
+        """Where this process draws noise for what no other process holds: a stream that nobody else has."""
+
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
 
@@ -66,6 +77,12 @@ class Team(Protocol):
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
         """The examples of the lot, drawn once, that are this process's own."""
+
+    def most(self, count: int) -> int:
+        """The largest ``count`` of all processes."""
+
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        """Of the sum of each tensor over all processes, the rows of this one (`rows_of`). All have one dtype."""
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """Refuse, in every process, to go on with different ideas of ``what``."""
@@ -85,6 +102,9 @@ class Alone:
     def source(self, seed: int | None) -> Source:
         return SecureSource() if seed is None else SeededSource(seed)
 
+    def own_source(self, seed: int | None) -> Source:
+        return _own_source(seed, self.rank)
+
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         return make()
 
@@ -93,6 +113,12 @@ class Alone:
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
         return draw()[0]
+
+    def most(self, count: int) -> int:
+        return count
+
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        return list(several)
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """There is nobody to disagree with."""
@@ -123,7 +149,10 @@ class Processes:
             share = self.size**-0.5
         else:
             share = 1.0 if self.rank == 0 else 0.0
-        return _Joined(share, self.add_up_) if seed is None else _SeededJoined(seed, self.rank, share, self.add_up_)
+        return Joined(share, self.add_up_) if seed is None else SeededJoined(seed, self.rank, share, self.add_up_)
+
+    def own_source(self, seed: int | None) -> Source:
+        return _own_source(seed, self.rank)
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         if self.rank == 0:
@@ -164,6 +193,31 @@ class Processes:
         indices, owners = both.cpu().numpy()
         return np.ascontiguousarray(indices[owners % self.size == self.rank])
 
+    def most(self, count: int) -> int:
+        largest = torch.tensor([count], dtype=torch.int64, device=self._device)
+        self._together(lambda: dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._group))
+        return int(largest)
+
+    def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
+        parts = [self._in_parts(values.to(self._device)) for values in several]
+        there = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        mine = there.new_empty(there.shape[1])
+        reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
+        self._together(lambda: reduce(mine, there.view(-1), group=self._group))
+        found = []
+        for values, part in zip(several, torch.split(mine, [part.shape[1] for part in parts])):
+            rows = rows_of(len(values), self.rank, self.size)
+            shape = rows.stop - rows.start, *values.shape[1:]
+            found.append(part[: math.prod(shape)].view(shape).to(values.device))  # without the zeros at the end
+        return found
+
+    def _in_parts(self, values: Tensor) -> Tensor:
+        """The rows of each process, one after the other, with zeros where they are fewer: [processes, entries]."""
+        missing = -len(values) % self.size
+        if missing:
+            values = torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+        return values.reshape(self.size, values.numel() // self.size)
+
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         digest = bytearray(hashlib.sha256(facts().encode()).digest())
         mine = torch.frombuffer(digest, dtype=torch.uint8).to(self._device)
@@ -180,6 +234,8 @@ class Processes:
     def begin_alike(self, model: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
+                if is_shard(tensor):
+                    continue  # there is one of each
                 values = tensor.detach().to(self._device).contiguous()
                 self._together(lambda values=values: dist.broadcast(values, self._first, group=self._group))  # type: ignore[misc]
                 if self.rank:
@@ -249,59 +305,22 @@ class Processes:
         return RuntimeError(f"this run of {self.size} processes cannot go on: {why}. Resume it from a checkpoint.")
 
 
-class _Joined(SecureSource):
-    """Keyed by the operating system in each process; sums pass through it to join those of the others."""
-
-    def __init__(self, share: float, add_up_: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self.share, self._add_up_ = share, add_up_
-
-    def join_(self, noisy: Tensor) -> Tensor:
-        return _joined(noisy, self._add_up_)
-
-
-class _SeededJoined(SeededSource):
-    """For debugging: the first process has the stream of a run alone, every other one its own."""
-
-    def __init__(self, seed: int, rank: int, share: float, add_up_: Callable[[Tensor], None]) -> None:
-        super().__init__(seed)
-        self.share, self._add_up_ = share, add_up_
-        if rank:
-            self.branch(f"process {rank}")
-
-    def join_(self, noisy: Tensor) -> Tensor:
-        return _joined(noisy, self._add_up_)
-
-
-def _joined(noisy: Tensor, add_up_: Callable[[Tensor], None]) -> Tensor:
-    """``noisy`` with the parts of all processes; in float64, so that putting them together rounds nothing that counts.
-
-    In float32 the sum of the processes' parts would be rounded at each of them, in size with the noise as a whole.
-    """
-    if noisy.dtype != torch.float32:
-        add_up_(noisy)
-        return noisy
-    wide = noisy.double()
-    add_up_(wide)
-    return noisy.copy_(wide)
+def _own_source(seed: int | None, rank: int) -> Source:
+    """Not the stream of `Team.source`: noise must not be what lots, or other noise, were drawn with."""
+    if seed is None:
+        return SecureSource()
+    source = SeededSource(seed)
+    source.branch(f"shards of process {rank}")
+    return source
 
 
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
     """The team of a run. Several processes that each took themselves for the only one would not be one private run."""
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, nn.SyncBatchNorm)
-    wrapped = [type(each).__name__ for each in model.modules() if isinstance(each, wrappers)]
-    wrapped += [type(each).__name__ for each in model.modules() if type(each).__name__ == "FullyShardedDataParallel"]
-    if wrapped:
-        raise ValueError(
-            f"the model is or has a {wrapped[0]}, which would put raw values of all processes together; "
-            "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
-        )
-    tensor = sys.modules.get("torch.distributed.tensor")  # a sharded parameter cannot exist without it
-    if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in model.parameters()):
-        raise ValueError(
-            "the model's parameters are sharded (DTensor); a private run needs them whole in each process."
-        )
+    cut_up(model)
+    sharded = has_shards(model)
+    if sharded and parallel is None:
+        raise ValueError("the model's parameters are sharded; give make_private parallel=tacit.Parallel().")
     if parallel is None:
         if processes > 1:
             raise ValueError(
@@ -316,4 +335,6 @@ def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
             "parallel was given but there is no process group; start the script with torchrun and call "
             "torch.distributed.init_process_group() first."
         )
+    if sharded:
+        check_shards(model, dist.get_process_group_ranks(parallel.group or dist.group.WORLD), noise=parallel.noise)
     return Processes(parallel)

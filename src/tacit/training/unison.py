@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tacit.ledger import GaussianSum
 from tacit.training.held import bit_sum
+from tacit.training.pieces import is_shard
 from tacit.training.team import Parallel
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def data_facts(dataset: Any, users: Sequence[int] | None) -> str:
 def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Names, shapes and types, what is trained, and how."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    shapes = [(name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in tensors]
+    shapes = [(name, tuple(each.shape), str(each.dtype), each.requires_grad, is_shard(each)) for name, each in tensors]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return f"{shapes} {type(optimizer).__name__} {groups}"
 
@@ -64,8 +65,11 @@ def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> s
 
 
 def state_facts(run: PrivateRun) -> str:
-    """Where the run is: the next step's number, its lot and clipping, and every parameter and buffer to the bit."""
-    tensors = (*run.model.parameters(), *run.model.buffers())
+    """Where the run is: the next step's number, its lot and clipping, and every parameter and buffer to the bit.
+
+    Of a shard there is one only, in one process: nobody can differ from it.
+    """
+    tensors = [each for each in (*run.model.parameters(), *run.model.buffers()) if not is_shard(each)]
     return (
         f"{run.step} {run.recipe.lot_size(run.step)} {run.clipping().groups} {[int(bit_sum(each)) for each in tensors]}"
     )

@@ -23,9 +23,9 @@ from collaboration.network.faulty_server import run as serve
 from collaboration.network.helpers import PEOPLE, SIZE, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused
 from tacit.collaboration.network import Membership, Service, Store, codec, make_keys
+from tacit.collaboration.network.intake import ALREADY, APPLIED
 from tacit.collaboration.network.membership import Shard
 from tacit.collaboration.network.outbox import Outbox
-from tacit.collaboration.network.service import ALREADY, APPLIED
 from tacit.collaboration.network.store import Entry
 from tacit.ledger import Ledger
 
@@ -90,11 +90,11 @@ def test_a_server_that_dies_at_a_commit_applies_each_upload_once(every: int, tmp
     uploads, parameters = service.parameters()
     assert uploads == 45
     assert np.array_equal(parameters.astype(np.float64), total(sent))
-    stat = service._server.stat
+    stat = service._state.server.stat
     service.close()
     again = Service(Store(tmp_path), snapshot_every=every)
     assert again.parameters()[1].tobytes() == parameters.tobytes()
-    assert again._server.stat.tobytes() == stat.tobytes()
+    assert again._state.server.stat.tobytes() == stat.tobytes()
     again.close()
 
 
@@ -106,14 +106,14 @@ def test_uploads_that_share_a_commit_survive_a_snapshot_in_between(every: int, t
     rng = np.random.default_rng(every)
     sent = {name: [bodies(rng, sequence) for sequence in range(8)] for name in people}
     together: list[int] = []
-    commit = service._store.commit
+    commit = service._state.store.commit
 
     def slow(entries: Sequence[Entry]) -> None:
         together.append(len(entries))
         commit(entries)
         time.sleep(0.002)  # meanwhile others queue up
 
-    service._store.commit = slow  # type: ignore[method-assign]
+    service._state.store.commit = slow  # type: ignore[method-assign]
 
     def push(name: str) -> None:
         for body in sent[name]:
@@ -127,7 +127,7 @@ def test_uploads_that_share_a_commit_survive_a_snapshot_in_between(every: int, t
     assert sum(together) == 96 and max(together) > 1
     expected = total([body for found in sent.values() for body in found])
     assert np.array_equal(service.parameters()[1].astype(np.float64), expected)
-    service._store.close()  # as if killed: no snapshot at the end
+    service._state.store.close()  # as if killed: no snapshot at the end
     again = Service(Store(tmp_path))
     assert again.parameters()[0] == 96
     assert np.array_equal(again.parameters()[1].astype(np.float64), expected)

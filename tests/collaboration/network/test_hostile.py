@@ -18,7 +18,7 @@ import pytest
 from collaboration.network.helpers import PEOPLE, SIZE, Place, agreement, begin
 from tacit.collaboration import Reason, Refused
 from tacit.collaboration.network import Agreement, Credentials, Link, Service, Store, codec
-from tacit.collaboration.network.service import APPLIED
+from tacit.collaboration.network.intake import APPLIED
 
 Serve = Callable[..., Place]
 Connect = Callable[..., Link]
@@ -35,7 +35,7 @@ def push(token: int, data: bytes) -> bytes:
 
 def state(folder: Path, service: Service) -> tuple[Any, ...]:
     """Everything that is to stay as it is: in memory and on the disk."""
-    arrays, facts = service._server.snapshot()
+    arrays, facts = service._state.server.snapshot()
     with closing(sqlite3.connect(f"file:{folder / 'server.sqlite'}?mode=ro", uri=True)) as db:
         rows = [
             hashlib.sha256(repr(db.execute(f"SELECT * FROM {table}").fetchall()).encode()).hexdigest()

@@ -30,10 +30,10 @@ from tacit.collaboration import (
 )
 from tacit.collaboration.network import Credentials, Link, Membership, Service, codec, find_shards
 from tacit.collaboration.network.hosting import Judge, Terms, open_state
+from tacit.collaboration.network.intake import ALREADY, APPLIED
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
 from tacit.collaboration.network.membership import identity
 from tacit.collaboration.network.records import public_records, training_records
-from tacit.collaboration.network.service import ALREADY, APPLIED
 from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
 from tacit.randomness import SecureSource
@@ -194,6 +194,26 @@ def test_the_budget_is_enough_for_the_plan(privacy: str, take_part: Callable[...
     assert (stand.uploads, stand.stopped) == (3, None)
     assert 0.9 * ALLOWED[privacy] < stand.claim.whole.epsilon <= ALLOWED[privacy]
     assert place.service.overview()[0]["statement"] == str(stand.claim)
+
+
+def test_private_normalisation_is_released_once_and_paid_for(take_part: Callable[..., Any], tmp_path: Path) -> None:
+    privacy = LocalDpSgd(epsilon=8.0, delta=1e-5, normalisation=5.0)
+    with pytest.raises(Killed):
+        take_part(privacy, until=2)
+    kept = (tmp_path / "ann" / "normalisation.json").read_bytes()
+    stand, _ = take_part(privacy)
+    assert (stand.uploads, stand.stopped) == (3, None)
+    assert (tmp_path / "ann" / "normalisation.json").read_bytes() == kept
+    with Ledger.open(tmp_path / "ann" / "ledger.jsonl") as ledger:
+        names = [step.queries[0].group for step, times in ledger.entries for _ in range(times)]
+    assert names.count("statistics/mean") == 1 and names[0] == "statistics/mean" and len(names) == 1 + 3 * 4
+    assert 7.5 < stand.claim.whole.epsilon <= 8.0
+    (tmp_path / "ann" / "normalisation.json").write_text('{"mean": [0, 0, 0], "std": [1, 1, 1]}')
+    with pytest.raises(ValueError, match="is not about images of 1 channels"):
+        take_part(privacy)
+    (tmp_path / "ann" / "normalisation.json").write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        take_part(privacy)
 
 
 def test_a_turn_is_given_back(tmp_path: Path) -> None:

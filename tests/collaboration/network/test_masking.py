@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 from torch import nn
 
 from collaboration.network.helpers import PEOPLE, SIZE, Place, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused, SelectedUploads
+from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network import Credentials, Link, Service, Store, find_shards, make_keys
-from tacit.collaboration.network.masking import Card, Mask, decode, encode, pack_roster, places, unpack_roster
+from tacit.collaboration.network.masking import (
+    Card,
+    Goodbye,
+    Mask,
+    Words,
+    among,
+    decode,
+    encode,
+    pack_roster,
+    places,
+    unpack_roster,
+)
 from tacit.collaboration.network.pool import APPLIED, HELD
-from tacit.collaboration.network.rounds import MaskedMembership
+from tacit.collaboration.network.rounds import MaskedMembership, Seat
 from tacit.collaboration.selection import Agreed
+from tacit.ledger import BudgetExceeded
 from tacit.randomness import SecureSource
 
 ROUND = bytes(range(16))
@@ -32,7 +47,8 @@ def test_the_sum_is_exact_and_single_terms_look_random(keys: Path) -> None:
     rng = np.random.default_rng(1)
     values = [rng.uniform(-BOUND, BOUND, size=5000).astype(np.float32) for _ in PEOPLE]
     made = masks(keys)
-    roster = unpack_roster(pack_roster([mask.card() for mask in made]))
+    roster, gone = unpack_roster(pack_roster([mask.card() for mask in made]))
+    assert gone == []
     hidden = [m.hide(v, bound=BOUND, roster=roster, least=3) for m, v in zip(made, values, strict=True)]
     total = hidden[0] + hidden[1] + hidden[2]
     plain = encode(values[0], BOUND) + encode(values[1], BOUND) + encode(values[2], BOUND)
@@ -118,9 +134,10 @@ def enrol(service: Service, keys: Path, *names: str) -> tuple[bytes, dict[str, M
 
 
 def hidden(service: Service, name: str, round_id: bytes, mask: Mask, value: float) -> bytes:
-    roster = unpack_roster(service.roster(name, round_id))
+    roster, gone = unpack_roster(service.roster(name, round_id))
     values = np.full(SIZE // 2, value, dtype=np.float32)
-    return round_id + mask.hide(values, bound=BOUND, roster=roster, least=2).tobytes()
+    words = mask.hide(values, bound=BOUND, roster=roster, least=2, gone=gone)
+    return among(round_id, gone) + words.tobytes()
 
 
 def refused(reason: Reason, call: Callable[[], object]) -> None:
@@ -159,7 +176,7 @@ def test_a_round(pooled: tuple[Service, Clock], keys: Path, tmp_path: Path) -> N
     again.close()
 
 
-def test_a_round_that_somebody_leaves_is_abandoned(pooled: tuple[Service, Clock], keys: Path) -> None:
+def test_a_round_that_somebody_does_not_finish_is_abandoned(pooled: tuple[Service, Clock], keys: Path) -> None:
     service, clock = pooled
     round_id, made = enrol(service, keys, *PEOPLE)  # everybody: closed at once
     for name in ("ann", "bob"):
@@ -170,6 +187,98 @@ def test_a_round_that_somebody_leaves_is_abandoned(pooled: tuple[Service, Clock]
     assert service.parameters()[0] == 0
     assert service.round("ann") != round_id
     service.close()
+
+
+def test_who_has_sent_nothing_can_leave_and_the_others_go_on(pooled: tuple[Service, Clock], keys: Path) -> None:
+    service, clock = pooled
+    round_id, made = enrol(service, keys, *PEOPLE)
+    before = hidden(service, "ann", round_id, made["ann"], 0.25)
+    service.masked("ann", before)
+    refused(Reason.ROUND, lambda: service.leave("ann", round_id + made["ann"].goodbye()))  # she has sent something
+    refused(Reason.UNKNOWN, lambda: service.leave("carl", round_id + made["bob"].goodbye()))  # somebody else's
+    refused(Reason.UNKNOWN, lambda: service.leave("carl", round_id + made["carl"].card().signature))
+    clock.now = 50.0
+    service.leave("carl", round_id + made["carl"].goodbye())
+    service.leave("carl", round_id + made["carl"].goodbye())  # asked again because no answer came
+    refused(Reason.ROUND, lambda: service.masked("ann", before))
+    refused(Reason.ROUND, lambda: service.outcome("ann", round_id))  # so she asks who is left
+    refused(Reason.ROUND, lambda: service.leave("ann", round_id + made["ann"].goodbye()))  # still not
+    _, gone = unpack_roster(service.roster("ann", round_id))
+    now = among(round_id, gone)
+    again = hidden(service, "ann", round_id, made["ann"], 0.25)
+    assert again[:16] == now != round_id and again[16:] != before[16:]
+    refused(Reason.ROUND, lambda: service.masked("carl", now + before[16:]))
+    clock.now = 109.0  # there is time again since the goodbye
+    assert service.masked("ann", again) == HELD
+    assert service.masked("bob", hidden(service, "bob", round_id, made["bob"], -0.125)) == APPLIED
+    assert service.outcome("ann", now) == APPLIED
+    expected = np.zeros(SIZE, dtype=np.float32)
+    expected[places(round_id, size=SIZE, count=SIZE // 2)] = 0.125
+    assert np.array_equal(service.parameters()[1], expected)
+    assert [person["uploads"] for person in service.overview()] == [1, 1, 0]
+    service.close()
+
+
+def test_too_few_do_not_go_on(pooled: tuple[Service, Clock], keys: Path) -> None:
+    service, clock = pooled
+    round_id, made = enrol(service, keys, "ann", "bob")
+    clock.now = 10.0
+    service.masked("ann", hidden(service, "ann", round_id, made["ann"], 0.25))
+    service.leave("bob", round_id + made["bob"].goodbye())
+    refused(Reason.ROUND, lambda: service.roster("ann", round_id))
+    refused(Reason.ROUND, lambda: service.outcome("ann", round_id))
+    assert service.parameters()[0] == 0 and service.round("ann") != round_id
+    service.close()
+
+
+def test_who_leaves_before_the_round_closes_was_never_in_it(pooled: tuple[Service, Clock], keys: Path) -> None:
+    service, clock = pooled
+    round_id, made = enrol(service, keys, "ann", "bob")
+    service.leave("bob", round_id + made["bob"].goodbye())
+    clock.now = 20.0
+    refused(Reason.WAIT, lambda: service.roster("ann", round_id))
+    refused(Reason.ROUND, lambda: service.roster("bob", round_id))
+    service.close()
+
+
+def test_what_was_sent_before_somebody_left_stays_masked(keys: Path) -> None:
+    """Even with what the others send afterwards: the masks among all and among those who remain are different."""
+    made = masks(keys)
+    roster = [mask.card() for mask in made]
+    gone = [Goodbye(place=2, signature=made[2].goodbye())]
+    values = np.full(2000, 0.25, dtype=np.float32)
+
+    def hide(mask: Mask, gone: list[Goodbye]) -> Words:
+        return mask.hide(values, bound=BOUND, roster=roster, least=2, gone=gone)
+
+    first = [hide(mask, []) for mask in made[:2]]
+    second = [hide(mask, gone) for mask in made[:2]]
+    assert np.array_equal(second[0] + second[1], 2 * encode(values, BOUND))
+    for mixed in (first[0] + first[1], first[0] + second[1], first[0] - second[0], first[1] - second[1]):
+        high = (mixed >> np.uint64(56)).astype(np.int64)
+        assert len(np.unique(mixed)) == 2000 and stats.chisquare(np.bincount(high, minlength=256)).pvalue > 1e-9
+
+
+def test_goodbyes_that_are_not_in_order(keys: Path) -> None:
+    made = masks(keys)
+    roster = [mask.card() for mask in made]
+    values = np.zeros(4, dtype=np.float32)
+    other = masks(keys, round_id=bytes(16))[2]
+
+    def hide(*gone: Goodbye, least: int = 2) -> Words:
+        return made[0].hide(values, bound=BOUND, roster=roster, least=least, gone=gone)
+
+    carl = Goodbye(place=2, signature=made[2].goodbye())
+    hide(carl)
+    with pytest.raises(ValueError, match="the round has 2 participants, not 3"):
+        hide(carl, least=3)
+    with pytest.raises(ValueError, match="who was not in it"):
+        hide(Goodbye(place=3, signature=made[2].goodbye()))
+    with pytest.raises(ValueError, match="own key is missing"):
+        hide(Goodbye(place=0, signature=made[0].goodbye()))
+    for wrong in (made[1].goodbye(), other.goodbye(), made[2].card().signature, b""):
+        with pytest.raises(Refused, match="a goodbye is not signed"):
+            hide(Goodbye(place=2, signature=wrong))
 
 
 def test_a_round_that_does_not_add_up_is_abandoned(pooled: tuple[Service, Clock], keys: Path) -> None:
@@ -218,3 +327,67 @@ def test_masked_uploads_over_the_network_are_the_plain_sum(
     uploads, parameters = place.service.parameters()
     assert uploads == 2
     assert parameters.astype(np.float64) == pytest.approx(sum(sum(rounds) for rounds in sent.values()), abs=1e-6)
+
+
+def test_a_participant_whose_budget_is_spent_leaves_and_the_others_finish(
+    serve: Callable[..., Place], link: Callable[..., Link], keys: Path, tmp_path: Path
+) -> None:
+    place = serve(begin(tmp_path / "server", agreement(pool=2)), lease=600.0, patience=600.0)
+    sent: dict[str, list[np.ndarray]] = {name: [] for name in PEOPLE}
+    stopped: list[str] = []
+
+    def run(name: str, move: float) -> None:
+        flat, agreed = FlatParameters(nn.Linear(7, 5)), Agreed(0.5)
+
+        def train() -> None:
+            flat.vector[:] += np.float32(move)
+
+        inner, made = SelectedUploads(agreed, bound=BOUND, source=SecureSource()), []
+
+        def uploads(change: Vector) -> tuple[Positions, Vector]:
+            if name == "carl" and made:
+                time.sleep(1.0)  # the others have sent by then, masked with him among them
+                raise BudgetExceeded("spent")
+            made.append(change)
+            return inner(change)
+
+        own = Credentials.read(keys, name)
+        shard = find_shards([link(place.address, name)])[0]
+        person = Participant(name, flat, train, uploads)
+        member = MaskedMembership(person, shard, tmp_path / name, credentials=own, agreed=agreed)
+        try:
+            for _ in range(2):
+                upload = member.exchange()
+                change = np.zeros(SIZE)
+                change[upload.indices] = upload.values
+                sent[name].append(change)
+        except BudgetExceeded:
+            stopped.append(name)
+        assert member.outbox.unsent() == [] and member.lost == 0
+        assert len(made) == len(sent[name])  # nothing was drawn again
+        member.close()
+
+    threads = [threading.Thread(target=run, args=(name, 0.0625 * (1 + k))) for k, name in enumerate(PEOPLE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert stopped == ["carl"] and [len(sent[name]) for name in PEOPLE] == [2, 2, 1]
+    uploads, parameters = place.service.parameters()
+    assert uploads == 2
+    assert parameters.astype(np.float64) == pytest.approx(sum(sum(rounds) for rounds in sent.values()), abs=1e-6)
+
+
+def test_a_server_that_shows_other_people_later_gets_nothing_more(keys: Path) -> None:
+    """Without a goodbye nobody masks again, whoever is missing from the roster."""
+    made = masks(keys)
+    cards = [mask.card() for mask in made]
+
+    class Lying:
+        def call(self, method: str, request: bytes) -> bytes:
+            return pack_roster(cards[:2])
+
+    member = MaskedMembership.__new__(MaskedMembership)
+    member._link = Lying()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="others in the round than before"):
+        member._remaining(Seat(round_id=ROUND, mask=made[0], roster=cards, gone=[]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -14,15 +16,16 @@ from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.membership import Membership, Shard
-from tacit.collaboration.network.records import normalised
 from tacit.collaboration.network.rounds import MaskedMembership
+from tacit.collaboration.normalisation import Scale, moments, scale
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.privacy import Claim, SparseVectorPrivacy, claim
 from tacit.collaboration.problem import builder
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.settings import Settings
-from tacit.collaboration.workshop import Workshop
+from tacit.collaboration.workshop import Workshop, training_header
 from tacit.ledger import Budget, BudgetExceeded, Header, Ledger
+from tacit.models import shokri
 from tacit.randomness import SecureSource
 
 log = logging.getLogger("tacit")
@@ -57,6 +60,33 @@ def budget(settings: Settings) -> Budget | None:
     return Budget(privacy.epsilon, privacy.delta)
 
 
+def own_scale(
+    folder: Path, images: Tensor, noise_multiplier: float, ledger: Callable[[], Ledger], source: SecureSource
+) -> Scale:
+    """What one's own inputs are normalised by, from FOLDER/normalisation.json; released, charged and kept there once.
+
+    A crash between the charge and the file wastes what was charged: another release is another charge.
+    """
+    path = folder / "normalisation.json"
+    if not path.exists():
+        released = moments(shokri.inputs(images), noise_multiplier=noise_multiplier, ledger=ledger(), source=source)
+        found = scale([released])
+        draft = path.with_suffix(".new")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(asdict(found), file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        kept = Scale(mean=tuple(map(float, facts["mean"])), std=tuple(map(float, facts["std"])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); remove it to release it again, at a cost.") from error
+    if not len(kept.mean) == len(kept.std) == images.shape[1] or not all(value > 0 for value in kept.std):
+        raise ValueError(f"{path} is not about images of {images.shape[1]} channels; it belongs to other records.")
+    return kept
+
+
 def join(
     shards: Sequence[Shard],
     name: str,
@@ -78,12 +108,17 @@ def join(
         raise ValueError(
             f"the server's {agreement.model} has other parameters than ours; use the same version of tacit."
         )
-    inputs = normalised(records[0], agreement.mean, agreement.std)
+    if records[0].shape[1] != len(agreement.mean):
+        raise ValueError(
+            f"the images have {records[0].shape[1]} channels; the collaboration is about {len(agreement.mean)}."
+        )
     agreed = Agreed(settings.upload) if agreement.pool else None
-    workshop = Workshop(settings, records=len(inputs), parameters=size, places=agreed)
+    workshop = Workshop(settings, records=len(records[0]), parameters=size, places=agreed)
     books: list[Ledger] = []
 
     def ledger(header: Header) -> Ledger:
+        if books:
+            return books[0]
         book = Ledger.open(folder / "ledger.jsonl", header)
         allowed = budget(settings)
         if allowed is not None:
@@ -91,7 +126,13 @@ def join(
         books.append(book)
         return book
 
-    participant = workshop.participant(name, model, inputs, records[1], source=SecureSource(), ledger=ledger)
+    source = SecureSource()
+    common = Scale(mean=agreement.mean, std=agreement.std)
+    if workshop.normalisation is not None:
+        header = training_header(name, source)
+        common = own_scale(folder, records[0], workshop.normalisation, lambda: ledger(header), source)
+    inputs = common.apply(shokri.inputs(records[0]))
+    participant = workshop.participant(name, model, inputs, records[1], source=source, ledger=ledger)
     membership: Membership
     if agreed is not None:
         if credentials is None:

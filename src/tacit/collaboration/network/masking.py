@@ -13,9 +13,16 @@ participant is that of its own noise, as if each upload were seen. The server ca
 sum: one dishonest participant can spoil a round.
 
 The round's keys are signed with the key of the participant's certificate and checked against the authority, so that a
-server cannot invent participants or sit in between. **If somebody drops out** the round is abandoned: no secret is ever
-handed out to repair it, so an unfinished sum stays masked for good, and nobody sends the same values again under
-other masks (two sums that differ in one participant would show its term).
+server cannot invent participants or sit in between. **If somebody drops out** without a word, the round is abandoned:
+no secret is ever handed out to repair it, so an unfinished sum stays masked for good.
+
+**If somebody leaves** before it has sent anything, it signs a goodbye, which says that it has not sent and never will,
+and the others mask *the same* values again, among those who remain (at least k, or the round is abandoned). Nobody does
+that without a goodbye that it has checked: two sums that differ in one participant would show its term. With it, let H
+be the honest participants who remain. Masks depend on who takes part, so what was sent among a set S can be unmasked
+only if all honest members of S have sent among S, and only to their sum. A set with an honest participant that has left
+is never complete, because that one sends nothing; in every other set the honest ones are exactly H. So the server, with
+whomever it colludes, learns the sum over H once, and no other sum.
 """
 
 from __future__ import annotations
@@ -49,6 +56,7 @@ MOST = 1024
 _UNITS = 2**40  # of γ: at most 2^50 in a sum of 1024, far from 2^63
 _LENGTHS = struct.Struct("<HH")
 _KEY_BYTES = 32
+_FAREWELL = b"goodbye\0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,48 +82,72 @@ class Card:
         return cls(public=data[:_KEY_BYTES], signature=data[start : start + first], certificate=data[start + first :])
 
 
-def pack_roster(cards: Sequence[Card]) -> bytes:
+@dataclass(frozen=True, kw_only=True)
+class Goodbye:
+    """Of whoever has the card at ``place`` of the roster, and has left."""
+
+    place: int
+    signature: bytes
+
+
+def pack_roster(cards: Sequence[Card], gone: Sequence[Goodbye] = ()) -> bytes:
     packed = [card.pack() for card in cards]
-    return struct.pack("<H", len(packed)) + b"".join(struct.pack("<H", len(item)) + item for item in packed)
+    said = [struct.pack("<H", goodbye.place) + goodbye.signature for goodbye in gone]
+    counts = struct.pack("<HH", len(packed), len(said))
+    return counts + b"".join(struct.pack("<H", len(item)) + item for item in [*packed, *said])
 
 
-def unpack_roster(data: bytes) -> list[Card]:
+def unpack_roster(data: bytes) -> tuple[list[Card], list[Goodbye]]:
+    """Who was in the round when it closed, and who has left it since, one after the other."""
     try:
-        (count,), place, cards = struct.unpack_from("<H", data), 2, []
-        for _ in range(count):
+        (cards, gone), place, items = struct.unpack_from("<HH", data), 4, []
+        for _ in range(cards + gone):
             (length,) = struct.unpack_from("<H", data, place)
-            cards.append(Card.unpack(data[place + 2 : place + 2 + length]))
+            items.append(data[place + 2 : place + 2 + length])
             place += 2 + length
+        said = [Goodbye(place=struct.unpack_from("<H", item)[0], signature=item[2:]) for item in items[cards:]]
     except struct.error:
         raise Refused(Reason.MALFORMED, "the roster is too short.") from None
     if place != len(data):
         raise Refused(Reason.MALFORMED, "the roster is too long.")
-    return cards
+    return [Card.unpack(item) for item in items[:cards]], said
 
 
 class Mask:
     """One participant's part in one round."""
 
     def __init__(self, credentials: Credentials, *, collaboration: str, round_id: bytes) -> None:
-        self._credentials, self._context = credentials, _context(collaboration, round_id)
+        self._credentials, self._context = credentials, context_of(collaboration, round_id)
         self._key = X25519PrivateKey.generate()
         self._public = self._key.public_key().public_bytes_raw()
 
     def card(self) -> Card:
         """To be shown to the others."""
-        own = serialization.load_pem_private_key(self._credentials.key, password=None)
-        if not isinstance(own, ec.EllipticCurvePrivateKey):
-            raise ValueError("the certificate's key is not one of an elliptic curve; pooled uploads need one.")
         certificate = x509.load_pem_x509_certificate(self._credentials.certificate)
         return Card(
             public=self._public,
-            signature=own.sign(self._context + self._public, ec.ECDSA(hashes.SHA256())),
+            signature=self._signed(self._context + self._public),
             certificate=certificate.public_bytes(serialization.Encoding.DER),
         )
 
-    def hide(self, values: Vector, *, bound: float, roster: Sequence[Card], least: int) -> Words:
-        """The masked values. Refuses a roster that is too small, or has a key that nobody vouches for."""
-        keys = self.check(roster, least=least)
+    def goodbye(self) -> bytes:
+        """One leaves the round. To be made only by whoever has sent nothing in it, and never will."""
+        return self._signed(_FAREWELL + self._context + self._public)
+
+    def _signed(self, text: bytes) -> bytes:
+        own = serialization.load_pem_private_key(self._credentials.key, password=None)
+        if not isinstance(own, ec.EllipticCurvePrivateKey):
+            raise ValueError("the certificate's key is not one of an elliptic curve; pooled uploads need one.")
+        return own.sign(text, ec.ECDSA(hashes.SHA256()))
+
+    def hide(
+        self, values: Vector, *, bound: float, roster: Sequence[Card], least: int, gone: Sequence[Goodbye] = ()
+    ) -> Words:
+        """The masked values. Refuses a roster that is too small, or has a key that nobody vouches for.
+
+        The values of a round are the same however often somebody has ``gone``, and so is its ``roster``.
+        """
+        keys = self.check(roster, least=least, gone=gone)
         names = sorted(keys)
         own = self._credentials.name
         # All must mean the same round among the same people, or else the masks do not cancel.
@@ -130,12 +162,18 @@ class Mask:
                 total = total + mask if own < name else total - mask
         return total
 
-    def check(self, roster: Sequence[Card], *, least: int) -> dict[str, bytes]:
-        """The key of each participant of the round, by name."""
+    def check(self, roster: Sequence[Card], *, least: int, gone: Sequence[Goodbye] = ()) -> dict[str, bytes]:
+        """The key of each participant of the round who has not gone, by name."""
         authority = x509.load_pem_x509_certificate(self._credentials.authority)
-        keys = {check_card(card, authority, self._context): card.public for card in roster}
-        if len(keys) != len(roster):
+        names = [check_card(card, authority, self._context) for card in roster]
+        if len(set(names)) != len(roster):
             raise ValueError("somebody is in the round twice; nothing was sent.")
+        keys = {name: card.public for name, card in zip(names, roster, strict=True)}
+        for goodbye in gone:
+            if goodbye.place >= len(roster):
+                raise ValueError("somebody has left the round who was not in it; nothing was sent.")
+            check_goodbye(roster[goodbye.place], goodbye.signature, self._context)
+            keys.pop(names[goodbye.place], None)
         if not max(least, 2) <= len(keys) <= MOST:
             raise ValueError(f"the round has {len(keys)} participants, not {least} to {MOST}; nothing was sent.")
         if keys.get(self._credentials.name) != self._public:
@@ -164,6 +202,24 @@ def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
     return name
 
 
+def check_goodbye(card: Card, signature: bytes, context: bytes) -> None:
+    """Refuse a goodbye that whoever has the card did not sign for this round."""
+    try:
+        key = x509.load_der_x509_certificate(card.certificate).public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("the key is of another kind")
+        key.verify(signature, _FAREWELL + context + card.public, ec.ECDSA(hashes.SHA256()))
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise Refused(Reason.UNKNOWN, f"a goodbye is not signed by who leaves ({type(error).__name__}).") from None
+
+
+def among(round_id: bytes, gone: Sequence[Goodbye]) -> bytes:
+    """What the round is called among those who remain: another name after each goodbye."""
+    for goodbye in gone:
+        round_id = hashlib.sha256(b"without" + round_id + struct.pack("<H", goodbye.place)).digest()[: len(round_id)]
+    return round_id
+
+
 def places(round_id: bytes, *, size: int, count: int) -> Positions:
     """The common places of a round: random, and the same for all; no record has a say in them."""
     return at_random(size, count, SeededSource(int.from_bytes(hashlib.sha256(b"places" + round_id).digest())))
@@ -183,7 +239,7 @@ def decode(total: Words, bound: float, *, terms: int) -> Vector:
     return (units * (bound / _UNITS)).astype(np.float32)
 
 
-def _context(collaboration: str, round_id: bytes) -> bytes:
+def context_of(collaboration: str, round_id: bytes) -> bytes:
     return b"tacit masked sum\0" + hashlib.sha256(collaboration.encode()).digest() + round_id
 
 

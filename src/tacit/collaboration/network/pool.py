@@ -15,7 +15,18 @@ import numpy as np
 
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network.codec import ROUND_BYTES
-from tacit.collaboration.network.masking import MOST, Card, Words, decode, pack_roster, places
+from tacit.collaboration.network.masking import (
+    MOST,
+    Card,
+    Goodbye,
+    Words,
+    among,
+    check_goodbye,
+    context_of,
+    decode,
+    pack_roster,
+    places,
+)
 from tacit.collaboration.server import Reason, Refused
 
 NAME = "(pool)"
@@ -26,13 +37,24 @@ _REMEMBERED = 100
 
 @dataclass(kw_only=True)
 class Round:
-    """One of them; ``closed`` is when nobody more could enrol."""
+    """One of them; ``closed`` is when nobody more could enrol, or when somebody left last.
+
+    ``first`` is what it was called before anybody left; that, and who was in it then, never changes once it is closed.
+    """
 
     id: bytes
+    first: bytes
     opened: float
     cards: dict[str, Card] = field(default_factory=dict)
     closed: float | None = None
+    gone: dict[str, Goodbye] = field(default_factory=dict)
+    sent: set[str] = field(default_factory=set)  # among whomever: they cannot leave any more
     parts: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def waited_for(self) -> int:
+        """How many must send."""
+        return len(self.cards) - len(self.gone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +69,15 @@ class Sum:
 
 class Pool:
     """``least`` participants enrol, at most ``MOST``; ``patience`` seconds after the first did, or when ``everybody``
-    has, the round is closed to more; then all of them have ``duration`` seconds to send.
+    has, the round is closed to more; then all of them have ``duration`` seconds to send. Whoever has sent nothing can
+    leave: the others then send again, among themselves, as long as they are ``least``.
     """
 
     def __init__(
-        self, *, least: int, size: int, count: int, bound: float, patience: float, duration: float,
+        self, *, collaboration: str, least: int, size: int, count: int, bound: float, patience: float, duration: float,
         everybody: Callable[[], Collection[str]],
     ) -> None:  # fmt: skip
+        self._collaboration = collaboration
         self._least, self._size, self._count, self._bound = least, size, count, bound
         self._patience, self._duration, self._everybody = patience, duration, everybody
         self._round: Round | None = None
@@ -63,7 +87,8 @@ class Pool:
         """The round in which one can enrol; while another is being finished there is none."""
         self._advance(now)
         if self._round is None:
-            self._round = Round(id=secrets.token_bytes(ROUND_BYTES), opened=now)
+            name = secrets.token_bytes(ROUND_BYTES)
+            self._round = Round(id=name, first=name, opened=now)
         if self._round.closed is not None:
             raise Refused(Reason.WAIT, "a round is being finished; try again later.")
         return self._round.id
@@ -79,18 +104,36 @@ class Pool:
         self._advance(now)
 
     def roster(self, name: str, round_id: bytes, now: float) -> bytes:
-        """Everybody's keys, once nobody more can enrol."""
-        found = self._find(round_id, now)
+        """Everybody's keys, once nobody more can enrol, and the goodbyes of those who have left since."""
+        found = self._find(round_id, now, first=True)
         if name not in found.cards:
             raise Refused(Reason.ROUND, "one must enrol in a round to see who is in it.")
         if found.closed is None:
             raise Refused(Reason.WAIT, f"the round has {len(found.cards)} participants so far; try again later.")
-        return pack_roster([found.cards[who] for who in sorted(found.cards)])
+        return pack_roster([found.cards[who] for who in sorted(found.cards)], list(found.gone.values()))
+
+    def leave(self, name: str, round_id: bytes, signature: bytes, now: float) -> None:
+        """Let somebody go that has sent nothing. What the others have sent so far is of no use then."""
+        found = self._find(round_id, now, first=True)
+        if name not in found.cards or name in found.sent:
+            raise Refused(Reason.ROUND, "only who has enrolled in a round, and sent nothing yet, can leave it.")
+        if found.closed is None:
+            del found.cards[name]
+            return
+        if name in found.gone:
+            return
+        check_goodbye(found.cards[name], signature, context_of(self._collaboration, found.first))
+        goodbye = Goodbye(place=sorted(found.cards).index(name), signature=signature)
+        found.gone[name] = goodbye
+        found.id, found.closed = among(found.id, [goodbye]), now
+        found.parts.clear()
+        if found.waited_for < max(self._least, 2):
+            self._end(applied=False)
 
     def send(self, name: str, round_id: bytes, data: bytes, now: float) -> Sum | None:
         """Keep a masked upload; the sum when it was the last. What was sent once cannot be changed."""
         found = self._find(round_id, now)
-        if found.closed is None or name not in found.cards:
+        if found.closed is None or name not in found.cards or name in found.gone:
             raise Refused(Reason.ROUND, "one must enrol in a round, and see who is in it, to send.")
         if len(data) != 8 * self._count:
             raise Refused(
@@ -98,7 +141,8 @@ class Pool:
             )
         if found.parts.setdefault(name, data) != data:
             raise Refused(Reason.REPLAYED, "another upload was sent for this round before.")
-        if len(found.parts) < len(found.cards):
+        found.sent.add(name)
+        if len(found.parts) < found.waited_for:
             return None
         self._end(applied=False)  # until `applied` says otherwise
         total: Words = np.zeros(self._count, dtype=np.uint64)
@@ -106,7 +150,7 @@ class Pool:
             total += np.frombuffer(part, dtype="<u8")
         return Sum(
             round_id=round_id,
-            indices=places(round_id, size=self._size, count=self._count),
+            indices=places(found.first, size=self._size, count=self._count),
             values=decode(total, self._bound, terms=len(found.parts)),
             participants=tuple(sorted(found.parts)),
         )
@@ -124,10 +168,11 @@ class Pool:
             raise Refused(Reason.WAIT, "the round is not finished; try again later.")
         raise Refused(Reason.ROUND, "the round was abandoned.")
 
-    def _find(self, round_id: bytes, now: float) -> Round:
+    def _find(self, round_id: bytes, now: float, *, first: bool = False) -> Round:
+        """The round of this name; that which it had ``first`` if that is asked for."""
         self._advance(now)
-        if self._round is None or self._round.id != round_id:
-            raise Refused(Reason.ROUND, "the round is over; join the next.")
+        if self._round is None or round_id != (self._round.first if first else self._round.id):
+            raise Refused(Reason.ROUND, "the round is over, or somebody has left it.")
         return self._round
 
     def _advance(self, now: float) -> None:

@@ -120,6 +120,7 @@ def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
         "Round": lambda name, _: service.round(name),
         "Enrol": service.enrol,
         "Roster": service.roster,
+        "Leave": service.leave,
         "Masked": service.masked,
         "Outcome": service.outcome,
     }

@@ -56,6 +56,7 @@ class Panel:
     y: str
     lines: Sequence[Line]
     log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,12 @@ def headline(setting: Setting) -> Result:
         comparisons += [
             percent(f"MNIST, ε = {epsilon:g}, as printed", paper, mean(run.last.test for run in found)),
             percent(f"MNIST, ε = {epsilon:g}, averaged weights", paper, mean(run.last.averaged for run in found)),
+            percent(f"MNIST, ε = {epsilon:g}, train minus test accuracy", None, mnist.gap(found)),
         ]
     lost = 100 * free.last.test - mean(run.last.test for run in runs[8.0])
     comparisons += [
         percent("MNIST without privacy", mnist.PAPER_BASELINE, 100 * free.last.test),
+        percent("MNIST without privacy, train minus test accuracy", None, mnist.gap([free])),
         percent("MNIST, lost to privacy at ε = 8", 1.3, lost),
     ]
     more, also, said = _cifar(setting)

@@ -98,16 +98,18 @@ class Runs:
 
     def get(self, what: Mapping[str, Any], make: Callable[[], Trajectory]) -> Trajectory:
         """The run that ``what`` describes completely, made now if it is not there."""
+        kept = self.keep(what, "trajectory", lambda: asdict(make()))
+        return Trajectory(**kept | {"points": tuple(Point(**point) for point in kept["points"])})
+
+    def keep(self, what: Mapping[str, Any], name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What ``make`` gives, kept as JSON under ``name``."""
         facts = {"format": FORMAT, "tacit": __version__, **described(what)}
-        name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-        path = self.directory / f"{name}.json"
-        if path.exists():
-            kept = read_json(path)["trajectory"]
-            return Trajectory(**kept | {"points": tuple(Point(**point) for point in kept["points"])})
-        found = make()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_json(path, facts | {"trajectory": asdict(found)})
-        return found
+        path = self.directory / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            found = make()
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(path, facts | {name: found})
+        return dict(read_json(path)[name])
 
 
 def private(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tacit.recipes.reproduction import cifar, mnist, spending, sweeps
+from tacit.recipes.reproduction import alone, cifar, distributed, mnist, noisy, spending, sweeps
 from tacit.recipes.reproduction.experiment import Experiment
 from tacit.recipes.reproduction.headline import headline
 
 ABADI = "Abadi et al. 2016"
+SHOKRI = "Shokri & Shmatikov 2015"
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -42,6 +43,34 @@ EXPERIMENTS: dict[str, Experiment] = {
         Experiment(
             name="improvements", title="what each improvement is worth at the same ε", paper=f"{ABADI}, section 5.2",
             minutes=(9, 25), run=mnist.improvements,
+        ),
+        Experiment(
+            name="table4", title="best accuracy of selective SGD by θ", paper=f"{SHOKRI}, Table 4",
+            minutes=(2, 3900), run=alone.table4,
+        ),
+        Experiment(
+            name="figure8", title="convergence of selective SGD", paper=f"{SHOKRI}, Figure 8",
+            minutes=(2, 3400), run=alone.figure8,
+        ),
+        Experiment(
+            name="figure9", title="distributed selective SGD by θ, protocol and participants",
+            paper=f"{SHOKRI}, Figure 9", minutes=(8, 40_000), run=distributed.figure9,
+        ),
+        Experiment(
+            name="figure10", title="the largest changes, or random ones above a threshold",
+            paper=f"{SHOKRI}, Figure 10", minutes=(3, 37_000), run=distributed.figure10,
+        ),
+        Experiment(
+            name="figure11", title="convergence of distributed selective SGD", paper=f"{SHOKRI}, Figure 11",
+            minutes=(3, 3300), run=distributed.figure11,
+        ),
+        Experiment(
+            name="figure12", title="what the sparse vector technique costs", paper=f"{SHOKRI}, Figure 12",
+            minutes=(0.2, 0.2), run=noisy.figure12,
+        ),
+        Experiment(
+            name="figure13", title="private uploads, at the paper's ε and at the honest one",
+            paper=f"{SHOKRI}, Figure 13", minutes=(4, 74_000), run=noisy.figure13,
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,74 @@
+"""Options that the simulation of a collaboration and taking part in a real one have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli.output import number, whole
+
+if TYPE_CHECKING:
+    from tacit.collaboration import Settings
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Epochs = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Exchanges of each participant.")]
+Download = Annotated[
+    float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded in an exchange.")
+]
+Selected = Annotated[
+    str, typer.Option(help="largest, threshold or random; sparse-vector and gaussian make their own choice.")
+]
+Threshold = Annotated[
+    float, typer.Option(parser=number, metavar="NUMBER", help="τ: for --selection threshold and sparse-vector.")
+]
+Rate = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="α of local SGD.")]
+Batch = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Records in a minibatch of local SGD.")]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(parser=number, metavar="NUMBER", help="Private uploads: honest ε of the whole training."),
+]
+Mechanism = Annotated[
+    str, typer.Option(help="With --epsilon: dp-sgd (protects examples), gaussian or sparse-vector (the participant).")
+]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(
+        parser=number, metavar="NUMBER", help="L2 norm of an example's gradient (dp-sgd) or an upload (gaussian)."
+    ),
+]
+Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
+
+
+Normalisation = Annotated[
+    float | None,
+    typer.Option(
+        parser=number,
+        metavar="NOISE",
+        help="Release mean and standard deviation of the inputs with this noise multiplier, within --epsilon "
+        "(dp-sgd) [default: taken from public records].",
+    ),
+]
+
+
+def private(
+    settings: Settings,
+    mechanism: str,
+    *,
+    epsilon: float | None,
+    clip_norm: float | None,
+    normalisation: float | None,
+) -> Settings:
+    """The settings with the mechanism that the options ask for, if they do."""
+    from dataclasses import replace
+
+    from tacit import collaboration
+
+    if epsilon is None:
+        if normalisation is not None:
+            raise ValueError("private normalisation is part of a budget; give --epsilon as well.")
+        return settings
+    privacy = collaboration.mechanism(
+        mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm, normalisation=normalisation
+    )
+    return replace(settings, privacy=privacy)

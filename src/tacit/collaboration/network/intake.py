@@ -1,0 +1,190 @@
+"""Uploads on their way into the state: checked, committed together, acknowledged; and whose turn it is."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol, Rota
+from tacit.collaboration.messages import Positions, Vector
+from tacit.collaboration.network import codec
+from tacit.collaboration.network.state import State
+from tacit.collaboration.network.store import Entry
+from tacit.collaboration.server import Checked, Reason, Refused
+
+APPLIED, ALREADY = b"\x00", b"\x01"
+
+
+@dataclass(kw_only=True)
+class Traffic:
+    """What went over the wire since the server was started."""
+
+    up: int = 0
+    down: int = 0
+    refused: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Pending:
+    """An upload on its way to the disk."""
+
+    participant: str
+    token: int
+    sequence: int
+    indices: Positions
+    values: Vector
+    body: bytes
+    digest: bytes
+    answer: bytes | None = None
+    refusal: tuple[Reason, str] | None = (
+        None  # not the exception: it would keep the caller's frame, and its call, alive
+    )
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.refusal is not None
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(participant=self.participant, sequence=self.sequence, digest=self.digest, body=self.body)
+
+
+class Turns:
+    """Who may exchange now, by tokens; in asynchronous exchange everybody, at any time, with token 0."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        names: Sequence[str],
+        *,
+        lease: float,
+        patience: float,
+        clock: Callable[[], float],
+    ) -> None:
+        first = secrets.randbits(62)  # a token from before a restart means nothing now
+        self._clock = clock
+        self._lease: Lease | Rota | None = None
+        if protocol is Protocol.RANDOM_ORDER:
+            self._lease = Lease(lease, first=first)
+        elif protocol is Protocol.ROUND_ROBIN:
+            self._lease = Rota(names, lease, patience=patience, first=first)
+
+    def acquire(self, name: str) -> int:
+        """A token, or refused: to wait."""
+        if self._lease is None:
+            return 0
+        try:
+            return self._lease.acquire(name, now=self._clock())
+        except LeaseHeld as held:
+            raise Refused(Reason.WAIT, str(held)) from None
+
+    def check(self, name: str, token: int) -> None:
+        """Refuse a token whose turn is over."""
+        if self._lease is not None:
+            try:
+                self._lease.check(name, token, now=self._clock())
+            except LeaseHeld as held:
+                raise Refused(Reason.LEASE, str(held)) from None
+
+    def end(self, name: str, token: int) -> None:
+        """End a turn; one that has passed on stays where it is."""
+        if self._lease is not None:
+            with suppress(LeaseHeld):
+                self._lease.check(name, token, now=self._clock())
+                self._lease.release(token)
+
+
+class Intake:
+    """Takes uploads of any number of threads: whoever holds ``lock`` commits for all who wait."""
+
+    def __init__(self, state: State, turns: Turns, traffic: Traffic, lock: threading.RLock) -> None:
+        self._state, self._turns, self._traffic, self._lock = state, turns, traffic, lock
+        self._queue_lock = threading.Lock()
+        self._queue: list[_Pending] = []
+
+    def push(self, name: str, request: bytes) -> bytes:
+        """Check an upload, commit it, apply it. `ALREADY` if exactly this one had been taken before."""
+        token, body = codec.split_token(request)
+        sequence, indices, values = codec.unpack_upload(body, size=self._state.agreement.size)
+        upload = _Pending(
+            participant=name,
+            token=token,
+            sequence=sequence,
+            indices=indices,
+            values=values,
+            body=body,
+            digest=hashlib.sha256(body).digest(),
+        )
+        with self._queue_lock:
+            self._queue.append(upload)
+        with self._lock:  # whoever gets here first commits for all who wait: one write to the disk for many
+            if not upload.done:
+                with self._queue_lock:
+                    batch, self._queue = self._queue, []
+                self._take(batch)
+        if upload.refusal is not None:
+            raise Refused(*upload.refusal)
+        assert upload.answer is not None
+        return upload.answer
+
+    def _take(self, batch: list[_Pending]) -> None:
+        while batch:
+            together = len(batch) if self._state.server.headroom(len(batch)) else 1
+            names: set[str] = set()
+            accepted: list[tuple[_Pending, Checked]] = []
+            later: list[_Pending] = []
+            for upload in batch:
+                if upload.participant in names or len(accepted) == together:
+                    later.append(upload)
+                    continue
+                names.add(upload.participant)
+                try:
+                    checked = self._checked(upload)
+                except Refused as refusal:
+                    upload.refusal = refusal.reason, str(refusal)
+                else:
+                    if checked is not None:
+                        accepted.append((upload, checked))
+            self._commit(accepted)
+            batch = later
+
+    def _checked(self, upload: _Pending) -> Checked | None:
+        """What is to be applied, or None if it was before."""
+        name = upload.participant
+        self._state.check_person(name)
+        check_individual(self._state)
+        if upload.sequence < self._state.due(name) and self._state.store.digest(name, upload.sequence) == upload.digest:
+            upload.answer = ALREADY
+            self._turns.end(name, upload.token)
+            return None
+        checked = self._state.server.check(name, upload.sequence, upload.indices, upload.values)
+        self._turns.check(name, upload.token)
+        return checked
+
+    def _commit(self, accepted: list[tuple[_Pending, Checked]]) -> None:
+        if not accepted:
+            return
+        taken = [(upload.entry, checked) for upload, checked in accepted]
+        try:
+            self._state.commit(taken)
+        except Refused as refusal:
+            for upload, _ in accepted:
+                upload.refusal = refusal.reason, str(refusal)
+            return
+        for upload, _ in accepted:
+            self._turns.end(upload.participant, upload.token)
+            self._traffic.up += len(upload.body)
+            self._traffic.last[upload.participant] = time.time()
+            upload.answer = APPLIED
+
+
+def check_individual(state: State) -> None:
+    """Refuse a single upload where only masked ones are taken."""
+    if state.agreement.pool:
+        raise Refused(Reason.SHAPE, "this server takes masked uploads only; join a round.")

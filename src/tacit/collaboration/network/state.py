@@ -1,0 +1,100 @@
+"""The parameter server with its store: what it holds is on the disk first. Whoever calls holds the service's lock."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from tacit.collaboration.network.pool import NAME as POOL
+from tacit.collaboration.network.store import Entry, Store
+from tacit.collaboration.server import Checked, ParameterServer, Reason, Refused
+
+log = logging.getLogger("tacit")
+
+_SNAPSHOT_BYTES = 64 << 20
+
+
+class State:
+    """``people`` says of everybody who was admitted whether they were revoked since.
+
+    ``snapshot_every`` uploads (or 64 MiB of them) the whole state is written, so that a restart is quick.
+    """
+
+    def __init__(self, store: Store, *, snapshot_every: int) -> None:
+        self.store, self._every = store, snapshot_every
+        self.agreement = store.agreement
+        self.server: ParameterServer = store.server()
+        self.people: dict[str, bool] = {}
+        self._since_snapshot = self._bytes_since = 0
+        self._changes = -1
+        self._failed: str | None = None
+        self.refresh()
+
+    @property
+    def uploads(self) -> int:
+        """How many were applied."""
+        return sum(self.server.participants.values())
+
+    def due(self, name: str) -> int:
+        """The number of the next upload; masked ones have none."""
+        return 0 if self.agreement.pool else self.server.next_sequence(name)
+
+    def commit(self, taken: Sequence[tuple[Entry, Checked]]) -> None:
+        """Write uploads to the disk, all or none, and then apply them."""
+        self.guarded(lambda: self.store.commit([entry for entry, _ in taken]))
+        for _, checked in taken:
+            self.server.apply(checked)
+        self._since_snapshot += len(taken)
+        self._bytes_since += sum(len(entry.body) for entry, _ in taken)
+        if self._since_snapshot >= self._every or self._bytes_since >= _SNAPSHOT_BYTES:
+            with suppress(Refused):  # logged; the uploads themselves are safe
+                self.guarded(lambda: self.store.snapshot(self.server))
+            self._since_snapshot = self._bytes_since = 0
+
+    def guarded(self, write: Callable[[], None]) -> None:
+        """Write to the disk. After a failure nobody knows what it holds: nothing more is taken until a restart."""
+        if self._failed is None:
+            try:
+                return write()
+            except sqlite3.Error as error:
+                self._failed = str(error)
+                log.error("the server's state cannot be written: %s; restart it when that is mended", error)
+        raise Refused(Reason.UNAVAILABLE, "the server cannot write its state; it must be mended and restarted.")
+
+    def refresh(self) -> None:
+        """Notice who was admitted or revoked by another process."""
+        changes = self.store.changes()
+        if changes == self._changes:
+            return
+        self._changes, self.people = changes, self.store.people()
+        if self.agreement.pool:
+            if POOL not in self.server.participants:
+                self.server.admit(POOL)
+            return
+        for name, revoked in self.people.items():
+            if name not in self.server.participants:
+                self.server.admit(name)
+            if revoked and name not in self.server.revoked:
+                log.warning("%s was revoked", name)
+                self.server.revoke(name)
+
+    def check_person(self, name: str) -> None:
+        """Refuse whoever was not admitted, or was revoked."""
+        self.refresh()
+        if name not in self.people:
+            raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+        if self.people[name]:
+            raise Refused(Reason.REVOKED, f"participant {name!r} was revoked; nothing more is taken from it.")
+
+    def admit(self, name: str) -> None:
+        self.store.admit(name)
+        self._changes = -1
+        self.refresh()
+
+    def close(self) -> None:
+        """Write a snapshot and let go of the store."""
+        if self._failed is None:
+            self.guarded(lambda: self.store.snapshot(self.server))
+        self.store.close()

@@ -1,0 +1,137 @@
+"""Private averaging over Flower: rounds of messages to those who were drawn, and what a participant answers.
+
+What is promised, and by whom it must be kept, is in `tacit.flower.averaging`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import nn
+
+from tacit.collaboration.messages import Vector
+from tacit.collaboration.network.hosting import layout_digest
+from tacit.collaboration.parameters import FlatParameters
+from tacit.flower import records
+from tacit.flower.averaging import Averager, Averaging, Round
+from tacit.flower.joining import discreet
+from tacit.ledger import BudgetExceeded
+from tacit.mechanisms import SumQuery
+
+log = logging.getLogger("tacit")
+
+_PARAMETERS, _ROUND, _CHANGE = "tacit.parameters", "tacit.round", "tacit.change"
+
+
+def averaging_app(prepare: Callable[[Context], Averaging]) -> ServerApp:
+    """A ServerApp that averages as ``prepare`` says; the model stays in the folder."""
+
+    def main(grid: Grid, context: Context) -> None:
+        average(grid, prepare(context))
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+def average(grid: Grid, averaging: Averaging) -> Vector:
+    """All rounds, or as many as the budget allows; returns the parameters. After a crash, call it again."""
+    layout = layout_digest(FlatParameters(averaging.network()))
+    seats: dict[int, int] = {}  # node to slot
+    with Averager(averaging) as averager:
+        _wait(grid, averaging)
+        while averager.rounds < averaging.rounds:
+            nodes = list(grid.get_node_ids())
+            _seat(seats, nodes, averaging.population)
+            try:
+                current = averager.begin()
+            except BudgetExceeded as error:
+                log.warning("stopped after %d of %d rounds: %s", averager.rounds, averaging.rounds, error)
+                break
+            facts = ConfigRecord({"clip_norm": averaging.clip_norm, "layout": layout})
+            content = RecordDict({**records.dense(_PARAMETERS, averager.parameters), _ROUND: facts})
+            _collect(grid, content, current, {node: seats[node] for node in nodes if node in seats}, averaging)
+            averager.end(current)
+        return averager.parameters
+
+
+def _wait(grid: Grid, averaging: Averaging) -> None:
+    until = time.monotonic() + averaging.patience
+    while len(list(grid.get_node_ids())) < averaging.least and time.monotonic() < until:
+        time.sleep(averaging.pause)
+
+
+def _seat(seats: dict[int, int], nodes: Iterable[int], population: int) -> None:
+    """A slot of its own for everybody who comes, as long as there are any. Looks at nothing but who is new."""
+    for node in nodes:
+        if node in seats:
+            continue
+        if len(seats) == population:
+            log.warning("there are more nodes than the population, %d; the others never take part", population)
+            return
+        seats[node] = len(seats)
+
+
+def _collect(grid: Grid, content: RecordDict, current: Round, here: dict[int, int], averaging: Averaging) -> None:
+    """Ask those who were drawn and are here. Which ones is a secret, so no log says it."""
+    waiting: dict[str, int] = {}  # message to slot
+    for node, slot in here.items():
+        if slot in current.slots:
+            sent = records.send(grid, Message(content, node, MessageType.TRAIN, ttl=averaging.patience))
+            if sent is not None:
+                waiting[sent] = slot
+    until = time.monotonic() + averaging.patience
+    while waiting and time.monotonic() < until:
+        replies = list(grid.pull_messages(list(waiting)))
+        for reply in replies:
+            drawn = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if drawn is not None:
+                _add(current, drawn, reply)
+        if not replies:
+            time.sleep(averaging.pause)
+
+
+def _add(current: Round, slot: int, reply: Message) -> None:
+    try:
+        if reply.has_error():
+            raise ValueError(reply.error.reason)
+        change = records.read_dense(reply.content, _CHANGE, size=current.size)
+    except ValueError as error:
+        log.warning("a participant counts as zero: %.500r", str(error))
+        return
+    current.add(slot, change)
+
+
+def update_app(network: Callable[[], nn.Module], train: Callable[[nn.Module, Context], None]) -> ClientApp:
+    """A ClientApp that answers with the change ``train`` makes to the model, clipped, and with nothing else.
+
+    No loss, accuracy or number of records goes with it: nothing covers them.
+    """
+
+    def update(message: Message, context: Context) -> Message:
+        model = network()
+        flat = FlatParameters(model)
+        before, norm = _read(message.content, flat)
+        flat.vector[:] = before
+        train(model, context)
+        change = torch.from_numpy(FlatParameters(model).vector - before)
+        clipped = SumQuery(group="update", clip_norm=norm, noise_std=norm).clip(change[None])[0]
+        return Message(records.dense(_CHANGE, clipped.numpy()), reply_to=message)
+
+    app = ClientApp()
+    app.train()(discreet(update))
+    return app
+
+
+def _read(content: RecordDict, flat: FlatParameters) -> tuple[Vector, float]:
+    facts = content.get(_ROUND)
+    norm = facts.get("clip_norm") if isinstance(facts, ConfigRecord) else None
+    if not isinstance(facts, ConfigRecord) or not isinstance(norm, float) or facts.get("layout") != layout_digest(flat):
+        raise ValueError("the message is not about our network; all must have the same.")
+    return records.read_dense(content, _PARAMETERS, size=flat.vector.size), norm

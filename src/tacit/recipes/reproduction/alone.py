@@ -1,0 +1,127 @@
+"""Selective SGD of one party: Table 4 and Figure 8 of Shokri & Shmatikov 2015."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tacit.recipes.reproduction.collaborations import TITLES, Selective, percent_of, said, selective
+from tacit.recipes.reproduction.distributed import TABLE
+from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, Value, percent
+
+THETAS = (1.0, 0.1, 0.01, 0.001)
+Runs = Mapping[Selective, Sequence[Sequence[float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many images are trained and tested on, held by one participant, and for how many epochs."""
+
+    records: int
+    held: int
+    tests: int
+    epochs: int
+
+
+FULL = {
+    "mnist": Size(records=60_000, held=600, tests=10_000, epochs=35),
+    "svhn": Size(records=26_000, held=866, tests=8_001, epochs=35),
+}
+QUICK = {
+    "mnist": Size(records=500, held=50, tests=500, epochs=3),
+    "svhn": Size(records=500, held=50, tests=500, epochs=3),
+}
+RATES = {1: 0.01, 32: 0.05}
+"""α by minibatch size."""
+
+
+def sizes(setting: Setting) -> dict[str, Size]:
+    return QUICK if setting.quick else FULL
+
+
+def job(setting: Setting, data: str, model: str, batch_size: int, theta: float) -> Selective:
+    size = sizes(setting)[data]
+    return Selective(
+        data=data, model=model, records=size.records, tests=size.tests, theta=theta, batch_size=batch_size,
+        learning_rate=RATES[batch_size], epochs=size.epochs,
+    )  # fmt: skip
+
+
+def figure8(setting: Setting) -> Result:
+    """Accuracy over epochs of the CNNs by θ, for minibatches of 1 and 32."""
+    cells = [(data, batch) for data in TITLES for batch in RATES]
+    jobs = {(cell, theta): job(setting, cell[0], "cnn", cell[1], theta) for cell in cells for theta in THETAS}
+    runs = selective(setting, list(jobs.values()))
+    panels, table = [], []
+    for data, batch in cells:
+        epochs = list(range(1, sizes(setting)[data].epochs + 1))
+        lines = []
+        for theta in THETAS:
+            wanted = jobs[(data, batch), theta]
+            means = [percent_of(values) for values in zip(*runs[wanted], strict=True)]
+            lines.append(Line(label="SGD" if theta == 1 else f"θ = {theta:g}", x=epochs, y=means))
+            table += [
+                _row(jobs[(data, batch), theta], epoch, value) for epoch, value in zip(epochs, means, strict=True)
+            ]
+        panels.append(Panel(title=f"{TITLES[data]}, CNN, M = {batch}", x="epoch", y="test accuracy (%)", lines=lines))
+    comparisons = [
+        percent(
+            f"{TITLES[data]}, CNN, M = {batch}, {'SGD' if theta == 1 else f'θ = {theta:g}'}",
+            (TABLE[data, "cnn"]["pooled" if theta == 1 else theta]) if batch == 1 else None,
+            best(runs[jobs[(data, batch), theta]]),
+        )
+        for data, batch in cells
+        for theta in THETAS
+    ]
+    return Result(comparisons=comparisons, rows=table, panels=panels, notes=notes(setting))
+
+
+def table4(setting: Setting) -> Result:
+    """The best accuracy of each network by θ, with minibatches of 1, and of one participant alone."""
+    comparisons, table = [], []
+    jobs: dict[tuple[str, str, float | str], Selective] = {}
+    for data, model in TABLE:
+        for theta in THETAS:
+            jobs[data, model, theta] = job(setting, data, model, 1, theta)
+        held = sizes(setting)[data].held
+        jobs[data, model, "alone"] = replace(job(setting, data, model, 1, 1.0), records=held)
+    runs = selective(setting, list(jobs.values()))
+    for (data, model, way), wanted in jobs.items():
+        words = "SGD" if way == 1 else "standalone" if way == "alone" else f"θ = {way:g}"
+        paper = TABLE[data, model]["pooled" if way == 1 else way]
+        reached = best(runs[wanted])
+        comparisons.append(percent(f"{TITLES[data]}, {model.upper()}, {words}", paper, reached))
+        table.append(_row(wanted, wanted.epochs, percent_of([run[-1] for run in runs[wanted]])) | {"best": reached})
+    return Result(comparisons=comparisons, rows=table, notes=notes(setting))
+
+
+def best(histories: Sequence[Sequence[float]]) -> float:
+    """Of the best epoch, as in the paper, in per cent."""
+    return percent_of([max(history) for history in histories])
+
+
+def _row(wanted: Selective, epoch: int, value: float) -> dict[str, Value]:
+    return {
+        "data": wanted.data, "model": wanted.model, "records": wanted.records, "batch_size": wanted.batch_size,
+        "theta": wanted.theta, "learning_rate": wanted.learning_rate, "epoch": epoch, "test_accuracy_percent": value,
+    }  # fmt: skip
+
+
+def notes(setting: Setting) -> list[str]:
+    every = "; ".join(
+        f"{TITLES[data]}: {size.records:,} training and {size.tests:,} test images, {size.epochs} epochs, alone "
+        f"{size.held:,} images"
+        for data, size in sizes(setting).items()
+    )
+    found = [
+        "Selective SGD of one party: in each step only the fraction θ of the parameters with the largest gradients "
+        "moves. Ours is the best epoch, as in the paper, chosen on the test set.",
+        f"{every}; α = {RATES[1]:g} for M = 1 and {RATES[32]:g} for M = 32. The paper has 60,000 images of MNIST and "
+        "100,000 of SVHN, and gives α = 0.001 and 0.01 without saying which where.",
+    ]
+    if setting.quick:
+        found.append(
+            "Quick: so few images and epochs that only the order of the curves can be compared with the paper. Steps "
+            "of small θ move little in all, so that they are furthest behind."
+        )
+    return [*found, said(setting)]

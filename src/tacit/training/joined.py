@@ -1,0 +1,47 @@
+"""Sources of noise by way of which the sums of several processes come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tacit.randomness import SecureSource, SeededSource
+
+
+class Joined(SecureSource):
+    """Keyed by the operating system in each process; sums pass through it to join those of the others."""
+
+    def __init__(self, share: float, add_up_: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.share, self._add_up_ = share, add_up_
+
+    def join_(self, noisy: Tensor) -> Tensor:
+        return _joined(noisy, self._add_up_)
+
+
+class SeededJoined(SeededSource):
+    """For debugging: the first process has the stream of a run alone, every other one its own."""
+
+    def __init__(self, seed: int, rank: int, share: float, add_up_: Callable[[Tensor], None]) -> None:
+        super().__init__(seed)
+        self.share, self._add_up_ = share, add_up_
+        if rank:
+            self.branch(f"process {rank}")
+
+    def join_(self, noisy: Tensor) -> Tensor:
+        return _joined(noisy, self._add_up_)
+
+
+def _joined(noisy: Tensor, add_up_: Callable[[Tensor], None]) -> Tensor:
+    """``noisy`` with the parts of all processes; in float64, so that putting them together rounds nothing that counts.
+
+    In float32 the sum of the processes' parts would be rounded at each of them, in size with the noise as a whole.
+    """
+    if noisy.dtype != torch.float32:
+        add_up_(noisy)
+        return noisy
+    wide = noisy.double()
+    add_up_(wide)
+    return noisy.copy_(wide)

@@ -1,0 +1,219 @@
+"""Paper 5 computed again: its numbers, the experiments on something tiny, and runs that are shared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tacit.collaboration import (
+    Baselines,
+    Claim,
+    GaussianPrivacy,
+    LocalDpSgd,
+    Problem,
+    Protocol,
+    Settings,
+    SparseVectorPrivacy,
+)
+from tacit.data import Images
+from tacit.models import shokri
+from tacit.recipes.reproduction import Result, Setting, alone, collaborations, distributed, noisy
+from tacit.recipes.reproduction.collaborations import Job, Selective
+
+QUICK = [True, False]
+
+
+def setting(directory: Path, *, quick: bool = True, seeds: int = 1) -> Setting:
+    return Setting.make(quick=quick, runs=directory / "runs", seeds=seeds)
+
+
+def pictures(name: str, fetch: bool) -> Images:
+    generator = torch.Generator().manual_seed(3)
+    shape = {"mnist": (1, 28, 28), "svhn": (3, 32, 32)}[name]
+    labels = torch.arange(360) % 10
+    pixels = torch.randint(0, 200, (360, *shape), dtype=torch.uint8, generator=generator)
+    pixels[:, :, 5:9, 5:9] += (labels * 5).to(torch.uint8)[:, None, None, None]
+    parts = {
+        "train": pixels[:300], "train_labels": labels[:300], "test": pixels[300:], "test_labels": labels[300:],
+    }  # fmt: skip
+    return Images(name=name, classes=10, source="made up", fingerprint=name, **parts)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Made-up pictures, and collaborations that are only noted down."""
+    asked: list[Settings] = []
+
+    def simulate(problem: Problem, settings: Settings, *, baselines: bool, progress: Any) -> Any:
+        asked.append(settings)
+        progress(type("Progress", (), {"done": 1, "total": 2})())
+        whole = type("Whole", (), {"epsilon": 7.5})()
+        per = settings.privacy.epsilon_per_epoch if isinstance(settings.privacy, SparseVectorPrivacy) else None
+        claim = None if settings.privacy is None else Claim(whole=whole, per_parameter=per)
+        history = [0.5 + 0.001 * epoch for epoch in range(settings.epochs)]
+        return type("Found", (), {"history": history, "claim": claim, "bytes_up": 8})()
+
+    def baselines(problem: Problem, settings: Settings) -> Baselines:
+        return Baselines(standalone=0.3, centralised=[0.6] * settings.epochs)
+
+    monkeypatch.setattr(collaborations, "load", pictures)
+    monkeypatch.setattr(collaborations, "simulate", simulate)
+    monkeypatch.setattr(collaborations, "baselines", baselines)
+    return asked
+
+
+def check(result: Result) -> None:
+    assert result.rows and result.comparisons and result.notes
+    assert all(list(row) == list(result.rows[0]) for row in result.rows)
+    json.dumps([dict(row) for row in result.rows], allow_nan=False)
+    assert all(len(line.x) == len(line.y) or line.style == "level" for panel in result.panels for line in panel.lines)
+
+
+def test_the_papers_numbers_are_as_printed() -> None:
+    printed = """
+    0.9917 0.9914 0.9871 0.9645 0.9316
+    0.9299 0.9312 0.8986 0.7481 0.8182
+    0.9810 0.98 0.9707 0.9171 0.8832
+    0.8476 0.8394 0.7833 0.6542 0.5136
+    """
+    ours = [[value / 100 for value in row.values()] for row in distributed.TABLE.values()]
+    assert ours == [pytest.approx([float(text) for text in row.split()]) for row in printed.split("\n")[1:-1]]
+    assert list(distributed.TABLE) == [("mnist", "cnn"), ("svhn", "cnn"), ("mnist", "mlp"), ("svhn", "mlp")]
+    networks = {
+        ("mnist", "mlp"): shokri.mlp(channels=1), ("svhn", "mlp"): shokri.mlp(channels=3),
+        ("mnist", "cnn"): shokri.mnist_cnn(), ("svhn", "cnn"): shokri.svhn_cnn(),
+    }  # fmt: skip
+    for which, network in networks.items():
+        assert sum(parameter.numel() for parameter in network.parameters()) == noisy.PARAMETERS[which]
+
+
+@pytest.mark.parametrize("quick", QUICK)
+def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
+    result = distributed.figure9(setting(tmp_path, quick=quick))
+    check(result)
+    assert {settings.protocol for settings in tiny} == set(Protocol)
+    assert {settings.upload for settings in tiny} == {0.001, 0.01, 0.1, 1.0}
+    assert {settings.download for settings in tiny} == {0.1, 0.5, 1.0}
+    assert {settings.participants for settings in tiny} == ({30, 90} if quick else {30, 90, 150})
+    assert all(settings.seed == 1 or not quick for settings in tiny)
+    assert {row["data"] for row in result.rows} == {"mnist", "svhn"}
+    assert {row["model"] for row in result.rows} == {"mlp", "cnn"}
+    ours = {c.what: c for c in result.comparisons}
+    found = ours["MNIST, MLP, N = 30, round robin, θ_u = 0.1"]
+    assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.1 if quick else 57.9)
+    assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
+    assert ours["MNIST, MLP: the worst collaboration, minus standalone"].ours == pytest.approx((found.ours or 0) - 30)
+    assert any("26,000" in note for note in result.notes)
+    assert any(note.startswith("Quick") for note in result.notes) is quick
+
+
+@pytest.mark.parametrize("quick", QUICK)
+def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
+    result = distributed.figure10(setting(tmp_path, quick=quick))
+    check(result)
+    ways = {(settings.selection, settings.limit) for settings in tiny if settings.share == 0.01}
+    assert ("threshold", 0.001) in ways and len(ways) == 3
+    tiny.clear()
+    result = distributed.figure11(setting(tmp_path, quick=quick))
+    check(result)
+    slow = {settings.learning_rate for settings in tiny if settings.participants == 30}
+    assert slow == ({0.002} if quick else {0.001})  # the others were there already
+    assert {line.style for line in result.panels[0].lines} == {"line", "dashed"}
+    assert all(c.paper is None for c in result.comparisons)
+
+
+@pytest.mark.parametrize("quick", QUICK)
+def test_figure_13_has_both_kinds_of_epsilon(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
+    result = noisy.figure13(setting(tmp_path, quick=quick))
+    check(result)
+    kinds = {type(settings.privacy) for settings in tiny}
+    assert kinds == {SparseVectorPrivacy, GaussianPrivacy, LocalDpSgd}
+    assert [panel.x for panel in result.panels][-2:] == ["honest ε, whole training"] * 2
+    assert all(panel.x == "ε/c, as the paper counts" for panel in result.panels[:-2])
+    for settings in tiny:
+        if isinstance(settings.privacy, SparseVectorPrivacy):
+            size = noisy.PARAMETERS["mnist" if settings.share == 0.01 else "svhn", "mlp" if quick else "cnn"]
+            per_parameter = settings.privacy.epsilon_per_epoch / int(settings.upload * size)
+            assert any(per_parameter == pytest.approx(value) for value in noisy.AXIS)
+    assert any("bounds nothing that is released" in note for note in result.notes)
+    assert {row["epsilon_honest"] for row in result.rows} == {7.5}
+
+
+def test_what_the_mechanism_costs(tmp_path: Path) -> None:
+    result = noisy.figure12(setting(tmp_path))
+    check(result)
+    assert not (tmp_path / "runs").exists()
+    epochs = distributed.QUICK["mnist", "mlp"].epochs
+    for row in result.rows:
+        whole = 5 / 9 * float(row["epsilon_per_parameter"]) * int(row["releases"]) * epochs
+        assert row["epsilon_whole"] == pytest.approx(whole, rel=1e-9)
+        spread = 2**0.5 * 18 / float(row["epsilon_per_parameter"])
+        assert row["noise_of_value_over_gamma"] == pytest.approx(spread)
+    sparse, gaussian = result.panels[1].lines
+    assert all(s > 50 * g for s, g in zip(sparse.y, gaussian.y, strict=True))
+    assert result.panels[0].log_y and all(c.bound for c in result.comparisons)
+
+
+def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collaborations, "load", pictures)
+    settings = Settings(participants=2, epochs=2, share=0.1, privacy=LocalDpSgd(epsilon=5.0, delta=1e-5))
+    job = Job(data="mnist", model="mlp", settings=settings)
+    told: list[tuple[str, float]] = []
+    runs = replace(setting(tmp_path, seeds=2), tell=lambda words, share: told.append((words, share)))
+    (first,) = collaborations.collaborations(runs, [job]).values()
+    assert len(first) == 2 and first[0] != first[1] and first[0].epsilon is not None
+    assert 4.5 < first[0].epsilon <= 5.0 and first[0].per_parameter is None and first[0].bytes_up > 0
+    assert first[0].best == max(first[0].history) and first[0].last == first[0].history[-1]
+    assert told[0][1] == 0 and told[-1][1] <= 1 and [s for _, s in told] == sorted(s for _, s in told)
+    base = collaborations.lonely(runs, [job])
+    assert [len(found.centralised) for found in base[job]] == [2, 2]
+    assert job.baseline.settings.privacy is None
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("made again")
+
+    for name in ("simulate", "baselines"):
+        monkeypatch.setattr(collaborations, name, never)
+    assert collaborations.collaborations(runs, [job])[job] == first
+    assert collaborations.lonely(runs, [job]) == base
+    with pytest.raises(AssertionError, match="made again"):
+        collaborations.collaborations(runs, [replace(job, settings=replace(settings, upload=0.2))])
+
+
+def test_selective_sgd_of_one_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collaborations, "load", pictures)
+    small = alone.Size(records=40, held=20, tests=30, epochs=2)
+    monkeypatch.setattr(alone, "QUICK", {"mnist": small, "svhn": small})
+    figure = alone.figure8(setting(tmp_path))
+    check(figure)
+    assert len(figure.panels) == 4 and [line.label for line in figure.panels[0].lines] == [
+        "SGD", "θ = 0.1", "θ = 0.01", "θ = 0.001",
+    ]  # fmt: skip
+    before = set((tmp_path / "runs").iterdir())
+    table = alone.table4(setting(tmp_path))
+    check(table)
+    assert len(table.comparisons) == 20
+    assert [c.paper for c in table.comparisons[:5]] == [99.17, 99.14, 98.71, 96.45, 93.16]
+    assert len(set((tmp_path / "runs").iterdir()) - before) == 12  # the CNNs' runs with M = 1 are those of the figure
+
+
+def test_selective_sgd_is_sgd_where_everything_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collaborations, "load", pictures)
+    job = Selective(
+        data="mnist", model="mlp", records=60, tests=60, theta=1.0, batch_size=10, learning_rate=0.1, epochs=2
+    )
+    problem = collaborations._cut(collaborations._Data("mnist").problem("mlp"), job)
+    ours = list(collaborations._epochs(problem, job, 5))
+    model = problem.network(5)
+    optimizer, order = torch.optim.SGD(model.parameters(), lr=0.1), torch.Generator().manual_seed(5)
+    for _ in range(2):
+        for rows in torch.randperm(60, generator=order).split(10):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(problem.inputs[rows]), problem.labels[rows]).backward()
+            optimizer.step()
+    assert ours[-1] == collaborations.accuracy(model, problem)
