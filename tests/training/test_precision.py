@@ -16,11 +16,11 @@ from tacit.gradients import attach
 from tacit.gradients.precision import LARGEST_BATCH, LARGEST_LOT, MARGIN
 from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource
+from tacit.training.joined import _joined
 from tacit.training.private import _batch_size
 from tacit.training.run import shuffled
 from tacit.training.statement import _arithmetic
 from tacit.training.sums import GradientSums
-from tacit.training.team import _joined
 
 
 @pytest.mark.parametrize(
