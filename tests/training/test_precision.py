@@ -19,6 +19,7 @@ from tacit.randomness import SecureSource
 from tacit.training.joined import _joined
 from tacit.training.private import _batch_size
 from tacit.training.run import shuffled
+from tacit.training.shards import ShardedSums
 from tacit.training.statement import _arithmetic
 from tacit.training.sums import GradientSums
 
@@ -90,6 +91,28 @@ def test_the_parts_of_several_processes_are_added_in_float64() -> None:
 
     joined = _joined(torch.tensor([2.0**24]), add_up_)
     assert joined.dtype == torch.float32 and float(joined) == 2.0**24 + 2  # in float32 both ones would be lost
+
+
+@pytest.mark.parametrize("expected", [LARGEST_LOT // 2, LARGEST_LOT // 2 + 1])
+def test_sums_of_shards_are_put_together_and_added_in_float64(expected: int) -> None:
+    """Another process brings 2^24 in the first batch; beside that the ones of this process would be lost in float32."""
+    model = nn.Linear(1, 1, bias=False)
+    engine, brought = attach(model), [2.0**24, 0.0, 2.0**24, 0.0]
+    sums = ShardedSums(
+        dict(model.named_parameters()), lambda several: [each + brought.pop(0) for each in several], SecureSource()
+    )
+    clipping = tacit.Flat(1e9).bind(engine.shapes)
+    seen: list[torch.Tensor] = []
+    clipping.release_ = lambda *args, **_: seen.extend(each.clone() for each in args[1].values())  # type: ignore[method-assign]
+    for _ in range(2):  # lots; nothing of the first is in the second
+        sums.clear()
+        for _ in range(2):
+            model(torch.ones(1, 1)).sum().backward()
+            sums.add(engine, clipping)
+        sums.release(None, clipping, SecureSource(), lot_size=expected)  # type: ignore[arg-type]
+    assert [float(each) for each in seen] == [2.0**24 + 2] * 2
+    assert seen[0].dtype == (torch.float32 if expected <= LARGEST_LOT // 2 else torch.float64)
+    assert float(model.weight.grad) == pytest.approx(2.0**24 / expected, rel=1e-6)
 
 
 def test_the_order_of_a_lot_is_random_and_loses_nobody() -> None:
