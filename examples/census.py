@@ -76,7 +76,7 @@ def public(train: Columns, test: Columns, schema: Schema) -> float:
     return float((model.outputs(held).argmax(dim=1) == truth).float().mean())
 
 
-def table(results: Results, baseline: list[float], majority: float) -> str:
+def markdown(results: Results, baseline: list[float], majority: float) -> str:
     """The results as Markdown, with where and when they were measured."""
     lines = ["| model | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " | not private |"]
     lines.append("|---" * (len(EPSILONS) + 2) + "|")
@@ -130,7 +130,7 @@ def main() -> None:
         results[name] = {epsilon: [private(*part, schema, epsilon, model) for part in parts] for epsilon in EPSILONS}
     arguments.out.mkdir(parents=True, exist_ok=True)
     draw(arguments.out / "census.png", results, statistics.mean(baseline), majority)
-    text = table(results, baseline, majority)
+    text = markdown(results, baseline, majority)
     (arguments.out / "census.md").write_text(text, encoding="utf-8")
     print(text)
     print(f"figure: {arguments.out / 'census.png'}")

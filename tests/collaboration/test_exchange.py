@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from contextlib import suppress
+
 import pytest
 
 from tacit.collaboration import Lease, LeaseHeld, Protocol
@@ -61,6 +65,58 @@ def test_a_holder_that_was_restarted_gets_its_lease_again_but_no_more_time() -> 
     lease.check("ann", second, now=9.0)
     with pytest.raises(LeaseHeld):
         lease.check("ann", second, now=10.0)
+
+
+def test_nobody_keeps_a_lease_by_asking_faster() -> None:
+    """eve and mallory are always there at the moment it becomes free; ann asks every half second."""
+    lease, now, had = Lease(10.0, patience=5.0), 0.0, {"eve": 0, "mallory": 0, "ann": 0}
+    while now < 300.0:
+        for name in ("eve", "mallory", "ann"):
+            before = lease._holder, lease._expires
+            with suppress(LeaseHeld):
+                lease.acquire(name, now=now)
+            had[name] += (lease._holder, lease._expires) != before
+        now += 0.5
+    assert set(had.values()) == {10}
+
+
+def test_who_does_not_ask_any_more_is_not_waited_for() -> None:
+    lease = Lease(10.0, patience=5.0)
+    eve = lease.acquire("eve", now=0.0)
+    with pytest.raises(LeaseHeld):
+        lease.acquire("ann", now=1.0)
+    lease.release(eve)
+    with pytest.raises(LeaseHeld, match="'ann' has waited since before the last turn of 'eve'"):
+        lease.acquire("eve", now=2.0)
+    lease.acquire("eve", now=6.0)
+
+
+def test_while_one_waits_no_other_has_two_turns() -> None:
+    """Everybody asks all the time, in any order, and gives back or keeps what it has; a free lease is taken at once."""
+    dice, people = random.Random(5), "abcdef"
+    lease, turns_of_others = Lease(3.0, patience=50.0), {name: Counter[str]() for name in people}
+    waiting: set[str] = set()
+    taken = 0
+    for now in range(3000):
+        free, start = lease.free(now), lease._turns
+        for name in dice.sample(people, len(people)):
+            before = lease._turns
+            try:
+                token = lease.acquire(name, now=now)
+            except LeaseHeld:
+                waiting.add(name)
+                continue
+            if lease._turns > before:
+                taken += 1
+                waiting.discard(name)
+                turns_of_others[name].clear()
+                for other in waiting:
+                    turns_of_others[other][name] += 1
+                    assert turns_of_others[other][name] == 1
+            if dice.random() < 0.3:
+                lease.release(token)
+        assert lease._turns > start or not free
+    assert taken > 1000
 
 
 def test_the_turn_goes_round_and_past_those_who_do_not_come() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ def reference(
 @pytest.fixture
 def unkempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies writes no snapshot and says no goodbye: the disk stays as it was."""
-    monkeypatch.setattr(Service, "close", lambda self: self._store.close())
+    monkeypatch.setattr(Service, "close", lambda self: self._state.store.close())
 
 
 # -- the same bits ---------------------------------------------------------------------------------------------------
@@ -300,6 +301,16 @@ def test_a_folder_that_is_an_old_copy_is_refused(tmp_path: Path) -> None:
 
 
 # -- nobody is believed ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_made_without_the_ledger_of_what_was_made_before(tmp_path: Path) -> None:
+    def remove(node: int, reply: Message) -> Message:
+        if node == 11:
+            (tmp_path / "11" / "ledger.jsonl").unlink(missing_ok=True)
+        return reply
+
+    serve(MemoryGrid(participant_app(member(tmp_path)), tamper=remove), host(tmp_path))
+    assert Counter(name for name, _ in taken(tmp_path)) == {"11": 1, "22": 3, "33": 3}
 
 
 def _spoil(change: Callable[[dict[str, np.ndarray], dict[str, Any]], None]) -> Callable[[int, Message], Message]:

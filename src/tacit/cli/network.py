@@ -160,7 +160,10 @@ def admit(name: _Person, state: _State, as_json: Json = False) -> None:
 
     store = Store(state, sole=False)
     store.admit(check_name(name))
+    revoked = store.people()[name]
     store.close()
+    if revoked:
+        raise ValueError(f"{name!r} was revoked, for good; admit another name, with a certificate of its own.")
     show({"admitted": name}, [f"{name} can take part"], as_json=as_json)
 
 
@@ -185,6 +188,19 @@ def join(
     keys: _Keys = None,
     out: Annotated[
         Path | None, typer.Option(help="One's own folder: ledger, outbox, model [default: runs/NAME].")
+    ] = None,
+    pool: Annotated[
+        int,
+        typer.Option(
+            parser=whole, metavar="WHOLE", help="Upload only masked, among at least so many; 0: as the server wants it."
+        ),
+    ] = 0,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Continue this ledger, of another collaboration with the same records; --epsilon is then for all in "
+            "it [default: OUT/ledger.jsonl]."
+        ),
     ] = None,
     epochs: Epochs = 15,
     epsilon: Epsilon = None,
@@ -237,11 +253,13 @@ def join(
     settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     folder = out or Path("runs") / name
     with _bar(epochs) as progress:
-        stand = take_part(shards, name, credentials, records, folder, settings, progress=progress)
+        stand = take_part(
+            shards, name, credentials, records, folder, settings, pool=pool, ledger=ledger, progress=progress
+        )
     for link in links:
         link.close()
     save_file(stand.model.state_dict(), folder / "model.safetensors")
-    show(_facts(stand, folder), _lines(stand, folder), as_json=as_json)
+    show(_facts(stand, folder, ledger), _lines(stand, folder), as_json=as_json)
 
 
 def _credentials(keys: Path | None, name: str, insecure: bool) -> Credentials | None:
@@ -271,28 +289,31 @@ def _agreed(agreement: Agreement) -> dict[str, Any]:
     return dict(json.loads(agreement.to_json()))
 
 
-def _facts(stand: Stand, folder: Path) -> dict[str, Any]:
+def _facts(stand: Stand, folder: Path, ledger: Path | None) -> dict[str, Any]:
     spent = None if stand.claim is None else stand.claim.whole
     return {
         "uploads": stand.uploads,
         "planned": stand.planned,
         "lost": stand.lost,
+        "masked_among": list(stand.company),
         "stopped": stand.stopped,
         "epsilon": None if spent is None else spent.epsilon,
         "delta": None if spent is None else spent.delta,
         "unit": None if spent is None else spent.unit,
         "model": str(folder / "model.safetensors"),
-        "ledger": None if spent is None else str(folder / "ledger.jsonl"),
+        "ledger": None if spent is None else str(ledger or folder / "ledger.jsonl"),
     }
 
 
 def _lines(stand: Stand, folder: Path) -> list[str]:
-    from tacit.collaboration.network.joining import UNPROTECTED
+    from tacit.collaboration.network.protection import UNPROTECTED
 
     lines = [f"{stand.uploads} of {stand.planned} uploads" + (f", {stand.lost} of them lost" if stand.lost else "")]
     if stand.stopped is not None:
         lines.append(f"stopped: {stand.stopped}")
     lines.append(f"privacy  {UNPROTECTED if stand.claim is None else stand.claim}")
+    if stand.company:
+        lines.append(f"masked   among {', '.join(stand.company)}, if all of them are who they say")
     return [*lines, f"model    {folder / 'model.safetensors'}"]
 
 

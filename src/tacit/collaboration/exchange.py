@@ -51,15 +51,22 @@ class Lease:
 
     Time is whatever the caller's clock says, in seconds or anything else that does not go back. Tokens are numbered
     from ``first``: one that was given out before a restart must mean nothing afterwards.
+
+    Nobody gets it twice while somebody else waits, so that nobody can keep it by asking for it faster: whoever asks
+    again and again, at least every ``patience`` seconds, has it after each other one had it once. (Of those who wait,
+    the one whose last turn was longest ago is never sent away.)
     """
 
-    def __init__(self, duration: float, *, first: int = 0) -> None:
+    def __init__(self, duration: float, *, first: int = 0, patience: float = 10.0) -> None:
         if not 0 < duration < math.inf:
             raise ValueError(f"duration is {duration!r}; it must be a finite number above 0.")
-        self._duration = duration
+        self._duration, self._patience = duration, patience
         self._holder: str | None = None
         self._expires = -math.inf
         self._token = first
+        self._turns = 0
+        self._had: dict[str, int] = {}  # the number of everybody's last turn
+        self._waiting: dict[str, tuple[int, float]] = {}  # how many turns there had been, and when it asked last
 
     def acquire(self, participant: str, *, now: float) -> int:
         """Take the lease if it is free, has expired or is one's own; the number returned shows that one has it.
@@ -68,11 +75,24 @@ class Lease:
         """
         held = self._holder is not None and now < self._expires
         if held and self._holder != participant:
+            self._wait(participant, now)
             raise LeaseHeld(f"{self._holder!r} has the lease for another {self._expires - now:g}; try again later.")
-        self._token += 1
         if not held:
+            last = self._had.get(participant, -1)
+            for other, (since, asked) in self._waiting.items():
+                if other != participant and now - asked < self._patience and last >= since:
+                    self._wait(participant, now)
+                    raise LeaseHeld(f"{other!r} has waited since before the last turn of {participant!r}.")
+            self._turns += 1
+            self._had[participant] = self._turns
+            self._waiting.pop(participant, None)
             self._holder, self._expires = participant, now + self._duration
+        self._token += 1
         return self._token
+
+    def _wait(self, participant: str, now: float) -> None:
+        since, asked = self._waiting.get(participant, (self._turns, now))
+        self._waiting[participant] = (since if now - asked < self._patience else self._turns, now)
 
     def check(self, participant: str, token: int, *, now: float) -> None:
         """Refuse to go on if the lease has expired or passed to somebody else since."""
@@ -100,7 +120,7 @@ class Rota:
         if not 0 < patience < math.inf:
             raise ValueError(f"patience is {patience!r}; it must be a finite number above 0.")
         self._names, self._patience = list(names), patience
-        self._lease = Lease(duration, first=first)
+        self._lease = Lease(duration, first=first, patience=0.0)  # whose turn it is is decided here
         self._absent: set[str] = set()
         self._asked: dict[str, float] = {}
         self._last = ""  # who had the turn before

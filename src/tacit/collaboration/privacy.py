@@ -87,10 +87,16 @@ class GaussianPrivacy:
     delta: float
     clip_norm: float
 
-    def noise_multiplier(self, *, epochs: int) -> float:
-        """The least noise with which ``epochs`` uploads stay within the budget."""
+    def noise_multiplier(self, *, epochs: int, spent: Sequence[tuple[Step, int]] = ()) -> float:
+        """The least noise with which ``epochs`` uploads, after what was ``spent``, stay within the budget."""
         return plan(
-            records=1, lot_size=1, steps=epochs, epsilon=self.epsilon, delta=self.delta, adjacency="replace-one"
+            records=1,
+            lot_size=1,
+            steps=epochs,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            adjacency="replace-one",
+            also=spent,
         ).noise_multiplier
 
 
@@ -138,8 +144,10 @@ class LocalDpSgd:
     learning_rate: float | None = None
     normalisation: float | None = None
 
-    def noise_multiplier(self, *, records: int, epochs: int) -> float:
-        """The least noise with which ``epochs`` epochs on ``records`` records stay within the budget."""
+    def noise_multiplier(self, *, records: int, epochs: int, spent: Sequence[tuple[Step, int]] = ()) -> float:
+        """The least noise with which ``epochs`` epochs on ``records`` records stay within the budget, beside what was
+        ``spent`` before.
+        """
         also = () if self.normalisation is None else charges(self.normalisation, records)
         return plan(
             records=records,
@@ -147,7 +155,7 @@ class LocalDpSgd:
             steps=epochs * self.lots_per_epoch,
             epsilon=self.epsilon,
             delta=self.delta,
-            also=[(step, 1) for step in also],
+            also=[*spent, *((step, 1) for step in also)],
         ).noise_multiplier
 
     def lot_size(self, records: int) -> int:

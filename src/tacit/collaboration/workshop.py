@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from tacit.collaboration.messages import Positions, Vector, portion
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Training, Uploads
 from tacit.collaboration.privacy import (
+    UNIT,
     GaussianPrivacy,
     GaussianUploads,
     LocalDpSgd,
@@ -20,7 +21,7 @@ from tacit.collaboration.privacy import (
 )
 from tacit.collaboration.selection import Agreed, AtRandom
 from tacit.collaboration.settings import Settings
-from tacit.ledger import Header, Ledger
+from tacit.ledger import Everyone, Header, Ledger, Step
 from tacit.mechanisms import SparseVectorQuery, SumQuery
 from tacit.randomness import Source
 
@@ -30,21 +31,34 @@ class Workshop:
 
     ``noise`` is the noise multiplier that the budget asks for, 0 where there is none to solve for; ``query`` is that of
     sparse vector uploads, if they are, and ``normalisation`` the noise multiplier with which inputs are normalised, if
-    they are privately. With ``places`` all upload those, and nothing is selected.
+    they are privately. With ``places`` all upload those, and nothing is selected. What was ``spent`` before is within
+    the same budget.
     """
 
-    def __init__(self, settings: Settings, *, records: int, parameters: int, places: Agreed | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        records: int,
+        parameters: int,
+        places: Agreed | None = None,
+        spent: Sequence[tuple[Step, int]] = (),
+    ) -> None:
         self._settings, self._places, privacy = settings, places, settings.privacy
         if places is not None and isinstance(privacy, SparseVectorPrivacy):
             raise ValueError("sparse-vector finds its own places; for agreed ones choose gaussian or dp-sgd.")
+        if spent and isinstance(privacy, SparseVectorPrivacy):
+            raise ValueError("sparse-vector uploads are planned for a ledger of their own; choose gaussian or dp-sgd.")
         self.noise = 0.0
         self.normalisation: float | None = None
         self.query: SparseVectorQuery | None = None
+        self._sum: SumQuery | None = None
         if isinstance(privacy, LocalDpSgd):
-            self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs)
+            self.noise = privacy.noise_multiplier(records=records, epochs=settings.epochs, spent=spent)
             self.normalisation = privacy.normalisation
         elif isinstance(privacy, GaussianPrivacy):
-            self.noise = privacy.noise_multiplier(epochs=settings.epochs)
+            self.noise = privacy.noise_multiplier(epochs=settings.epochs, spent=spent)
+            self._sum = SumQuery(group="upload", clip_norm=privacy.clip_norm, noise_std=self.noise * privacy.clip_norm)
         elif isinstance(privacy, SparseVectorPrivacy):
             self.query = SparseVectorQuery(
                 group="upload",
@@ -80,15 +94,19 @@ class Workshop:
         uploads = self._uploads(source, ledger)
         return Participant(name, flat, train, uploads if watch is None else _Watched(uploads, watch))
 
+    @property
+    def step(self) -> Step | None:
+        """What an upload will be charged with when it is made, if it is then, and known beforehand."""
+        return None if self._sum is None else Step(Everyone(unit=UNIT), (self._sum.event(),))
+
     def _uploads(self, source: Source, ledger: Callable[[Header], Ledger]) -> Uploads:
         settings = self._settings
         if self.query is not None:
             book = ledger(whole_data_set(secure=source.secure))
             return SparseVectorUploads(self.query, ledger=book, source=source)
-        if isinstance(settings.privacy, GaussianPrivacy):
-            norm = settings.privacy.clip_norm
+        if self._sum is not None:
             return GaussianUploads(
-                SumQuery(group="upload", clip_norm=norm, noise_std=self.noise * norm),
+                self._sum,
                 self._places or AtRandom(fraction=settings.upload),
                 bound=settings.limit,
                 ledger=ledger(whole_data_set(secure=source.secure)),

@@ -24,19 +24,19 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
-from tacit.accounting import Filter
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.hosting import layout_digest
-from tacit.collaboration.network.joining import UNPROTECTED, agreed_settings, budget
+from tacit.collaboration.network.joining import agreed_settings
 from tacit.collaboration.network.outbox import Outbox, Position
+from tacit.collaboration.network.protection import UNPROTECTED, Account, budget, check_protection
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.privacy import claim
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.workshop import Workshop
 from tacit.flower import records
-from tacit.ledger import BudgetExceeded, Header, Ledger
+from tacit.ledger import BudgetExceeded, Ledger
 from tacit.randomness import SecureSource, SeededSource, Source
 
 log = logging.getLogger("tacit")
@@ -115,13 +115,16 @@ class _Desk:
     """A participant put together for one message, as it stood after the last."""
 
     def __init__(self, member: Member, agreement: Agreement, outbox: Outbox, stack: ExitStack) -> None:
-        self._member, self._outbox, self._stack = member, outbox, stack
+        self._member, self._outbox = member, outbox
         self._settings = agreed_settings(agreement, member.settings)
         self._model = member.network()
         flat = FlatParameters(self._model)
         if layout_digest(flat) != agreement.layout or flat.vector.size != agreement.parameters:
             raise ValueError(f"the server's network ({agreement.model}) has other parameters than ours; use the same.")
         self._size = agreement.size
+        check_protection(outbox, self._settings, records=len(member.inputs), ledger=None)
+        self._account = Account(member.folder / LEDGER, budget(self._settings), outbox)
+        stack.callback(self._account.close)
         position = outbox.position()
         self.sequence = 0 if position is None else position.sequence
 
@@ -147,7 +150,7 @@ class _Desk:
             return f"all {settings.epochs} uploads were made"
         workshop = _workshop(replace(settings, seed=None), len(member.inputs), self._size)
         participant = workshop.participant(
-            "participant", self._model, member.inputs, member.labels, source=self._source(), ledger=self._ledger
+            "participant", self._model, member.inputs, member.labels, source=self._source(), ledger=self._account.open
         )
         position = self._outbox.position()
         if position is not None:
@@ -159,7 +162,12 @@ class _Desk:
         except BudgetExceeded as error:
             return str(error)
         body = codec.pack_upload(upload.sequence, upload.indices, upload.values, size=self._size)
-        now = Position(sequence=participant.sequence, steps=participant.steps, parameters=participant.parameters.vector)
+        now = Position(
+            sequence=participant.sequence,
+            steps=participant.steps,
+            parameters=participant.parameters.vector,
+            charged=self._account.steps,
+        )
         self._outbox.put([body], now)
         self.sequence = participant.sequence
         return None
@@ -170,14 +178,6 @@ class _Desk:
         if not path.exists():
             return UNPROTECTED
         return str(claim([Ledger.load(path)], delta=self._settings.delta))[: codec.LONGEST_STATEMENT // 4]
-
-    def _ledger(self, header: Header) -> Ledger:
-        book = Ledger.open(self._member.folder / LEDGER, header)
-        self._stack.callback(book.close)
-        allowed = budget(self._settings)
-        if allowed is not None:
-            book.guard(Filter(allowed))
-        return book
 
     def _source(self) -> Source:
         """Of one upload. A seeded one must go on where the last message ended: each has a stream of its own."""

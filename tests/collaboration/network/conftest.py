@@ -7,12 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("grpc", reason="the extra collab (grpcio) is not installed")
 
-from collaboration.network.helpers import PEOPLE, Place
-from tacit.collaboration.network import Credentials, GrpcServer, Link, Service, Store, make_keys
+from collaboration.network.helpers import PEOPLE, Killed, Place
+from tacit.collaboration import Settings
+from tacit.collaboration.network import Credentials, GrpcServer, Link, Service, Store, find_shards, make_keys
+from tacit.collaboration.network.hosting import Terms, open_state
+from tacit.collaboration.network.joining import Stand, agreed_settings, join
+from tacit.collaboration.network.records import public_records, training_records
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +52,38 @@ def link(keys: Path) -> Iterator[Callable[..., Link]]:
             return made
 
         yield connect
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of little images whose brightest row is their label."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, size=400)
+    images = rng.integers(0, 60, size=(400, 12, 12), dtype=np.uint8)
+    images[np.arange(400), labels] += 150
+    path = tmp_path_factory.mktemp("records") / "records.npz"
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+@pytest.fixture
+def take_part(
+    records: Path, serve: Callable[..., Place], link: Callable[..., Link], tmp_path: Path
+) -> Callable[..., Any]:
+    """Join, as ann, a collaboration of her own for three epochs."""
+    terms = Terms(model="mlp", bound=1.0, upload=0.1)
+    place = serve(open_state(tmp_path / "server", terms, ["ann"], public_records(str(records))), lease=600.0)
+
+    def run(privacy: Any, *, until: int | None = None, epochs: int = 3, **options: Any) -> tuple[Any, Place]:
+        shards = find_shards([link(place.address, "ann")])
+        own = Settings(participants=1, epochs=epochs, privacy=privacy, learning_rate=0.1)
+
+        def progress(stand: Stand) -> None:
+            if stand.uploads == until:
+                raise Killed
+
+        settings = agreed_settings(shards[0].agreement, own)
+        mine = training_records(str(records))
+        return join(shards, "ann", None, mine, tmp_path / "ann", settings, progress=progress, **options), place
+
+    return run

@@ -16,6 +16,7 @@ from torch import nn
 from collaboration.network.faulty_server import speak_to
 from tacit.collaboration import FlatParameters, Participant
 from tacit.collaboration.network import Credentials, Link, Membership, codec, find_shards
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.privacy import whole_data_set
 from tacit.ledger import Everyone, LaplaceSum, Ledger, Step
 
@@ -43,7 +44,8 @@ def run(address: str, keys: Path, name: str, folder: Path, log: Path) -> None:
 
     person = Participant(name, flat, lambda: time.sleep(0.01), uploads)
     link = Link(address, Credentials.read(keys, name), patience=120.0)
-    membership = Membership(person, find_shards([link]), folder)
+    shards = find_shards([link])
+    membership = Membership(person, shards, open_outbox(folder, name, shards))
     while not (folder.parent / "stop").exists():
         membership.exchange()
     membership.deliver()

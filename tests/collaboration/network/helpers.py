@@ -49,3 +49,7 @@ class Place:
     service: Service
     server: GrpcServer
     address: str
+
+
+class Killed(BaseException):
+    """A participant's process is gone."""

@@ -24,7 +24,7 @@ from collaboration.network.helpers import PEOPLE, SIZE, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused
 from tacit.collaboration.network import Membership, Service, Store, codec, make_keys
 from tacit.collaboration.network.intake import ALREADY, APPLIED
-from tacit.collaboration.network.membership import Shard
+from tacit.collaboration.network.membership import Shard, open_outbox
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.network.store import Entry
 from tacit.ledger import Ledger
@@ -176,7 +176,7 @@ def test_a_participant_that_dies_sends_the_same_bytes_again(lose: str, tmp_path:
         person = Participant("ann", FlatParameters(model), lambda: model.bias.data.add_(1.0), uploads)
         due = codec.split_token(service.agree("ann"))[0]
         shard = Shard(link=wire, agreement=service.agreement, due=due)  # type: ignore[arg-type]
-        return Membership(person, [shard], tmp_path / "ann")
+        return Membership(person, [shard], open_outbox(tmp_path / "ann", "ann", [shard]))
 
     first = member()
     first.exchange()
@@ -208,7 +208,7 @@ def test_state_that_does_not_fit_together_is_refused(tmp_path: Path) -> None:
             name, FlatParameters(nn.Linear(7, 5)), lambda: None, lambda change: (np.arange(0), change[:0])
         )
         shard = Shard(link=Wire(service, name), agreement=service.agreement, due=due)  # type: ignore[arg-type]
-        return Membership(person, [shard], tmp_path / folder)
+        return Membership(person, [shard], open_outbox(tmp_path / folder, name, [shard]))
 
     with pytest.raises(ValueError, match="old copy, or somebody else has the same name"):
         member("ann", 1)
@@ -247,6 +247,21 @@ def test_a_disk_that_fails_stops_the_server(tmp_path: Path) -> None:
     again = Service(Store(tmp_path))
     assert again.push("ann", codec.pack_token(0) + body) == APPLIED
     again.close()
+
+
+def test_a_state_that_is_locked_for_a_while_does_not_stop_the_server(tmp_path: Path) -> None:
+    """By a backup, say: nothing was written, so nothing is in doubt."""
+    store = begin(tmp_path, agreement())
+    service = Service(store)
+    store._db.execute("PRAGMA busy_timeout = 10")
+    body = bodies(np.random.default_rng(0), 0)
+    with closing(sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Refused) as error:
+            service.push("ann", codec.pack_token(0) + body)
+        assert error.value.reason is Reason.WAIT
+    assert service.push("ann", codec.pack_token(0) + body) == APPLIED
+    service.close()
 
 
 # -- processes and SIGKILL -------------------------------------------------------------------------------------------

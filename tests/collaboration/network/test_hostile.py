@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import socket
 import sqlite3
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from collaboration.network.helpers import PEOPLE, SIZE, Place, agreement, begin
 from tacit.collaboration import Reason, Refused
 from tacit.collaboration.network import Agreement, Credentials, Link, Service, Store, codec
 from tacit.collaboration.network.intake import APPLIED
+from tacit.collaboration.network.link import Unreachable, _refusal
 
 Serve = Callable[..., Place]
 Connect = Callable[..., Link]
@@ -237,3 +240,62 @@ def test_leases_over_the_network_expire_and_are_nobody_elses(serve: Serve, link:
     assert error.value.reason is Reason.LEASE
     ann.push(token, body(0, [1], [0.5]))  # the link asks for another turn and sends the same
     assert place.service.parameters()[1][:2].tolist() == [0.25, 0.5]
+
+
+# -- servers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parameters", "Infinity"),
+        ("pool", "1e999"),
+        ("start", "NaN"),
+        ("mean", "[NaN]"),
+        ("std", "[Infinity]"),
+        ("model", '"\\u001b[2J"'),
+    ],
+)
+def test_an_agreement_with_numbers_or_names_that_are_none(name: str, value: str) -> None:
+    facts = json.loads(agreement().to_json()) | {name: "@"}
+    with pytest.raises(ValueError, match=r"agreement|finite|NaN"):
+        Agreement.from_json(json.dumps(facts).replace('"@"', value))
+
+
+def test_what_a_server_says_is_one_line_of_text() -> None:
+    class Error(grpc.RpcError):
+        def details(self) -> str:
+            return "no\x1b]0;owned\x07\x1b[2J\nprivacy  whole model: (ε = 0.01)" + "x" * 10_000
+
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.INVALID_ARGUMENT
+
+    text = str(_refusal(Error(), None))
+    assert text.isprintable() and len(text) < 600 and "owned" in text
+
+
+def test_without_tls_nothing_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy, socket.create_server(("127.0.0.1", 0)) as nobody:
+        proxy.settimeout(3.0)
+
+        def listen() -> None:
+            with suppress(TimeoutError):
+                connection, _ = proxy.accept()
+                heard.append(connection.recv(100))
+                connection.close()
+
+        for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        listener = threading.Thread(target=listen)
+        listener.start()
+        port = nobody.getsockname()[1]
+        nobody.close()
+        link = Link(f"127.0.0.1:{port}", None, name="ann", patience=0.5)
+        with pytest.raises(Unreachable):
+            link.call("Push", b"plain")
+        link.close()
+        listener.join()
+    assert heard == []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from collaboration.network.helpers import PEOPLE, SIZE, Place, agreement, begin
+from collaboration.network.helpers import PEOPLE, SIZE, Killed, Place, agreement, begin
 from tacit.cli import main
 from tacit.collaboration import (
     FlatParameters,
@@ -31,8 +31,8 @@ from tacit.collaboration import (
 from tacit.collaboration.network import Credentials, Link, Membership, Service, codec, find_shards
 from tacit.collaboration.network.hosting import Judge, Terms, open_state
 from tacit.collaboration.network.intake import ALREADY, APPLIED
-from tacit.collaboration.network.joining import Stand, agreed_settings, join
-from tacit.collaboration.network.membership import identity
+from tacit.collaboration.network.joining import agreed_settings, join
+from tacit.collaboration.network.membership import identity, open_outbox
 from tacit.collaboration.network.records import public_records, training_records
 from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
@@ -40,18 +40,6 @@ from tacit.randomness import SecureSource
 
 Serve = Callable[..., Place]
 Connect = Callable[..., Link]
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of little images whose brightest row is their label."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 10, size=400)
-    images = rng.integers(0, 60, size=(400, 12, 12), dtype=np.uint8)
-    images[np.arange(400), labels] += 150
-    path = tmp_path_factory.mktemp("records") / "records.npz"
-    np.savez(path, images=images, labels=labels)
-    return path
 
 
 def test_records_of_a_file(records: Path, tmp_path: Path) -> None:
@@ -80,7 +68,9 @@ def member(links: list[Link], folder: Path, name: str, moves: np.random.Generato
         flat.vector[:] += moves.normal(size=SIZE).astype(np.float32) / 10
 
     uploads = SelectedUploads(Largest(fraction=0.5), bound=0.5, source=SecureSource())
-    return Membership(Participant(name, flat, train, uploads), find_shards(links), folder, download=download)
+    shards = find_shards(links)
+    outbox = open_outbox(folder, name, shards)
+    return Membership(Participant(name, flat, train, uploads), shards, outbox, download=download)
 
 
 def test_several_servers_hold_together_what_one_would(serve: Serve, link: Connect, tmp_path: Path) -> None:
@@ -132,31 +122,6 @@ PRIVACY = {
     "sparse-vector": SparseVectorPrivacy.whole(400.0, epochs=3),
 }
 ALLOWED = {"dp-sgd": 4.0, "gaussian": 40.0, "sparse-vector": 400.0}
-
-
-class Killed(BaseException):
-    pass
-
-
-@pytest.fixture
-def take_part(records: Path, serve: Serve, link: Connect, tmp_path: Path) -> Callable[..., Any]:
-    """Join, as ann, a collaboration of her own for three epochs."""
-    terms = Terms(model="mlp", bound=1.0, upload=0.1)
-    place = serve(open_state(tmp_path / "server", terms, ["ann"], public_records(str(records))), lease=600.0)
-
-    def run(privacy: Any, *, until: int | None = None) -> tuple[Any, Place]:
-        shards = find_shards([link(place.address, "ann")])
-        own = Settings(participants=1, epochs=3, privacy=privacy, learning_rate=0.1)
-
-        def progress(stand: Stand) -> None:
-            if stand.uploads == until:
-                raise Killed
-
-        settings = agreed_settings(shards[0].agreement, own)
-        mine = training_records(str(records))
-        return join(shards, "ann", None, mine, tmp_path / "ann", settings, progress=progress), place
-
-    return run
 
 
 def test_taking_part_without_noise(take_part: Callable[..., Any], records: Path) -> None:
@@ -308,12 +273,16 @@ def test_the_commands(records: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         code, facts, _ = command(capsys, "join", *south)
         assert (code, facts["uploads"], facts["epsilon"]) == (0, 2, None)
         assert command(capsys, "revoke", "north", "--state", state)[0] == 0
+        code, _, error = command(capsys, "admit", "north", "--state", state)
+        assert code == 2 and "'north' was revoked, for good" in error
         code, _, error = command(capsys, "join", *north[:-4], "--epochs", "3", *north[-4:], "--epsilon", "3")
         assert code == 2 and "'north' was revoked" in error
         for wrong, text in (
             (["join", *own, "--name", "south"], "one of them"),
             (["join", *own, "--name", "south", "--without-noise", "--epsilon", "1"], "one of them"),
             (["join", *own, "--name", "west", "--without-noise"], "west.pem"),
+            (["join", *south, "--pool", "2"], "masked among at least 2"),
+            (["join", *south[:-1], "--epsilon", "3"], "begun with plain ones"),
             (["join", *own, "--name", "south", "--without-noise", "--insecure-loopback"], "give --keys"),
             (["serve", "--state", state, "--keys", folder], "another process works on"),
             (["serve", "--state", state + "2", "--model", "mlp"], "give --keys"),
@@ -348,6 +317,7 @@ def test_masked_uploads_of_a_whole_run(records: Path, serve: Serve, link: Connec
         thread.join(timeout=120)
     assert {name: (stand.uploads, stand.lost) for name, stand in stands.items()} == dict.fromkeys(PEOPLE, (2, 0))
     assert all(stand.claim.whole.epsilon <= 8.0 for stand in stands.values())
+    assert {stand.company for stand in stands.values()} == {tuple(sorted(PEOPLE))}
     assert place.service.parameters()[0] == 2  # sums
     assert [person["uploads"] for person in place.service.overview()] == [2, 2, 2]
     shards = find_shards([link(place.address, "ann")])

@@ -29,6 +29,7 @@ from tacit.collaboration.network.masking import (
     places,
     unpack_roster,
 )
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.pool import APPLIED, HELD
 from tacit.collaboration.network.rounds import MaskedMembership, Seat
 from tacit.collaboration.selection import Agreed
@@ -286,7 +287,7 @@ def test_a_round_that_does_not_add_up_is_abandoned(pooled: tuple[Service, Clock]
     round_id, made = enrol(service, keys, "ann", "bob")
     clock.now = 10.0
     service.masked("ann", hidden(service, "ann", round_id, made["ann"], 0.25))
-    refused(Reason.BOUND, lambda: service.masked("bob", round_id + bytes(4 * SIZE)))  # not masked at all
+    refused(Reason.ROUND, lambda: service.masked("bob", round_id + bytes(4 * SIZE)))  # not masked at all
     assert service.parameters()[0] == 0
     refused(Reason.ROUND, lambda: service.outcome("ann", round_id))
     service.close()
@@ -309,7 +310,8 @@ def test_masked_uploads_over_the_network_are_the_plain_sum(
         shard = find_shards([link(place.address, name)])[0]
         own = Credentials.read(keys, name)
         person = Participant(name, flat, train, uploads)
-        member = MaskedMembership(person, shard, tmp_path / name, credentials=own, agreed=agreed)
+        outbox = open_outbox(tmp_path / name, name, [shard])
+        member = MaskedMembership(person, shard, outbox, credentials=own, agreed=agreed)
         for _ in range(2):
             upload = member.exchange()
             change = np.zeros(SIZE)
@@ -354,7 +356,8 @@ def test_a_participant_whose_budget_is_spent_leaves_and_the_others_finish(
         own = Credentials.read(keys, name)
         shard = find_shards([link(place.address, name)])[0]
         person = Participant(name, flat, train, uploads)
-        member = MaskedMembership(person, shard, tmp_path / name, credentials=own, agreed=agreed)
+        outbox = open_outbox(tmp_path / name, name, [shard])
+        member = MaskedMembership(person, shard, outbox, credentials=own, agreed=agreed)
         try:
             for _ in range(2):
                 upload = member.exchange()

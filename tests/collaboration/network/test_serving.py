@@ -26,6 +26,7 @@ from tacit.collaboration import (
     SparseVectorPrivacy,
 )
 from tacit.collaboration.network import Credentials, GrpcServer, Link, Membership, Service, find_shards
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.workshop import Workshop
 from tacit.ledger import Ledger
 from tacit.randomness import SeededSource
@@ -78,8 +79,9 @@ def test_the_same_order_gives_the_same_bits_as_in_process(
 
     place = serve(begin(tmp_path / "server", agreed, initial=initial))
     there = [
-        Membership(person, find_shards([link(place.address, person.name)]), tmp_path / person.name, download=download)
+        Membership(person, shards, open_outbox(tmp_path / person.name, person.name, shards), download=download)
         for person in people(small, settings)
+        for shards in [find_shards([link(place.address, person.name)])]
     ]
     for number in order:
         there[number].exchange()

@@ -56,10 +56,13 @@ class Agreement:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
         if not 0 <= self.start < self.stop <= self.parameters < 2**32:
             raise ValueError(f"the slice {self.start}:{self.stop} is not one of {self.parameters} parameters.")
+        if not f"{self.collaboration}{self.model}{self.layout}".isprintable():
+            raise ValueError("the names in an agreement must be printable text.")
         if self.pool < 0 or self.pool == 1:
             raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
-        if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
-            raise ValueError("mean and std must have a number for each channel, and std above 0.")
+        finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
+            raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
         object.__setattr__(self, "protocol", Protocol(self.protocol))
 
     @property
@@ -85,7 +88,7 @@ class Agreement:
         kinds |= {"upload": float, "mean": _numbers, "std": _numbers}
         try:
             return cls(**{name: kinds.get(name, str)(value) for name, value in facts.items()})
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"the agreement is malformed: {error}.") from error
 
 

@@ -14,6 +14,10 @@ _CHECKPOINT = 1024  # pages, 64 MiB
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open or create a database; whoever uses it from several threads holds a lock of their own."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # for its owner alone; the log beside it follows
+    except OSError as error:
+        raise ValueError(f"{path} cannot be used: {error.strerror}.") from error
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE}")
@@ -31,10 +35,19 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+class Busy(sqlite3.OperationalError):
+    """Another program keeps the database locked; nothing was written."""
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """All or nothing; on the disk when it ends."""
-    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        raise Busy(str(error)) from None
     try:
         yield connection
         connection.execute("COMMIT")

@@ -71,7 +71,7 @@ class Turns:
         self._clock = clock
         self._lease: Lease | Rota | None = None
         if protocol is Protocol.RANDOM_ORDER:
-            self._lease = Lease(lease, first=first)
+            self._lease = Lease(lease, first=first, patience=patience)
         elif protocol is Protocol.ROUND_ROBIN:
             self._lease = Rota(names, lease, patience=patience, first=first)
 

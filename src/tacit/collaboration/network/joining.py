@@ -6,40 +6,43 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from tacit.accounting import Filter
 from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.keys import Credentials
-from tacit.collaboration.network.membership import Membership, Shard
+from tacit.collaboration.network.membership import Membership, Shard, open_outbox
+from tacit.collaboration.network.protection import UNPROTECTED, Account, budget, check_protection, spent_before
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
 from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.privacy import Claim, SparseVectorPrivacy, claim
+from tacit.collaboration.privacy import Claim, claim
 from tacit.collaboration.problem import builder
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.workshop import Workshop, training_header
-from tacit.ledger import Budget, BudgetExceeded, Header, Ledger
+from tacit.ledger import BudgetExceeded, Ledger
 from tacit.models import shokri
 from tacit.randomness import SecureSource
 
 log = logging.getLogger("tacit")
 
-UNPROTECTED = "none: uploads carry no noise"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
-    """How far a participant is: uploads of those planned, those lost in abandoned rounds, and what it has cost."""
+    """How far a participant is: uploads of those planned, those lost in abandoned rounds, and what it has cost.
+
+    ``company`` is everybody who was in the rounds of masked uploads since the start of the process.
+    """
 
     uploads: int
     planned: int
     lost: int
+    company: tuple[str, ...]
     claim: Claim | None
     stopped: str | None
     model: nn.Module
@@ -50,28 +53,17 @@ def agreed_settings(agreement: Agreement, own: Settings) -> Settings:
     return replace(own, upload=agreement.upload, bound=agreement.bound)
 
 
-def budget(settings: Settings) -> Budget | None:
-    """What may be spent in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
-    privacy = settings.privacy
-    if privacy is None:
-        return None
-    if isinstance(privacy, SparseVectorPrivacy):
-        return Budget(privacy.charged * settings.epochs * (1 + 1e-6), settings.delta)
-    return Budget(privacy.epsilon, privacy.delta)
-
-
-def own_scale(
-    folder: Path, images: Tensor, noise_multiplier: float, ledger: Callable[[], Ledger], source: SecureSource
-) -> Scale:
+def own_scale(folder: Path, images: Tensor, noise_multiplier: float, ledger: Ledger, source: SecureSource) -> Scale:
     """What one's own inputs are normalised by, from FOLDER/normalisation.json; released, charged and kept there once.
 
     A crash between the charge and the file wastes what was charged: another release is another charge.
     """
     path = folder / "normalisation.json"
     if not path.exists():
-        released = moments(shokri.inputs(images), noise_multiplier=noise_multiplier, ledger=ledger(), source=source)
+        released = moments(shokri.inputs(images), noise_multiplier=noise_multiplier, ledger=ledger, source=source)
         found = scale([released])
         draft = path.with_suffix(".new")
+        draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8") as file:
             json.dump(asdict(found), file)
             file.flush()
@@ -95,11 +87,15 @@ def join(
     folder: Path,
     settings: Settings,
     *,
+    pool: int = 0,
+    ledger: Path | None = None,
     progress: Callable[[Stand], None] | None = None,
 ) -> Stand:
     """Exchange until the planned epochs are done or the budget is spent; after a crash, call it again.
 
-    The ledger is FOLDER/ledger.jsonl; the position and what is not acknowledged are in FOLDER/participant.sqlite.
+    The ledger is FOLDER/ledger.jsonl; the position, what is not acknowledged and what must not change are in
+    FOLDER/participant.sqlite. With ``pool`` uploads are masked among so many, or none is made. Another ``ledger``, of
+    another collaboration, is continued: the budget is then for all that is in it.
     """
     agreement = shards[0].agreement
     model = builder(agreement.model, channels=len(agreement.mean))()
@@ -112,51 +108,61 @@ def join(
         raise ValueError(
             f"the images have {records[0].shape[1]} channels; the collaboration is about {len(agreement.mean)}."
         )
+    if agreement.pool < pool:
+        raise ValueError(
+            f"uploads are to be masked among at least {pool}, but the server "
+            + (f"forms rounds of {agreement.pool}." if agreement.pool else "wants them as they are.")
+            + " Nothing was sent."
+        )
     agreed = Agreed(settings.upload) if agreement.pool else None
-    workshop = Workshop(settings, records=len(records[0]), parameters=size, places=agreed)
-    books: list[Ledger] = []
-
-    def ledger(header: Header) -> Ledger:
-        if books:
-            return books[0]
-        book = Ledger.open(folder / "ledger.jsonl", header)
-        allowed = budget(settings)
-        if allowed is not None:
-            book.guard(Filter(allowed))
-        books.append(book)
-        return book
-
-    source = SecureSource()
-    common = Scale(mean=agreement.mean, std=agreement.std)
-    if workshop.normalisation is not None:
-        header = training_header(name, source)
-        common = own_scale(folder, records[0], workshop.normalisation, lambda: ledger(header), source)
-    inputs = common.apply(shokri.inputs(records[0]))
-    participant = workshop.participant(name, model, inputs, records[1], source=source, ledger=ledger)
-    membership: Membership
-    if agreed is not None:
-        if credentials is None:
-            raise ValueError(
-                "masked uploads need certificates: without them nobody knows with whom the masks are shared."
+    if agreed is not None and credentials is None:
+        raise ValueError("masked uploads need certificates: without them nobody knows with whom the masks are shared.")
+    with ExitStack() as stack:
+        outbox = open_outbox(folder, name, shards)  # before all else: it makes the folder, for its owner alone
+        stack.callback(outbox.close)
+        check_protection(outbox, settings, records=len(records[0]), ledger=ledger)
+        account = Account(ledger or folder / "ledger.jsonl", budget(settings), outbox)
+        stack.callback(account.close)
+        workshop = Workshop(
+            settings, records=len(records[0]), parameters=size, places=agreed, spent=spent_before(outbox, ledger)
+        )
+        source = SecureSource()
+        common = Scale(mean=agreement.mean, std=agreement.std)
+        if workshop.normalisation is not None:
+            book = account.open(training_header(name, source))
+            common = own_scale(folder, records[0], workshop.normalisation, book, source)
+            outbox.note_charged(len(book))
+        inputs = common.apply(shokri.inputs(records[0]))
+        participant = workshop.participant(name, model, inputs, records[1], source=source, ledger=account.open)
+        membership: Membership
+        if agreed is not None and credentials is not None:
+            membership = MaskedMembership(
+                participant,
+                shards[0],
+                outbox,
+                credentials=credentials,
+                agreed=agreed,
+                download=settings.download,
+                charged=lambda: account.steps,
+                ready=lambda: account.check(workshop.step),
             )
-        membership = MaskedMembership(
-            participant, shards[0], folder, credentials=credentials, agreed=agreed, download=settings.download
-        )
-    else:
-        membership = Membership(participant, shards, folder, download=settings.download)
+        else:
+            membership = Membership(
+                participant, shards, outbox, download=settings.download, charged=lambda: account.steps
+            )
 
-    def stand(stopped: str | None = None) -> Stand:
-        found = claim(books, delta=settings.delta, query=workshop.query) if books else None
-        return Stand(
-            uploads=membership.done,
-            planned=settings.epochs,
-            lost=membership.lost,
-            claim=found,
-            stopped=stopped,
-            model=model,
-        )
+        def stand(stopped: str | None = None) -> Stand:
+            found = claim(account.books, delta=settings.delta, query=workshop.query) if account.books else None
+            return Stand(
+                uploads=membership.done,
+                planned=settings.epochs,
+                lost=membership.lost,
+                company=tuple(sorted(membership.company)),
+                claim=found,
+                stopped=stopped,
+                model=model,
+            )
 
-    try:
         membership.deliver()
         if membership.done == 0:
             membership.start_from_server()
@@ -174,7 +180,3 @@ def join(
                 progress(state)
         membership.start_from_server()  # to leave with what all have learned
         return state
-    finally:
-        membership.close()
-        for book in books:
-            book.close()

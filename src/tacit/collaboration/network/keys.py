@@ -2,7 +2,10 @@
 
 Enough for a test or for a few organisations that trust whoever runs this command; larger ones have an authority
 already, and any certificates will do whose common name is the participant's name. What each may be used for is part of
-it: a participant's certificate does not pass for a server's, nor the other way round.
+it: a participant's certificate does not pass for a server's, nor the other way round. Masked uploads want more: the
+authority is the first certificate in ca.pem and issues participants' certificates directly, for keys of an elliptic
+curve and with client authentication among the extended key usages. Revoking is for the server to do: participants know
+of no revoked certificates.
 """
 
 from __future__ import annotations
@@ -59,6 +62,8 @@ def common_name(certificate: x509.Certificate) -> str:
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(found) != 1 or not isinstance(found[0].value, str):
         raise ValueError("the certificate has no common name, or several; it must have one.")
+    if not found[0].value.isprintable():
+        raise ValueError("the certificate's common name is not printable text.")
     return found[0].value
 
 

@@ -22,6 +22,7 @@ LARGEST_DOWNLOAD = 1 << 30
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _DEADLINE = 120.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_LONGEST_DETAILS = 500
 _WAITING_PAUSE = 0.5  # between questions whether it is one's turn
 
 
@@ -51,7 +52,8 @@ class Link:
         if credentials is None:
             if not is_loopback(address):
                 raise ValueError(f"the server is {address!r}; without certificates only this machine is spoken to.")
-            self._channel = grpc.insecure_channel(address, options=options)
+            # Else what is not encrypted would go to the proxy of the environment, on whatever machine.
+            self._channel = grpc.insecure_channel(address, options=[*options, ("grpc.enable_http_proxy", 0)])
             self._metadata = [(PARTICIPANT, name)]
         else:
             own = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
@@ -105,11 +107,11 @@ class Link:
                     raise _refusal(error, reason) from None
                 elif time.monotonic() - started > self._patience:
                     raise Unreachable(
-                        f"the server {self.address} has not answered for {self._patience:g} s ({error.details()}); "
+                        f"the server {self.address} has not answered for {self._patience:g} s ({_details(error)}); "
                         "join again when it does."
                     ) from None
                 else:
-                    log.info("%s is not answering (%s); trying again", self.address, error.details())
+                    log.info("%s is not answering (%s); trying again", self.address, _details(error))
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -124,5 +126,11 @@ def _reason(error: grpc.RpcError) -> Reason | None:
 
 def _refusal(error: grpc.RpcError, reason: Reason | None) -> Exception:
     if reason is not None:
-        return Refused(reason, f"the server refused: {error.details()}")
-    return ValueError(f"the server refused ({error.code().name}): {error.details()}")
+        return Refused(reason, f"the server refused: {_details(error)}")
+    return ValueError(f"the server refused ({error.code().name}): {_details(error)}")
+
+
+def _details(error: grpc.RpcError) -> str:
+    """What the server says, as one line that does nothing to a terminal."""
+    text = str(error.details() or "")[:_LONGEST_DETAILS]
+    return "".join(character if character.isprintable() else " " for character in text)

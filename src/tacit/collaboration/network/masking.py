@@ -3,14 +3,20 @@
 In a round, participants i = 1..n each make an X25519 key pair and agree on a secret s_ij with each other one. Values in
 [-γ, γ] become whole numbers (units of γ/2^40) modulo 2^64, and participant i sends
 
-    y_i = x_i + Σ_{j>i} PRG(s_ij) − Σ_{j<i} PRG(s_ij)   (mod 2^64).
+    y_i = x_i + Σ_{j>i} PRG(k_ij) − Σ_{j<i} PRG(k_ij)   (mod 2^64),
+
+with k_ij derived from s_ij, the collaboration, the round, everybody in it *and who i and j are*. The last is needed:
+somebody who shows another one's public key as its own has the same secret with i as that one, without knowing it, and
+masks that depended on the secret alone would cancel within the one message y_i.
 
 All masks cancel in Σ y_i = Σ x_i, exactly. **What this hides**: whoever sees the y_i, but holds none of the secrets
 between two honest participants, learns nothing beyond the sum over the honest ones: every other combination has a mask
 left in it, which (X25519, HKDF-SHA256, AES-256-CTR) cannot be told from uniform. **What it does not hide**: the sum
-itself, who takes part and when; and all others together, with the server, can subtract. It adds no noise: the ε of a
-participant is that of its own noise, as if each upload were seen. The server cannot check single terms either, only the
-sum: one dishonest participant can spoil a round.
+itself, who takes part and when; and all others together, with the server, can subtract. Nor does it hide much from
+somebody who is shown several sums with nearly the same values in them: a server that lets some train on the same
+parameters again, in another round without the one it is curious about, can subtract as well, if their values have no
+noise of their own. It adds no noise: the ε of a participant is that of its own noise, as if each upload were seen. The
+server cannot check single terms either, only the sum: one dishonest participant can spoil a round.
 
 The round's keys are signed with the key of the participant's certificate and checked against the authority, so that a
 server cannot invent participants or sit in between. **If somebody drops out** without a word, the round is abandoned:
@@ -56,6 +62,8 @@ MOST = 1024
 _UNITS = 2**40  # of γ: at most 2^50 in a sum of 1024, far from 2^63
 _LENGTHS = struct.Struct("<HH")
 _KEY_BYTES = 32
+_FIELD = 2**255 - 19
+_LARGEST_CARD = 8192
 _FAREWELL = b"goodbye\0"
 
 
@@ -74,8 +82,10 @@ class Card:
     @classmethod
     def unpack(cls, data: bytes) -> Card:
         start = _KEY_BYTES + _LENGTHS.size
-        if len(data) < start:
-            raise Refused(Reason.MALFORMED, "a round's key is too short.")
+        if not start <= len(data) <= _LARGEST_CARD:
+            raise Refused(
+                Reason.MALFORMED, f"a round's key has {len(data)} bytes; it must have {start} to {_LARGEST_CARD}."
+            )
         first, second = _LENGTHS.unpack_from(data, _KEY_BYTES)
         if len(data) != start + first + second:
             raise Refused(Reason.MALFORMED, f"a round's key has {len(data)} bytes, not {start + first + second}.")
@@ -150,15 +160,15 @@ class Mask:
         keys = self.check(roster, least=least, gone=gone)
         names = sorted(keys)
         own = self._credentials.name
+        who = {name: hashlib.sha256(keys[name] + name.encode()).digest() for name in names}
         # All must mean the same round among the same people, or else the masks do not cancel.
-        context = (
-            self._context + hashlib.sha256(b"".join(name.encode() + b"\0" + keys[name] for name in names)).digest()
-        )
+        context = self._context + hashlib.sha256(b"".join(who.values())).digest()
         total = encode(values, bound)
         for name in names:
             if name != own:
                 secret = self._key.exchange(X25519PublicKey.from_public_bytes(keys[name]))
-                mask = _stream(secret, context, values.size)
+                first, second = sorted((own, name))
+                mask = _stream(secret, context + who[first] + who[second], values.size)
                 total = total + mask if own < name else total - mask
         return total
 
@@ -168,6 +178,8 @@ class Mask:
         names = [check_card(card, authority, self._context) for card in roster]
         if len(set(names)) != len(roster):
             raise ValueError("somebody is in the round twice; nothing was sent.")
+        if len({canonical(card.public) for card in roster}) != len(roster):
+            raise ValueError("two in the round have the same key; nothing was sent.")
         keys = {name: card.public for name, card in zip(names, roster, strict=True)}
         for goodbye in gone:
             if goodbye.place >= len(roster):
@@ -192,6 +204,7 @@ def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
             raise ValueError("the key is of another kind")
         key.verify(card.signature, context + card.public, ec.ECDSA(hashes.SHA256()))
         name = common_name(certificate)
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(card.public))  # not with low order
     except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
         raise Refused(Reason.UNKNOWN, f"nobody vouches for a key of the round ({type(error).__name__}).") from None
     now = datetime.datetime.now(datetime.UTC)
@@ -200,6 +213,11 @@ def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
     if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
         raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} is not a participant's.")
     return name
+
+
+def canonical(public: bytes) -> int:
+    """The point that a public key means: X25519 ignores the top bit and reduces the rest."""
+    return (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD
 
 
 def check_goodbye(card: Card, signature: bytes, context: bytes) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,32 +68,59 @@ def identity(shards: Sequence[Shard]) -> str:
     return names[0] if len(names) == 1 else hashlib.sha256(" ".join(names).encode()).hexdigest()
 
 
+def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
+    """The folder of ``name`` in a collaboration; refused if the servers' agreement is another one than it was."""
+    outbox = Outbox(folder, participant=name, collaboration=identity(shards))
+    now = [json.loads(shard.agreement.to_json()) for shard in shards]
+    before = json.loads(outbox.remember("agreement", json.dumps(now)))
+    changed = sorted({key for old, new in zip(before, now, strict=True) for key in new if old.get(key) != new[key]})
+    if changed:
+        outbox.close()
+        raise ValueError(
+            f"the servers have another {', '.join(changed)} than when {folder} was begun; nothing was sent. Ask "
+            "whoever runs them why."
+        )
+    return outbox
+
+
 class Membership:
-    """``participant`` among ``shards``, its state in ``folder``; made anew after a crash, it goes on from there."""
+    """``participant`` among ``shards``, its state in ``outbox``; made anew after a crash, it goes on from there.
+
+    ``charged`` says how many steps the participant's ledger has.
+    """
 
     def __init__(
-        self, participant: Participant, shards: Sequence[Shard], folder: Path, *, download: float = 1.0
+        self,
+        participant: Participant,
+        shards: Sequence[Shard],
+        outbox: Outbox,
+        *,
+        download: float = 1.0,
+        charged: Callable[[], int] = lambda: 0,
     ) -> None:
         self.participant, self._shards, self._download = participant, list(shards), download
         self.lost = 0
-        self.outbox = Outbox(folder, participant=participant.name, collaboration=identity(shards))
+        self.company: set[str] = set()  # who was in the rounds of masked uploads, oneself included
+        self.outbox, self._charged = outbox, charged
         position = self.outbox.position()
         if position is not None:
             participant.resume(sequence=position.sequence, steps=position.steps, parameters=position.parameters)
         try:
-            self._check_due(folder)
+            self._check_due()
         except ValueError:
             self.outbox.close()
             raise
 
-    def _check_due(self, folder: Path) -> None:
-        """Servers and folder must remember the same uploads, but for those that were not acknowledged."""
-        if self._shards[0].agreement.pool:
-            return
+    def _check_due(self) -> None:
+        """Servers and folder must remember the same uploads, but for those that were not acknowledged.
+
+        In a pool the server counts finished rounds only, so there it may know fewer.
+        """
+        pooled = self._shards[0].agreement.pool > 0
         waiting = {(letter.part, letter.sequence) for letter in self.outbox.unsent()}
         for part, shard in enumerate(self._shards):
             least = min((sequence for place, sequence in waiting if place == part), default=self.participant.sequence)
-            if shard.due < least:
+            if shard.due < least and not pooled:
                 raise ValueError(
                     f"the server {shard.link.address} expects upload {shard.due} but has acknowledged all before "
                     f"{least}; it has lost some of its state."
@@ -100,7 +128,8 @@ class Membership:
             if shard.due > self.participant.sequence:
                 raise ValueError(
                     f"the server {shard.link.address} has {shard.due} uploads of {self.participant.name!r}, the folder "
-                    f"{folder} {self.participant.sequence}; it is an old copy, or somebody else has the same name."
+                    f"{self.outbox.folder} {self.participant.sequence}; it is an old copy, or somebody else has the "
+                    "same name."
                 )
 
     @property
@@ -128,12 +157,16 @@ class Membership:
         self.deliver(tokens)
         return upload
 
-    def keep(self, bodies: Sequence[bytes]) -> None:
+    def keep(self, bodies: Sequence[bytes], *, round_id: bytes | None = None) -> None:
         """Into the outbox, on the disk, before anything is sent."""
         person = self.participant
-        self.outbox.put(
-            bodies, Position(sequence=person.sequence, steps=person.steps, parameters=person.parameters.vector)
+        position = Position(
+            sequence=person.sequence,
+            steps=person.steps,
+            parameters=person.parameters.vector,
+            charged=self._charged(),
         )
+        self.outbox.put(bodies, position, round_id=round_id)
 
     def deliver(self, tokens: Sequence[int] | None = None) -> None:
         """Send what is in the outbox, exactly as it is there."""

@@ -6,12 +6,16 @@ again as it is: noise is never drawn twice for one upload. And all of it is in t
 **Why.** An upload is committed here, with ``synchronous=FULL``, before its first byte is sent, together with the number
 of the next one. The ledger was written before the noise was drawn. If the process dies between the two, an upload was
 paid for that nobody ever sees: the ledger says more than was released, never less.
+
+The folder also remembers what must not change between two starts: who takes part in what under which agreement, how
+uploads are protected, how many steps the ledger had, and which rounds of masked uploads were answered.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +32,21 @@ CREATE TABLE IF NOT EXISTS position (
 CREATE TABLE IF NOT EXISTS uploads (
     sequence INTEGER NOT NULL, part INTEGER NOT NULL, digest BLOB NOT NULL, body BLOB, PRIMARY KEY (sequence, part)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (id BLOB PRIMARY KEY) STRICT;
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a participant stands: the number of its next upload, steps of training, its local parameters."""
+    """Where a participant stands: the number of its next upload, steps of training, its local parameters.
+
+    ``charged`` is how many steps its ledger had; it cannot have fewer later.
+    """
 
     sequence: int
     steps: int
     parameters: Vector
+    charged: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,31 +62,75 @@ class Outbox:
     """The folder of one participant in one collaboration; one process at a time may use it."""
 
     def __init__(self, folder: Path, *, participant: str, collaboration: str) -> None:
-        self._sole = Sole(folder)
-        self._db = connect(folder / "participant.sqlite")
-        with transaction(self._db):
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
-            for name, value in (("participant", participant), ("collaboration", collaboration)):
-                self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
-        held = dict(self._db.execute("SELECT name, value FROM facts").fetchall())
-        if held != {"participant": participant, "collaboration": collaboration}:
+        self.folder, self._sole = folder, Sole(folder)
+        try:
+            self._db = connect(folder / "participant.sqlite")
+        except ValueError:
+            self._sole.release()
+            raise
+        try:
+            with transaction(self._db):
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+            person, group = self.remember("participant", participant), self.remember("collaboration", collaboration)
+            if (person, group) != (participant, collaboration):
+                raise ValueError(
+                    f"{folder} belongs to {person!r} in the collaboration {group[:12]}; this is {participant!r} in "
+                    f"{collaboration[:12]}. Another folder has a ledger of its own, and what the two cost the same "
+                    "records adds up: for one ledger of both, give the other folder this one's (--ledger)."
+                )
+        except sqlite3.Error as error:
             self.close()
-            raise ValueError(
-                f"{folder} belongs to {held['participant']!r} in the collaboration {held['collaboration'][:12]}; this "
-                f"is {participant!r} in {collaboration[:12]}. Choose another folder."
-            )
+            raise ValueError(f"{folder / 'participant.sqlite'} cannot be used: {error}.") from error
+        except ValueError:
+            self.close()
+            raise
+
+    def remember(self, name: str, value: str) -> str:
+        """What the folder was told of ``name`` first: ``value``, unless it is something else."""
+        with transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
+        return self.fact(name) or ""
+
+    def settle(self, facts: Mapping[str, str]) -> None:
+        """Remember these from now on, whatever was said before."""
+        with transaction(self._db):
+            self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def fact(self, name: str) -> str | None:
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
 
     def position(self) -> Position | None:
         """Where the participant stood after its last upload; None before the first."""
         row = self._db.execute("SELECT sequence, steps, parameters FROM position").fetchone()
         if row is None:
             return None
-        return Position(sequence=row[0], steps=row[1], parameters=np.frombuffer(row[2], dtype="<f4").copy())
+        parameters = np.frombuffer(row[2], dtype="<f4").copy()
+        return Position(sequence=row[0], steps=row[1], parameters=parameters, charged=self.charged)
 
-    def put(self, bodies: Sequence[bytes], position: Position) -> None:
-        """Keep an upload, in parts for each server, and the position after it; on the disk when this returns."""
+    @property
+    def charged(self) -> int:
+        """How many steps the ledger is known to have had."""
+        return int(self.fact("charged") or 0)
+
+    def note_charged(self, steps: int) -> None:
+        """The ledger has ``steps`` steps."""
         with transaction(self._db):
+            self._note_charged(steps)
+
+    def _note_charged(self, steps: int) -> None:
+        self._db.execute("INSERT OR REPLACE INTO facts VALUES ('charged', ?)", (str(max(steps, self.charged)),))
+
+    def put(self, bodies: Sequence[bytes], position: Position, *, round_id: bytes | None = None) -> None:
+        """Keep an upload, in parts for each server, and the position after it; on the disk when this returns.
+
+        ``round_id`` is the round that is answered with it, if it is masked: no other upload will answer that.
+        """
+        with transaction(self._db):
+            self._note_charged(position.charged)
+            if round_id is not None:
+                self._db.execute("INSERT INTO rounds VALUES (?)", (round_id,))
             for part, body in enumerate(bodies):
                 digest = hashlib.sha256(body).digest()
                 self._db.execute("INSERT INTO uploads VALUES (?, ?, ?, ?)", (position.sequence - 1, part, digest, body))
@@ -88,8 +141,25 @@ class Outbox:
 
     def unsent(self) -> list[Letter]:
         """What was not acknowledged, in order."""
-        rows = self._db.execute("SELECT sequence, part, body FROM uploads WHERE body IS NOT NULL ORDER BY 1, 2")
-        return [Letter(sequence=sequence, part=part, body=bytes(body)) for sequence, part, body in rows]
+        rows = self._db.execute("SELECT sequence, part, body, digest FROM uploads WHERE body IS NOT NULL ORDER BY 1, 2")
+        found = []
+        for sequence, part, body, digest in rows:
+            if hashlib.sha256(body).digest() != bytes(digest):
+                raise ValueError(
+                    f"upload {sequence} in {self.folder} is damaged and was not sent; put back a copy of the folder "
+                    "from after it was made."
+                )
+            found.append(Letter(sequence=sequence, part=part, body=bytes(body)))
+        return found
+
+    def answered(self, round_id: bytes) -> bool:
+        """Whether the round had its answer: an upload, or a goodbye."""
+        return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
+
+    def answer(self, round_id: bytes) -> None:
+        """No upload will be made for the round any more."""
+        with transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO rounds VALUES (?)", (round_id,))
 
     def replace(self, letter: Letter, body: bytes) -> Letter:
         """Keep the same upload in another form, as masked ones need it when somebody has left: the values in it, and

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
+from cryptography import x509
 
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network.codec import ROUND_BYTES
@@ -21,6 +22,8 @@ from tacit.collaboration.network.masking import (
     Goodbye,
     Words,
     among,
+    canonical,
+    check_card,
     check_goodbye,
     context_of,
     decode,
@@ -78,6 +81,7 @@ class Pool:
         everybody: Callable[[], Collection[str]],
     ) -> None:  # fmt: skip
         self._collaboration = collaboration
+        self.authority: x509.Certificate | None = None  # who vouches for keys; without it, only the others check them
         self._least, self._size, self._count, self._bound = least, size, count, bound
         self._patience, self._duration, self._everybody = patience, duration, everybody
         self._round: Round | None = None
@@ -98,6 +102,13 @@ class Pool:
         found = self._find(round_id, now)
         if found.closed is not None or (name not in found.cards and len(found.cards) == MOST):
             raise Refused(Reason.ROUND, "the round is closed; join the next.")
+        if self.authority is not None:
+            owner = check_card(card, self.authority, context_of(self._collaboration, round_id))
+            if owner != name:
+                raise Refused(Reason.UNKNOWN, f"the round's key is that of {owner!r}, not of {name!r}.")
+        taken = {canonical(other.public) for who, other in found.cards.items() if who != name}
+        if canonical(card.public) in taken:
+            raise Refused(Reason.UNKNOWN, "somebody else in the round has the same key.")
         if not found.cards:
             found.opened = now
         found.cards[name] = card
@@ -180,13 +191,19 @@ class Pool:
         found = self._round
         if found is None:
             return
+        everybody = set(self._everybody())
         if found.closed is None:
+            for name in found.cards.keys() - everybody:  # revoked
+                del found.cards[name]
             waited = bool(found.cards) and now - found.opened >= self._patience
-            complete = set(self._everybody()) <= set(found.cards)
+            complete = everybody <= set(found.cards)
             if len(found.cards) >= self._least and (waited or complete):
                 found.closed = now
-        elif now - found.closed >= self._duration:
-            self._end(applied=False)
+        elif (
+            now - found.closed >= self._duration
+            or found.cards.keys() - found.gone.keys() - found.parts.keys() - everybody
+        ):
+            self._end(applied=False)  # too late, or one that is waited for was revoked
 
     def _end(self, *, applied: bool) -> None:
         if self._round is not None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tacit.collaboration.messages import Upload
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.masking import Card, Goodbye, Mask, among, places, unpack_roster
 from tacit.collaboration.network.membership import Membership, Shard
-from tacit.collaboration.network.outbox import Letter
+from tacit.collaboration.network.outbox import Letter, Outbox
 from tacit.collaboration.participant import Participant
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.server import Reason, Refused
 
 log = logging.getLogger("tacit")
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,32 +34,40 @@ class Seat:
 class MaskedMembership(Membership):
     """As `Membership`, in rounds. ``agreed`` is the selection that the participant's uploads are made with.
 
-    The release is made, and charged, once it is known who is in the round, so that a round that does not come about
-    costs nothing. One that is abandoned afterwards is lost: what it cost stays spent, and the next upload is another.
-    If the budget does not allow the release, one leaves the round, and the others go on without.
+    The upload is made, and charged if that is where the noise is, once it is known who is in the round and that all
+    of them are what they say. One that does not come about costs nothing: what was trained is for the next (DP-SGD is
+    charged while it trains). One that is abandoned afterwards is lost: what it cost stays spent, and the next upload is
+    another. ``ready`` raises `BudgetExceeded` if there is no money for an upload: then one does not enrol. If it is
+    noticed only afterwards, one leaves the round, and the others go on without.
+
+    A round is answered once, with an upload or a goodbye: a server that repeated it among others, on the same
+    parameters, could subtract the two sums.
     """
 
     def __init__(
         self,
         participant: Participant,
         shard: Shard,
-        folder: Path,
+        outbox: Outbox,
         *,
         credentials: Credentials,
         agreed: Agreed,
         download: float = 1.0,
+        charged: Callable[[], int] = lambda: 0,
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
         if not shard.agreement.pool:
             raise ValueError(f"the server {shard.link.address} takes no masked uploads; join without them.")
-        super().__init__(participant, [shard], folder, download=download)
+        super().__init__(participant, [shard], outbox, download=download, charged=charged)
         self._link, self._agreement = shard.link, shard.agreement
-        self._credentials, self._agreed = credentials, agreed
+        self._credentials, self._agreed, self._ready = credentials, agreed, ready
 
     def exchange(self) -> Upload:
         """One epoch and one round. When this returns the sum was applied, or the round was abandoned."""
         self.deliver()
         self.participant.begin(self._pull(self._download))
         self.participant.train()
+        self._ready()
         seat = self._enrolled()
         try:
             self._agreed.places = places(seat.round_id, size=self._agreement.size, count=self._agreement.most)
@@ -67,7 +76,7 @@ class MaskedMembership(Membership):
         except Exception:  # the budget is spent, or the roster is not in order: nothing was sent, and nothing will be
             self._leave(seat)
             raise
-        self.keep([body])
+        self.keep([body], round_id=seat.round_id)
         self._deliver(seat, upload)
         return upload
 
@@ -108,6 +117,7 @@ class MaskedMembership(Membership):
         return None if len(gone) == len(seat.gone) else replace(seat, gone=gone)
 
     def _leave(self, seat: Seat) -> None:
+        self.outbox.answer(seat.round_id)
         try:
             self._link.call("Leave", seat.round_id + seat.mask.goodbye())
         except Refused as refusal:
@@ -135,8 +145,13 @@ class MaskedMembership(Membership):
 
     def _enrolled(self) -> Seat:
         """A round with enough others in it, all of whom somebody vouches for."""
+        attempts = 0
         while True:
             round_id = self._link.call("Round", b"")
+            if self.outbox.answered(round_id):
+                raise ValueError(
+                    f"the server {self._link.address} repeats a round that was answered before; nothing was sent."
+                )
             mask = Mask(self._credentials, collaboration=self._agreement.collaboration, round_id=round_id)
             try:
                 self._link.call("Enrol", round_id + mask.card().pack())
@@ -145,5 +160,16 @@ class MaskedMembership(Membership):
                 if refusal.reason is not Reason.ROUND:
                     raise
                 continue  # it closed just before
-            mask.check(roster, least=self._agreement.pool, gone=gone)
-            return Seat(round_id=round_id, mask=mask, roster=roster, gone=gone)
+            seat = Seat(round_id=round_id, mask=mask, roster=roster, gone=gone)
+            try:
+                names = mask.check(roster, least=self._agreement.pool, gone=gone)
+            except ValueError as error:
+                self._leave(seat)
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise
+                log.warning("a round was not in order and is left: %s", error)
+                continue
+            log.info("a round of %s", ", ".join(sorted(names)))
+            self.company |= names.keys()
+            return seat

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
+
+from cryptography import x509
 
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network import codec
@@ -49,7 +50,6 @@ class Service:
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
         )
         self._intake = Intake(self._state, self._turns, self.traffic, self._lock)
-        self._contributed: Counter[str] = Counter()  # to pooled sums, since the start
         self._pool: Pool | None = None
         if self.agreement.pool:
             self._pool = Pool(
@@ -116,12 +116,17 @@ class Service:
 
     # -- masked uploads ----------------------------------------------------------------------------------------------
 
+    def trust(self, authority: bytes) -> None:
+        """Take only those keys of a round that a certificate of this authority (in PEM) vouches for."""
+        if self._pool is not None:
+            self._pool.authority = x509.load_pem_x509_certificate(authority)
+
     def round(self, name: str) -> bytes:
         """The round in which one can enrol."""
         return self._pooled(name, lambda pool: pool.current(self._clock()))
 
     def enrol(self, name: str, request: bytes) -> bytes:
-        """Take part in a round with a key; whether somebody vouches for it is for the others to check."""
+        """Take part in a round with a key. The others check as well whether somebody vouches for it."""
         round_id, rest = codec.split_round(request)
         card = Card.unpack(rest)
         self._pooled(name, lambda pool: pool.enrol(name, round_id, card, self._clock()))
@@ -139,25 +144,41 @@ class Service:
 
     def outcome(self, name: str, request: bytes) -> bytes:
         """Whether the sum of a round was applied."""
-        return self._pooled(name, lambda pool: pool.outcome(codec.split_round(request)[0], self._clock()))
+        round_id, _ = codec.split_round(request)
+
+        def ask(pool: Pool) -> bytes:
+            return APPLIED if self._state.store.finished(round_id) else pool.outcome(round_id, self._clock())
+
+        return self._pooled(name, ask)
 
     def masked(self, name: str, request: bytes) -> bytes:
         """Keep a masked upload in memory; when it is the last of its round, commit and apply the sum."""
         round_id, data = codec.split_round(request)
 
         def send(pool: Pool) -> bytes:
-            found = pool.send(name, round_id, data, self._clock())
-            self.traffic.up += len(data)
-            self.traffic.last[name] = time.time()
-            if found is None:
-                return HELD
             sequence = self._state.server.next_sequence(POOL)
-            checked = self._state.server.check(POOL, sequence, found.indices, found.values)
+            try:
+                found = pool.send(name, round_id, data, self._clock())
+                self.traffic.up += len(data)
+                self.traffic.last[name] = time.time()
+                if found is None:
+                    return HELD
+                checked = self._state.server.check(POOL, sequence, found.indices, found.values)
+            except Refused as refusal:
+                if refusal.reason in (Reason.BOUND, Reason.OVERFLOW):  # whoever is to blame, it need not be the last
+                    raise Refused(Reason.ROUND, f"the round was abandoned: {refusal}") from None
+                raise
             body = codec.pack_upload(sequence, found.indices, found.values, size=self.agreement.size)
-            entry = Entry(participant=POOL, sequence=sequence, digest=hashlib.sha256(body).digest(), body=body)
+            entry = Entry(
+                participant=POOL,
+                sequence=sequence,
+                digest=hashlib.sha256(body).digest(),
+                body=body,
+                round_id=round_id,
+                contributors=found.participants,
+            )
             self._state.commit([(entry, checked)])
             pool.applied(round_id)
-            self._contributed.update(found.participants)
             return APPLIED
 
         return self._pooled(name, send)
@@ -184,11 +205,12 @@ class Service:
         """A line for each participant."""
         with self._lock:
             self._state.refresh()
-            statements, taken = self._state.store.statements(), self._state.server.participants
+            statements = self._state.store.statements()
+            taken = self._state.store.contributions() if self.agreement.pool else self._state.server.participants
             return [
                 {
                     "name": name,
-                    "uploads": self._contributed[name] if self.agreement.pool else taken.get(name, 0),
+                    "uploads": taken.get(name, 0),
                     "revoked": revoked,
                     "statement": statements.get(name, ""),
                     "last": self.traffic.last.get(name),

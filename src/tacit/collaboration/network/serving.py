@@ -48,6 +48,8 @@ class GrpcServer:
         if credentials is None and not is_loopback(listen):
             raise ValueError(f"listen is {listen!r}; without certificates only a loopback address is served.")
         self._service, self._secure = service, credentials is not None
+        if credentials is not None:
+            service.trust(credentials.authority)
         longest = 8 * service.agreement.most + OVERHEAD
         options = [
             ("grpc.max_receive_message_length", longest),

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from tacit.collaboration.network.database import Busy
 from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.store import Entry, Store
 from tacit.collaboration.server import Checked, ParameterServer, Reason, Refused
@@ -38,8 +39,8 @@ class State:
         return sum(self.server.participants.values())
 
     def due(self, name: str) -> int:
-        """The number of the next upload; masked ones have none."""
-        return 0 if self.agreement.pool else self.server.next_sequence(name)
+        """The number of the next upload; of masked ones, in how many finished rounds one was."""
+        return self.store.contributions().get(name, 0) if self.agreement.pool else self.server.next_sequence(name)
 
     def commit(self, taken: Sequence[tuple[Entry, Checked]]) -> None:
         """Write uploads to the disk, all or none, and then apply them."""
@@ -58,6 +59,8 @@ class State:
         if self._failed is None:
             try:
                 return write()
+            except Busy:
+                raise Refused(Reason.WAIT, "another program has locked the server's state; try again later.") from None
             except sqlite3.Error as error:
                 self._failed = str(error)
                 log.error("the server's state cannot be written: %s; restart it when that is mended", error)

@@ -12,6 +12,7 @@ exactly those that it lacks, and the state depends on nothing but the uploads an
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +41,11 @@ CREATE TABLE snapshot (
     facts TEXT NOT NULL
 ) STRICT;
 """
+_ROUNDS = """
+CREATE TABLE IF NOT EXISTS rounds (
+    participant TEXT NOT NULL, id BLOB NOT NULL, PRIMARY KEY (participant, id), UNIQUE (id, participant)
+) STRICT, WITHOUT ROWID;
+"""
 
 
 def rules_for(agreement: Agreement, *, participants: int) -> Rules:
@@ -51,12 +57,14 @@ def rules_for(agreement: Agreement, *, participants: int) -> Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An upload to be committed: its exact bytes and their SHA-256."""
+    """An upload to be committed: its exact bytes and their SHA-256; of a sum, the round and who is in it."""
 
     participant: str
     sequence: int
     digest: bytes
     body: bytes
+    round_id: bytes = b""
+    contributors: tuple[str, ...] = ()
 
 
 class Store:
@@ -72,6 +80,7 @@ class Store:
         if facts.get("format") != str(FORMAT):
             self.close()
             raise ValueError(f"{path} has format {facts.get('format')}; this version of tacit reads format {FORMAT}.")
+        self._db.execute(_ROUNDS)
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
 
@@ -96,6 +105,7 @@ class Store:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             db.close()
             fresh.rename(path)
+            _sync(folder)
         finally:
             sole.release()
         return cls(folder)
@@ -140,6 +150,18 @@ class Store:
                 "INSERT INTO uploads (participant, sequence, digest, body) VALUES (?, ?, ?, ?)",
                 [(entry.participant, entry.sequence, entry.digest, entry.body) for entry in entries],
             )
+            self._db.executemany(
+                "INSERT INTO rounds VALUES (?, ?)",
+                [(name, entry.round_id) for entry in entries for name in entry.contributors],
+            )
+
+    def contributions(self) -> dict[str, int]:
+        """In how many sums everybody is."""
+        return dict(self._db.execute("SELECT participant, count(*) FROM rounds GROUP BY participant"))
+
+    def finished(self, round_id: bytes) -> bool:
+        """Whether the sum of a round was committed."""
+        return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
 
     def digest(self, participant: str, sequence: int) -> bytes | None:
         """Of an upload that was committed."""
@@ -183,6 +205,15 @@ class Store:
         finally:
             if self._sole is not None:
                 self._sole.release()
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
