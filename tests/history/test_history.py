@@ -461,9 +461,14 @@ def test_21_the_noise_of_the_threshold_changes_with_a_release_and_not_otherwise(
     noise: list[float], released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the noise is 9 nothing passes, and it stays 9 however many fail."""
-    monkeypatch.setattr(
-        sparse_vector, "_laplace", lambda size, scale, source: np.array(noise if size == 3 else [0.0] * size)
-    )
+
+    def laplace(size: int, scale: float, source: Any) -> Any:
+        drawn = np.zeros(size)
+        if scale == 2 * 3 * 2.0 / 8:  # that of the thresholds; what is compared with them has twice that
+            drawn[:3] = noise
+        return drawn
+
+    monkeypatch.setattr(sparse_vector, "_laplace", laplace)
     assert len(sparse(torch.full((5000,), 0.6)).indices) == released
 
 

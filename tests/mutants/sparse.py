@@ -28,10 +28,11 @@ def sparse_values_without_noise(patch: Patch) -> None:
     note=21,
 )
 def threshold_noise_never_renewed(patch: Patch) -> None:
-    def search(self: Any, sizes: Any, source: Source) -> Any:
-        order = sparse_vector._Order(sizes.size, source).take(sizes.size)
-        reach = self.threshold + sparse_vector._laplace(self.releases, self.threshold_scale, source)[0]
-        noisy = sizes[order] + sparse_vector._laplace(order.size, 2 * self.threshold_scale, source)
+    def search(self: Any, values: Any, source: Source) -> Any:
+        order = sparse_vector._Order(values.numel(), source).take(values.numel())
+        sizes = self._bounded(values, order).abs_().numpy()
+        reach = self.threshold + sparse_vector._laplace(order.size, self.threshold_scale, source)[0]
+        noisy = sizes + sparse_vector._laplace(order.size, 2 * self.threshold_scale, source)
         return order[np.flatnonzero(noisy >= reach)[: self.releases]]
 
     patch.setattr(sparse_vector.SparseVectorQuery, "_search", search)
@@ -45,8 +46,8 @@ def threshold_noise_never_renewed(patch: Patch) -> None:
 def sparse_positions_with_replacement(patch: Patch) -> None:
     real = sparse_vector.SparseVectorQuery._search
 
-    def search(self: Any, sizes: Any, source: Source) -> Any:
-        found = real(self, sizes, source)
+    def search(self: Any, values: Any, source: Source) -> Any:
+        found = real(self, values, source)
         return found[source.integers(found.size, found.size)] if found.size else found
 
     patch.setattr(sparse_vector.SparseVectorQuery, "_search", search)
