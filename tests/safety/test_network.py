@@ -21,10 +21,11 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 """
 IMPORT = """
-import importlib, pkgutil
+import importlib, importlib.util, pkgutil
 import tacit
-for module in pkgutil.walk_packages(tacit.__path__, "tacit."):
-    if not module.name.endswith("__main__"):
+absent = [] if importlib.util.find_spec("flwr") else ["tacit.flower"]  # which says so, and no more, without its extra
+for module in pkgutil.walk_packages(tacit.__path__, "tacit.", onerror=lambda name: absent.index(name)):
+    if not module.name.endswith("__main__") and module.name not in absent:
         importlib.import_module(module.name)
 """
 TRAIN = """
