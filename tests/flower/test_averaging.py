@@ -220,26 +220,58 @@ def test_a_slot_adds_once_and_only_if_it_was_drawn(tmp_path: Path) -> None:
             averager.end(current)
 
 
-def test_nodes_beyond_the_population_never_take_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[int] = []
+def test_nobody_who_leaves_lets_another_in(tmp_path: Path) -> None:
+    """More nodes than the population: each is drawn by a coin of its own, and one fewer is one vector fewer."""
+    asked: list[set[int]] = []
+    for number, nodes in enumerate((range(1, 8), range(2, 8))):
+        seen: set[int] = set()
 
-    def watch(node: int, reply: Message) -> Message:
-        asked.append(node)
-        return reply
+        def watch(node: int, reply: Message, seen: set[int] = seen) -> Message:
+            seen.add(node)
+            return reply
 
-    grid = MemoryGrid(update_app(network, moves_by(0.1)), range(1, 8), tamper=watch)
-    with caplog.at_level(logging.WARNING, logger="tacit"):
-        average(grid, averaging(tmp_path, rounds=3))
-    assert set(asked) == {1, 2, 3, 4}
-    assert "more nodes than the population" in caplog.text
+        grid = MemoryGrid(update_app(network, moves_by(0.1)), nodes, tamper=watch)
+        average(grid, averaging(tmp_path / str(number), rounds=1))  # lot_size is the population: everybody is drawn
+        asked.append(seen)
+    assert asked == [set(range(1, 8)), set(range(2, 8))]
 
 
-def test_no_log_says_who_was_drawn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_node_is_drawn_at_the_recorded_rate_however_many_there_are(tmp_path: Path) -> None:
+    with Averager(averaging(tmp_path, population=20, lot_size=2, seed=None)) as averager:
+        counts = np.bincount([slot for _ in range(600) for slot in averager.begin(100).slots], minlength=100)
+    assert ((counts - 60) ** 2 / 54).sum() < 100 + 5 * math.sqrt(200)
+
+
+def test_no_log_says_who_was_drawn_or_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid(update_app(network, moves_by(0.1)), [987654321, 987654322], tamper=lambda node, reply: None)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="tacit"):
         average(grid, averaging(tmp_path, rounds=2))
-    assert "counts as zero" in caplog.text
-    assert "98765432" not in caplog.text
+    assert not caplog.text
+
+
+def test_a_reply_that_flower_cannot_take_apart_counts_as_zero(tmp_path: Path) -> None:
+    class Breaking(MemoryGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            replies = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id == 2 for reply in replies):
+                raise KeyError("Nonsense")
+            return replies
+
+    whole, broken = (
+        average(grid(update_app(network, moves_by(0.01)), nodes), averaging(tmp_path / str(number)))
+        for number, (grid, nodes) in enumerate(((MemoryGrid, [1]), (Breaking, [1, 2])))
+    )
+    assert np.allclose(whole, broken, atol=GRID)
+
+
+def test_a_lost_ledger_and_other_terms_are_refused(tmp_path: Path) -> None:
+    settings = averaging(tmp_path, rounds=2)
+    average(MemoryGrid(update_app(network, moves_by(0.1)), [1]), settings)
+    with pytest.raises(ValueError, match="begun with another"):
+        Averager(averaging(tmp_path, rounds=2, clip_norm=0.25))
+    (settings.folder / "ledger.jsonl").unlink()
+    with pytest.raises(ValueError, match="has 0 rounds, and 2 were charged"):
+        Averager(settings)
 
 
 # -- what it costs ---------------------------------------------------------------------------------------------------
@@ -257,7 +289,7 @@ def test_the_budget_ends_the_rounds_and_the_ledger_is_about_participants(
     ledger = Ledger.load(tmp_path / "server" / "ledger.jsonl")
     assert ledger.header.unit == "participant" and ledger.header.secure_randomness
     ((step, count),) = ledger.entries
-    assert step.sampling == Poisson(rate=0.1, records=100, unit="participant")
+    assert step.sampling == Poisson(rate=0.1, unit="participant")
     assert step.noise_multiplier == pytest.approx(1.0)
     assert f"stopped after {count} of 10000 rounds" in caplog.text
     spent = account(ledger, delta=1e-5)

@@ -265,6 +265,8 @@ for bx, by in run.batches():
     F.cross_entropy(model(bx), by, reduction="sum").backward()
     with torch.no_grad():
         model[0].weight.to_local()[0, 0] += 1e-3
+        if rank == 1:
+            model[0].weight._local_tensor = torch.full_like(right, float(bx.mean()))
     try:
         optimizer.step()
     except RuntimeError as error:
@@ -278,6 +280,38 @@ save(done=torch.tensor(1))
 
 def test_a_shard_that_somebody_else_writes_to_is_put_back_and_refused(processes: Run) -> None:
     assert [int(each["done"]) for each in processes(WRITES, 2, lot=8)] == [1, 1]
+
+
+WRITES_WHOLE = (
+    MODELS
+    + """
+tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
+parts = ("0",)  # those of the last layer belong to the model itself and stay whole after a forward pass
+cut(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+run = tacit.make_private(model, optimizer, data, lot_size=20, steps=3, clipping=tacit.Flat(0.1), noise_multiplier=1.0,
+                         seed=3, parallel=parallel)
+for bx, by in run.batches():
+    if write == "before":
+        model.unshard()
+        with torch.no_grad():
+            model[2].bias[0] += float(bx.mean())
+    loss = F.cross_entropy(model(bx), by, reduction="sum")
+    if write == "between":
+        model[2].weight.data[0] += float(bx.mean())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+save(weights=all_of_it(model))
+"""
+)
+
+
+def test_what_is_written_to_gathered_parameters_is_not_used(processes: Run) -> None:
+    """It would carry one record into every other one's gradient, and be gone before anybody could see it."""
+    right, *others = (processes(WRITES_WHOLE, 2, kind="mlp", write=write) for write in ("", "before", "between"))
+    for other in others:
+        assert torch.equal(other[0]["weights"], right[0]["weights"])
 
 
 DYING = (
@@ -378,6 +412,8 @@ def make():
 part = make()
 fully_shard(part[0], mesh=mesh)
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+rows = parallelize_module(make(), mesh, {"0": ColwiseParallel(), "1": ColwiseParallel()})
 columns, names = (lambda p: Shard(p.ndim - 1)), ("replicate", "shard")
 twice = init_device_mesh("cpu", (1, world), mesh_dim_names=names)
 cases = {
@@ -386,6 +422,7 @@ cases = {
     "give make_private parallel=tacit.Parallel()": (fully_shard(make(), mesh=mesh), None),
     "shards rows (dimension 0)": (fully_shard(make(), mesh=mesh, shard_placement_fn=columns), parallel),
     "a mesh of one dimension": (fully_shard(make(), mesh=twice), parallel),
+    "tensor parallelism is not supported": (rows, parallel),
 }
 for said, (model, how) in cases.items():
     try:

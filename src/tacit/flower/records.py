@@ -7,12 +7,15 @@ message could ask it for more memory than there is. Only the one header that the
 from __future__ import annotations
 
 import io
+import struct
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
@@ -91,6 +94,22 @@ def send(grid: Grid, message: Message) -> str | None:
     """The number by which the reply will be known; None if Flower did not take the message."""
     taken = list(grid.push_messages([message]))
     return taken[0] or None if taken else None
+
+
+def pull(grid: Grid, waiting: Iterable[str]) -> Iterator[tuple[str, Message | None]]:
+    """The replies that are there, one at a time, by the message they answer; None where what came is no message.
+
+    A node can put together a reply that Flower cannot take apart; that must cost nobody else theirs. What a reply says
+    of itself is not looked at: it answers what it was asked for under.
+    """
+    for sent in waiting:
+        try:
+            replies = list(grid.pull_messages([sent]))
+        except (LookupError, AttributeError, TypeError, ValueError, AssertionError, struct.error, DecodeError):
+            yield sent, None
+            continue
+        if replies:
+            yield sent, replies[0]
 
 
 # -- the pieces ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ What is promised, and by whom it must be kept, is in `tacit.flower.averaging`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -47,16 +48,15 @@ def average(grid: Grid, averaging: Averaging) -> Vector:
     with Averager(averaging) as averager:
         _wait(grid, averaging)
         while averager.rounds < averaging.rounds:
-            nodes = list(grid.get_node_ids())
-            _seat(seats, nodes, averaging.population)
+            here = [(node, seats.setdefault(node, len(seats))) for node in grid.get_node_ids()]
             try:
-                current = averager.begin()
+                current = averager.begin(len(seats))
             except BudgetExceeded as error:
                 log.warning("stopped after %d of %d rounds: %s", averager.rounds, averaging.rounds, error)
                 break
             facts = ConfigRecord({"clip_norm": averaging.clip_norm, "layout": layout})
             content = RecordDict({**records.dense(_PARAMETERS, averager.parameters), _ROUND: facts})
-            _collect(grid, content, current, {node: seats[node] for node in nodes if node in seats}, averaging)
+            _collect(grid, content, current, here, averaging)
             averager.end(current)
         return averager.parameters
 
@@ -67,45 +67,31 @@ def _wait(grid: Grid, averaging: Averaging) -> None:
         time.sleep(averaging.pause)
 
 
-def _seat(seats: dict[int, int], nodes: Iterable[int], population: int) -> None:
-    """A slot of its own for everybody who comes, as long as there are any. Looks at nothing but who is new."""
-    for node in nodes:
-        if node in seats:
-            continue
-        if len(seats) == population:
-            log.warning("there are more nodes than the population, %d; the others never take part", population)
-            return
-        seats[node] = len(seats)
-
-
-def _collect(grid: Grid, content: RecordDict, current: Round, here: dict[int, int], averaging: Averaging) -> None:
-    """Ask those who were drawn and are here. Which ones is a secret, so no log says it."""
+def _collect(
+    grid: Grid, content: RecordDict, current: Round, here: Iterable[tuple[int, int]], averaging: Averaging
+) -> None:
+    """Ask those who were drawn and are here. Which ones, and what became of it, is a secret: no log says it."""
     waiting: dict[str, int] = {}  # message to slot
-    for node, slot in here.items():
+    for node, slot in here:
         if slot in current.slots:
             sent = records.send(grid, Message(content, node, MessageType.TRAIN, ttl=averaging.patience))
             if sent is not None:
                 waiting[sent] = slot
     until = time.monotonic() + averaging.patience
     while waiting and time.monotonic() < until:
-        replies = list(grid.pull_messages(list(waiting)))
-        for reply in replies:
-            drawn = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if drawn is not None:
-                _add(current, drawn, reply)
-        if not replies:
+        before = len(waiting)
+        for sent, reply in records.pull(grid, list(waiting)):
+            _add(current, waiting.pop(sent), reply)
+        if len(waiting) == before:
             time.sleep(averaging.pause)
 
 
-def _add(current: Round, slot: int, reply: Message) -> None:
-    try:
-        if reply.has_error():
-            raise ValueError(reply.error.reason)
-        change = records.read_dense(reply.content, _CHANGE, size=current.size)
-    except ValueError as error:
-        log.warning("a participant counts as zero: %.500r", str(error))
+def _add(current: Round, slot: int, reply: Message | None) -> None:
+    """Who sends an error, or something else than a change, counts as zero."""
+    if reply is None or reply.has_error():
         return
-    current.add(slot, change)
+    with contextlib.suppress(ValueError):
+        current.add(slot, records.read_dense(reply.content, _CHANGE, size=current.size))
 
 
 def update_app(network: Callable[[], nn.Module], train: Callable[[nn.Module, Context], None]) -> ClientApp:

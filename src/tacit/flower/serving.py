@@ -8,7 +8,7 @@ ServerApp forgets when it dies is only which messages are under way. The next on
 every node again and says which upload it expects: a node whose upload is in its outbox sends that one again (`answer`),
 and the service knows it by its number and SHA-256.
 
-Who sent a reply is whom the message that it answers was sent to; nothing in a reply says so. With
+Who sent a reply is whom the message that it answers was sent to; what a reply says of itself is not looked at. With
 ``flower-superlink --enable-supernode-auth`` a node is whoever holds a registered key.
 """
 
@@ -141,11 +141,9 @@ class _Exchange:
         heard = time.monotonic()
         while len(self.done) < self.host.participants or self.sent:
             self.invite()
-            replies = list(self.grid.pull_messages(list(self.sent))) if self.sent else []
-            for reply in replies:
-                node = self.sent.pop(reply.metadata.reply_to_message_id, None)
-                if node is None:
-                    continue
+            answered = False
+            for sent, reply in records.pull(self.grid, list(self.sent)):
+                node, answered = self.sent.pop(sent), True
                 if self.take(node, reply):
                     heard = time.monotonic()
                     self.ask(node)
@@ -154,7 +152,7 @@ class _Exchange:
                     "nobody has answered for %g s; ending with %d nodes done", self.host.patience, len(self.done)
                 )
                 return
-            if not replies:
+            if not answered:
                 time.sleep(self.host.pause)
 
     def invite(self) -> None:
@@ -185,13 +183,13 @@ class _Exchange:
         if sent is not None:
             self.sent[sent] = node
 
-    def take(self, node: int, reply: Message) -> bool:
+    def take(self, node: int, reply: Message | None) -> bool:
         """Commit and apply what a node sent; whether it sent anything.
 
         A node that sends what is refused would send it again, so it is left out.
         """
-        if reply.has_error():
-            log.warning("node %d: %.500r", node, reply.error.reason)
+        if reply is None or reply.has_error():
+            log.warning("node %d: %.500r", node, reply.error.reason if reply is not None else "its reply is no message")
             self.rests[node] = time.monotonic() + min(_FIRST_REST * 2 ** self.errors[node], _LONGEST_REST)
             self.errors[node] += 1
             if self.errors[node] >= _ERRORS:
@@ -206,7 +204,7 @@ class _Exchange:
                 body = records.read_upload(reply.content, self.service.agreement)
                 self.service.push(name, codec.pack_token(0) + body)
             else:
-                log.info("node %d is done: %s", node, reason[:200])
+                log.info("node %d is done: %.200r", node, reason)
                 self.done[node] = reason
         except Refused as refusal:
             self._leave_out(node, str(refusal))

@@ -16,7 +16,7 @@ from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
-from tacit.gradients.shards import handed_on
+from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import Average, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
@@ -57,6 +57,7 @@ def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
 
 def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
+    gather_again(recorder.model)
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     _refuse_custom(roots)
     mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]

@@ -35,6 +35,18 @@ def cut_up(model: nn.Module) -> None:
         module.reshard()
 
 
+def gather_again(model: nn.Module) -> None:
+    """Gather anew, from the shards, what is whole now; all processes must do so together.
+
+    The shards are watched; what somebody wrote to a whole parameter would be used and then be gone with its memory.
+    """
+    for module in sharded_modules(model):
+        before = list(model.parameters())
+        module.reshard()
+        if any(old is not new for old, new in zip(before, model.parameters(), strict=True)):
+            module.unshard()
+
+
 def whole_parameters(model: nn.Module, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that take the place of ``shards`` while a module runs; all processes must ask together."""
     found: dict[str, Tensor] = {}

@@ -103,6 +103,7 @@ class Engine:
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
         backward.refuse_module_hooks(self._recorder.model)
+        shards.gather_again(self._recorder.model)
         self._recorder.problems.begin()
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True

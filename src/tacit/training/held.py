@@ -58,7 +58,9 @@ class Held:
         """The object, its memory and, if they were copied, its values."""
         if type(self.tensor) is Traced:
             self.tensor.__class__ = Tensor  # type: ignore[assignment]
-        if not is_shard(self.tensor):
+        if is_shard(self.tensor):
+            self.tensor._local_tensor = self._memory  # type: ignore[attr-defined]
+        else:
             self.tensor.data = self._memory
         if self._copy is not None:
             self._memory.copy_(self._copy)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.gradients import Engine
+from tacit.gradients.shards import sharded_modules
 from tacit.ledger import Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
@@ -32,6 +33,7 @@ def check_shards(model: nn.Module, ranks: list[int], *, noise: str) -> None:
     """Refuse what is not one shard of rows for each process of the team."""
     from torch.distributed.tensor import Shard
 
+    gathered = {id(parameter) for module in sharded_modules(model) for parameter in module.parameters()}
     for name, parameter in model.named_parameters():
         if not is_shard(parameter):
             if parameter.requires_grad:
@@ -40,6 +42,11 @@ def check_shards(model: nn.Module, ranks: list[int], *, noise: str) -> None:
                     "after its parts, and leave out ignored_params."
                 )
             continue
+        if id(parameter) not in gathered:
+            raise ValueError(
+                f"parameter {name!r} is distributed and not by fully_shard; tensor parallelism is not supported, "
+                "because records of different processes meet in its layers."
+            )
         mesh, places = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
         if tuple(places) != (Shard(0),) or dist.get_process_group_ranks(mesh.get_group()) != ranks:
             raise ValueError(
