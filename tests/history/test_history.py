@@ -456,20 +456,23 @@ def test_21_values_are_bounded_before_the_noise_and_after_it(monkeypatch: pytest
     assert chosen.values.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize(("noise", "released"), [([0, 0, 0], 3), ([0, 9, 0], 1), ([9, 0, 0], 0), ([0, 0, 9], 2)])
+@pytest.mark.parametrize(("high", "released"), [(None, 3), (0, 0), (1, 1), (2, 2)])
 def test_21_the_noise_of_the_threshold_changes_with_a_release_and_not_otherwise(
-    noise: list[float], released: int, monkeypatch: pytest.MonkeyPatch
+    high: int | None, released: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the noise is 9 nothing passes, and it stays 9 however many fail."""
+    """The threshold after ``high`` releases has noise 9. While it has, nothing passes, however many fail."""
+    scales: list[float] = []
 
-    def laplace(size: int, scale: float, source: Any) -> Any:
-        drawn = np.zeros(size)
-        if scale == 2 * 3 * 2.0 / 8:  # that of the thresholds; what is compared with them has twice that
-            drawn[:3] = noise
-        return drawn
+    def draw(size: int, scale: float, source: Any) -> Any:
+        scales.append(scale)
+        noise = np.zeros(size)
+        if high is not None and scale == min(scales[:2]) and len(scales) > 1:  # of the threshold, not of the compared
+            noise[high] = 9.0
+        return noise
 
-    monkeypatch.setattr(sparse_vector, "_laplace", laplace)
+    monkeypatch.setattr(sparse_vector, "_laplace", draw)
     assert len(sparse(torch.full((5000,), 0.6)).indices) == released
+    assert scales[0] == 2 * scales[1]
 
 
 # -- 22. Restarted in the middle, a mechanism with correlated noise (a tree) lost the noise of the nodes it had not

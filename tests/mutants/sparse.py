@@ -31,8 +31,8 @@ def threshold_noise_never_renewed(patch: Patch) -> None:
     def search(self: Any, values: Any, source: Source) -> Any:
         order = sparse_vector._Order(values.numel(), source).take(values.numel())
         sizes = self._bounded(values, order).abs_().numpy()
-        reach = self.threshold + sparse_vector._laplace(order.size, self.threshold_scale, source)[0]
         noisy = sizes + sparse_vector._laplace(order.size, 2 * self.threshold_scale, source)
+        reach = self.threshold + sparse_vector._laplace(order.size, self.threshold_scale, source)[0]
         return order[np.flatnonzero(noisy >= reach)[: self.releases]]
 
     patch.setattr(sparse_vector.SparseVectorQuery, "_search", search)

@@ -21,11 +21,11 @@ def watch(event, arguments):
 sys.addaudithook(watch)
 """
 IMPORT = """
-import importlib, importlib.util, pkgutil
+import importlib.util, pkgutil
 import tacit
-absent = [] if importlib.util.find_spec("flwr") else ["tacit.flower"]  # which says so, and no more, without its extra
-for module in pkgutil.walk_packages(tacit.__path__, "tacit.", onerror=lambda name: absent.index(name)):
-    if not module.name.endswith("__main__") and module.name not in absent:
+left_out = ("__main__",) if importlib.util.find_spec("flwr") else ("__main__", "tacit.flower")
+for module in pkgutil.walk_packages(tacit.__path__, "tacit.", onerror=lambda name: None):
+    if not any(name in module.name for name in left_out):
         importlib.import_module(module.name)
 """
 TRAIN = """
