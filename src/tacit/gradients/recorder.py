@@ -119,7 +119,9 @@ class Recorder:
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def handle(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
+    ) -> Any:
         name = canonical(func)
         if name in METADATA:
             if name == "__set__":
@@ -137,14 +139,9 @@ class Recorder:
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
             refuse_unfollowed(self, name)
-        take_over = ALWAYS.get(name)
+        take_over = ALWAYS.get(name) if own_rule else None
         if take_over is not None:
             return take_over(self, func, args, kwargs)
-        return self.carry_out(func, args, kwargs)
-
-    def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `handle` does with an operation that nothing takes over."""
-        name = canonical(func)
         body = opened(func)
         if body is not None:
             return body(*args, **kwargs)
@@ -156,6 +153,10 @@ class Recorder:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)
+
+    def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `handle` does with an operation that nothing takes over."""
+        return self.handle(func, args, kwargs, own_rule=False)
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor of the current batch."""
