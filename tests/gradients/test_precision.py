@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients import precision
-from tacit.gradients.contributions import Outer
-from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, per_call
+from tacit.gradients.outer import Outer
+from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, one_by_one, per_call
 from tacit.gradients.sources import Part, Uses
 
 Lot = tuple[Tensor, Tensor]
@@ -33,12 +33,12 @@ def test_slots_of_one_record_fewer_are_slots_and_calls_see_few_records() -> None
         for batch in (1, 5, 127, 128, 129, 130, 500, 1024, 1025, 2047, 2048):
             calls: list[tuple[int, int]] = []
 
-            def call(out: Tensor, lo: int, hi: int, add: bool, calls: Any = calls) -> None:
+            def call(lo: int, hi: int, calls: Any = calls) -> Tensor:
                 calls.append((lo, hi))
-                out.fill_(float(hi - lo))
+                return torch.tensor([float(hi - lo)])
 
             out = torch.empty(1)
-            gather(out, 0, batch, first, call)
+            gather(out, 0, batch, first, one_by_one(call, first))
             assert float(out) == batch
             assert max(high - low for low, high in calls) <= first
             seen[batch] = calls
@@ -177,21 +177,23 @@ def test_a_matrix_product_that_adds_in_one_addition_is_the_sum_of_two() -> None:
         pytest.skip("matrix products of this library add term by term")
     a, g, total = torch.randn(128, 50), torch.randn(128, 64), 1e4 * torch.randn(64, 50)
     assert torch.equal(total + torch.mm(g.t(), a), total.clone().addmm_(g.t(), a))
+    several = total + torch.mm(g.t(), a) + torch.mm(2 * g.t(), a)
+    assert torch.equal(several, total.clone().addbmm_(torch.stack([g, 2 * g]).transpose(1, 2), torch.stack([a, a])))
 
 
 def test_a_product_that_adds_term_by_term_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def chained(self: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
-        for k in range(left.shape[1]):
-            self.add_(torch.outer(left[:, k], right[k]))
+        for k in range(left.shape[2]):
+            self.add_(torch.outer(left[0, :, k], right[0, k]))
         return self
 
     def halves(self: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
-        half = left.shape[1] // 2
-        self.add_(left[:, :half] @ right[:half])
-        return self.add_(left[:, half:] @ right[half:])
+        half = left.shape[2] // 2
+        self.add_(left[0, :, :half] @ right[0, :half])
+        return self.add_(left[0, :, half:] @ right[0, half:])
 
     for wrong in (chained, halves):
-        monkeypatch.setattr(Tensor, "addmm_", wrong)
+        monkeypatch.setattr(Tensor, "addbmm_", wrong)
         assert not precision.adds_once.__wrapped__(64, 50, 128, torch.float32, torch.device("cpu"), 1)
         assert not precision.adds_once.__wrapped__(8, 50, 128, torch.float32, torch.device("cpu"), 1)
 

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.contributions import own_sums
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
+from tacit.gradients.means import averaged
 from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
@@ -134,7 +136,7 @@ def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     layout = layout_of(recorder, each)
     if layout is None or uneven(layout, recorder.batch):
         return recorder.carry_out(func, args, kwargs)  # refused, with the loss's own reason
-    return each.mean()
+    return averaged(recorder, each, layout) if each.requires_grad else each.mean()
 
 
 @operation("ctc_loss", always=True)
@@ -177,7 +179,8 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over the targets that are not ignored divides by a number that depends on other examples.
 
     Undeclared, that is refused. Declared as a mean, it is read as the mean over examples of each one's own (weighted)
-    mean, which is the same whenever every example has as many targets.
+    mean, which is the same whenever every example has as many targets; whether somebody's are ignored or not, since
+    all examples would be rounded another way because of one.
     """
     names = "input target weight reduction ignore_index label_smoothing"
     x, target, weight, reduction, ignore, smoothing = bound(
@@ -186,25 +189,28 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
     hard = isinstance(target, Tensor) and not target.is_floating_point()
-    counted = hard and (weight is not None or bool((plain(target) == ignore).any()))
     if reduction == 1 and layout is not None and recorder.batch:
-        counted = counted or uneven(layout, recorder.batch)
-        if counted and recorder.reduction == "mean":
+        rows = uneven(layout, recorder.batch)
+        if (hard or rows) and recorder.reduction == "mean":
             ce = func.__name__ == "cross_entropy_loss"
             each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
             per_layout = each._tag
             if not isinstance(per_layout, Layout):
                 return each.sum()  # refused already
             bare_target = plain(target)
-            valid = (bare_target != ignore).to(x.dtype)
+            valid = (bare_target != ignore).to(torch.promote_types(x.dtype, torch.float32))
             if weight is not None:
-                valid = valid * weight.to(x.dtype)[bare_target.clamp(0, weight.numel() - 1)]
-            counts = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1).sum(1).clamp_min(1e-12)
+                valid = valid * weight[bare_target.clamp(0, weight.numel() - 1)]
+            own = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1)
+            counts = own_sums(own, 1).clamp_min(1e-12)
             ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
             shape = [1] * each.ndim
             shape[per_layout.dim] = -1
-            return (each * (1 / counts)[ids].view(shape)).sum().div(recorder.batch)
-        if counted:
+            shares = each * (1 / counts)[ids].view(shape)
+            return (
+                averaged(recorder, shares, per_layout, own=1) if shares.requires_grad else shares.sum() / recorder.batch
+            )
+        if rows or (hard and (weight is not None or bool((plain(target) == ignore).any()))):
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
                 "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "

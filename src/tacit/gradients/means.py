@@ -11,17 +11,16 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from tacit.gradients.layout import uneven
+from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.tap import Average
 from tacit.gradients.traced import plain
 
 
 @operation("mean", always=True)
 def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """The mean as PyTorch computes it; back through it goes, to every example, what its own mean would receive."""
     x, dim, keepdim, dtype, axis = bound("input dim keepdim dtype axis", args, {**kwargs}, keepdim=False)
     dim = axis if dim is None else dim
     layout = layout_of(recorder, x)
@@ -30,9 +29,40 @@ def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return recorder.carry_out(func, args, kwargs)
     if not torch.is_grad_enabled() or not x.requires_grad:
         return recorder.carry_out(func, args, kwargs)
-    own = math.prod(x.shape[d] for d in dims) // recorder.batch
-    out = Average.apply(plain(x), dims, bool(keepdim), dtype, own)  # type: ignore[no-untyped-call]
-    return recorder.finish("mean", func, args, kwargs, out, [(x, layout)])
+    return averaged(recorder, x, layout, dims=tuple(dims), keepdim=bool(keepdim), dtype=dtype)
+
+
+def averaged(
+    recorder: Recorder,
+    x: Tensor,
+    layout: Layout,
+    *,
+    dims: tuple[int, ...] = (),
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    own: int | None = None,
+) -> Tensor:
+    """The mean over all examples (and more) as PyTorch computes it; back goes to each what its own mean would receive.
+
+    For autograd it is a sum, with the mean's value, and what arrives is divided by `own`: how many entries are averaged
+    of one example, or 1 for a sum over the entries of each.
+    """
+    assert recorder.batch is not None
+    data: Tensor = plain(x)
+    if own is None:
+        own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
+    count = own * recorder.batch
+    out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
+    with torch.no_grad():
+        if out.dtype in (torch.float32, torch.float64):
+            out.detach().div_(count)
+        else:  # where the sum itself may overflow
+            out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(count))
+    recorder.tag_outputs(out, Total("mean"), [(x, layout)])
+    if own > 1:
+        with torch._C.DisableTorchFunctionSubclass():
+            out.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
+    return out
 
 
 def check_reduction(recorder: Recorder) -> None:

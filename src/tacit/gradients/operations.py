@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
+from tacit.gradients.outer import Outer
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
 from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
 from tacit.gradients.traced import Traced, mark, plain
@@ -63,10 +64,10 @@ def finish(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any, out
 
 
 def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
-    """[batch, 1, positions, width] from a tensor whose last dimension is the feature."""
+    """[batch, 1, positions, width] from a tensor whose last dimension is the feature, each example's together."""
     if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0]:
         return x.reshape(batch, 1, -1, width) if batch else x.reshape(0, 1, 0, width)
-    return by_example(x, layout, batch).reshape(batch, 1, -1, width)
+    return by_example(x, layout, batch).reshape(batch, 1, -1, width).contiguous()
 
 
 @operation("linear")
@@ -85,7 +86,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g[:, 0, 0] if single else g.sum((1, 2), dtype=precise_dtype(g))) if trainable(bias) else None
+        summed = Dense(g[:, 0, 0] if single else own_sums(g, (1, 2))) if trainable(bias) else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if trainable(weight):
             a = sequences(features.detach(), layout, batch, features.shape[-1])
@@ -204,7 +205,7 @@ def bilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             product = (left.detach().unsqueeze(-1) * right.detach().unsqueeze(-2)).flatten(-2)
             pairs.append((weight, Outer(sequences(product, layout, batch, product.shape[-1]), g, weight.shape)))
         if trainable(bias):
-            pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
+            pairs.append((bias, Dense(own_sums(g, (1, 2)))))
         return pairs
 
     out = recorder.tap(out, [left, right], make)

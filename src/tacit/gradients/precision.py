@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -134,37 +135,45 @@ def pieces(batch: int, size: int, lo: int = 0) -> Iterator[tuple[int, int]]:
         yield at, min(at + size, batch)
 
 
-Call = Callable[[Tensor, int, int, bool], None]
-"""out = Σ_i w_i·G_i over lo ≤ i < hi, or out += the same, of which `adds` must then speak."""
+Call = Callable[[int, int], Tensor]
+"""Σ_i w_i·G_i over lo ≤ i < hi, by one call of a kernel."""
+
+Chain = Callable[[Tensor, int, int], None]
+"""out = Σ_i w_i·G_i over lo ≤ i < hi: calls, each added to the sum of those before in one addition."""
 
 
-def gather(out: Tensor, lo: int, hi: int, first: int, call: Call, *, adds: bool = False) -> None:
-    """out = Σ_i w_i·G_i over lo ≤ i < hi, in calls of at most `first` records and blocks above them.
+def one_by_one(call: Call, records: int) -> Chain:
+    """Calls of at most so many records, added up one after the other."""
 
-    With `adds` a call may add to what `out` holds, in one addition after it has summed its own terms (`adds_once`).
-    """
-    sizes = [first, *(size for size in BLOCKS if size > first)]
-    if hi - lo > sizes[-1]:
-        sizes.append(hi - lo)
-    _gather(out, lo, hi, sizes, call, adds)
+    def chain(out: Tensor, lo: int, hi: int) -> None:
+        for start, end in pieces(hi, records, lo):
+            if start == lo:
+                out.copy_(call(start, end))
+            else:
+                out += call(start, end)
+
+    return chain
 
 
-def _gather(out: Tensor, lo: int, hi: int, sizes: list[int], call: Call, adds: bool) -> None:
+def gather(out: Tensor, lo: int, hi: int, records: int, chain: Chain) -> None:
+    """out = Σ_i w_i·G_i over lo ≤ i < hi: calls of so many records, chained up to `BLOCKS`, and these chained again."""
+    sizes = [size for size in BLOCKS if records < size < hi - lo]
+    _gather(out, lo, hi, sizes, chain)
+
+
+def _gather(out: Tensor, lo: int, hi: int, sizes: list[int], chain: Chain) -> None:
     while sizes and hi - lo <= sizes[-1]:
         sizes = sizes[:-1]
     if not sizes:
-        call(out, lo, hi, False)
+        chain(out, lo, hi)
         return
-    scratch: Tensor | None = None
     for start, end in pieces(hi, sizes[-1], lo):
         if start == lo:
-            _gather(out, start, end, sizes, call, adds)
-        elif adds and len(sizes) == 1:
-            call(out, start, end, True)
+            _gather(out, start, end, sizes, chain)
         else:
-            scratch = torch.empty_like(out) if scratch is None else scratch
-            _gather(scratch, start, end, sizes, call, adds)
-            out += scratch
+            block = torch.empty_like(out)
+            _gather(block, start, end, sizes, chain)
+            out += block
 
 
 @functools.cache
@@ -183,14 +192,17 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
     longer = left if outputs >= 32 else right
     each = torch.arange(longer.shape[1], device=device, dtype=dtype).mul_(37).remainder_(509).add_(3).div_(8)
     longer.copy_(each.expand_as(longer))
-    found.addmm_(left.t(), right)
+    found.addbmm_(left.t().unsqueeze(0), right.unsqueeze(0))  # which is addmm_ for every matrix of the batch
     expected = (each.double() * terms + start).to(dtype)
     return bool((found == (expected.unsqueeze(1) if longer is left else expected)).all())
 
 
+_SMALLEST = sys.float_info.min
+
+
 def check_precision(device: torch.device) -> None:
     """Refuse settings that let float32 be computed with in a coarser way: nothing here holds for them."""
-    if float(torch.tensor(2.0**-126) * 0.5) == 0:
+    if _SMALLEST * 0.5 == 0:  # the processor flushes float32 and float64 alike
         raise ValueError(
             "numbers below 2^-126 are flushed to zero (torch.set_flush_denormal), for which no sensitivity is proved; "
             "call torch.set_flush_denormal(False)."

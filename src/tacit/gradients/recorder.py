@@ -263,13 +263,14 @@ class Recorder:
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         if in_place and id(out_tensors) not in self.buffers:
             settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
-        self._tag_outputs(out_tensors, tag, tagged)
+        self.tag_outputs(out_tensors, tag, tagged)
         return out
 
-    def _tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
+    def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
+        """Say whose the entries of outputs are; a reduction over examples also notes what arrives at it."""
         if isinstance(out, (tuple, list)):
             for i, t in enumerate(out):
-                self._tag_outputs(t, tag[i] if isinstance(tag, list) else tag, tagged)
+                self.tag_outputs(t, tag[i] if isinstance(tag, list) else tag, tagged)
         elif isinstance(out, Tensor) and tag is not None:
             if isinstance(tag, list):
                 tag = tag[0]

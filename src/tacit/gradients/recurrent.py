@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients import cells
-from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
+from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -86,7 +87,7 @@ class _Job:
         batch = self.recorder.batch
         assert batch is not None
         own = by_example(x, self.columns, batch)
-        return own.reshape(batch, 1, -1, x.shape[-1])
+        return own.reshape(batch, 1, -1, x.shape[-1]).contiguous()
 
     def pairs(
         self, x: Tensor, before: Tensor, memory: Tensor | None, found: dict[str, Any]
@@ -106,7 +107,7 @@ class _Job:
         for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
             if trainable(bias):
                 assert bias is not None
-                pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
+                pairs.append((bias, Dense(own_sums(g, (1, 2)))))
         return pairs
 
 

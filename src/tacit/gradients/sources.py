@@ -17,16 +17,16 @@ from torch import Tensor
 from tacit.gradients.contributions import (
     Contribution,
     Dense,
-    Outer,
     Rounding,
+    added,
     cancelled,
     chunks,
-    concatenated,
     precise,
     precise_dtype,
     row_rounding,
     row_squares,
 )
+from tacit.gradients.outer import Outer, concatenated
 from tacit.gradients.precision import NORM_SHARE, TOGETHER, UNIT, check_positions, own_rounding, per_call
 from tacit.gradients.sparse import Rows, together
 
@@ -184,16 +184,16 @@ class Uses:
             relative=max(e.relative for e in errors), gram=max(e.gram for e in errors), own=max(e.own for e in errors)
         )
         if self.separate:
-            return torch.stack([n for n, _ in each]).sum(0), torch.stack([m for _, m in each]).sum(0), rounding
-        sizes = torch.stack([m.sqrt() for _, m in each]).sum(0).square_()
+            return added(n for n, _ in each), added(m for _, m in each), rounding
+        sizes = added([m.sqrt() for _, m in each]).square_()
         crossed = _crossed(self.parts)
         if crossed is None:
             several = chunks(parts[0].batch, self.shape.numel() * 4 * len(parts))
             formed = torch.cat([row_squares(instantiate(self.parts, self.shape, lo, hi)) for lo, hi in several])
             return formed, sizes, Rounding(own=own_rounding(self.positions + len(parts), formed=True) / UNIT)
-        total = torch.stack([n for n, _ in each]).sum(0) + 2 * crossed
+        total = added(n for n, _ in each) + 2 * crossed
         inner = self.shape.numel() // max(1, self.shape[0]) + self.positions + len(parts)
-        lookups = torch.stack([p.lookups() for p in parts if isinstance(p, Rows)]).sum(0)
+        lookups = added(p.lookups() for p in parts if isinstance(p, Rows))
         gram = lookups * 2.0 + (rounding.gram + rounding.relative + 2 * rounding.own + 2 * inner + 16)
         own = own_rounding(self.positions + len(parts), formed=False) / UNIT
         return total, sizes, Rounding(gram=gram, own=own)
@@ -253,7 +253,7 @@ def _crossed(parts: list[Part]) -> Tensor | None:
             if found is None:
                 return None
             crossed.append(found)
-    return torch.stack(crossed).sum(0)
+    return added(crossed)
 
 
 def inner_product(a: Contribution, b: Contribution) -> Tensor | None:

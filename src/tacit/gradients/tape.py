@@ -25,6 +25,7 @@ from tacit.gradients import (
 )
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.contributions import added
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.problems import refuse
@@ -166,8 +167,8 @@ class Engine:
     def _norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite."""
         squares = self._all_squares()
-        sums = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
-        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt_().unsqueeze(1)
+        sums = [added([squares[name] for name in group]) for group in partition]
+        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt().unsqueeze(1)
         # A squared norm may be below the truth by its rounding, and by the squares too small for the type; adding the
         # parameters and the root round too. The margin covers so much; only the rest must enlarge the norm.
         unit = torch.finfo(norms.dtype).eps / 2

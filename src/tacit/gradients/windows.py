@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Outer, cleared, precise, precise_dtype
+from tacit.gradients.contributions import cleared, precise
+from tacit.gradients.outer import Outer
 from tacit.gradients.precision import Call
 
 
@@ -84,22 +85,18 @@ class Convolution(Outer):
         rows = [x.transpose(1, 2).unflatten(1, (self.blocks, -1)).flatten(0, 1) for x in (image, grad)]  # type: ignore[no-untyped-call]
         return self.over_blocks(*rows).mul_(shared)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return precise_dtype(self.image)
-
-    def adds_once(self, records: int, dtype: torch.dtype) -> bool:
-        return True  # a call computes its own sum first, and adds that
+    def adds_by_itself(self, records: int, dtype: torch.dtype) -> bool:
+        return False  # kernels of convolutions do not add to what there is
 
     def contraction(self, weights: Tensor) -> Call:
         image, grad = precise(self.image), precise(self.grad)
         grad = grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))
         weight, spatial = precise(self.weight), len(self.kernel)
 
-        def call(out: Tensor, lo: int, hi: int, add: bool) -> None:
+        def call(lo: int, hi: int) -> Tensor:
             # The weight gradient of a transposed convolution is that of the ordinary one with input and output
             # exchanged, which is how image and grad are stored here; so one call serves both.
-            result = torch.ops.aten.convolution_backward(
+            found: Tensor = torch.ops.aten.convolution_backward(
                 grad[lo:hi].flatten(0, 1),
                 image[lo:hi].flatten(0, 1),
                 weight,
@@ -112,10 +109,7 @@ class Convolution(Outer):
                 self.blocks,
                 [False, True, False],
             )[1]
-            if add:
-                out += result
-            else:
-                out.copy_(result)
+            return found
 
         return call
 

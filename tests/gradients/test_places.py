@@ -1,0 +1,146 @@
+"""A record's own gradient is the same, to the last bit, in every place and beside however many others.
+
+Everybody has the same terms of 2^30, which cancel up to their rounding: a sum over a record's positions that depends on
+its place gives everybody in the last places another gradient when one record more joins, each of them clipped to S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tacit import gradients
+from tacit.gradients.contributions import added, own_sums, row_squares
+from tacit.gradients.precision import MARGIN
+from tacit.gradients.tap import simple_fraction, unscaled
+
+MOST = 132
+
+
+def cancelling(positions: int, width: int, seed: int = 0) -> Tensor:
+    generator, half = torch.Generator().manual_seed(seed), positions // 2
+    c = 2.0**30 * torch.randn(positions, width, generator=generator)
+    c[half : 2 * half] = -c[:half][torch.randperm(half, generator=generator)]
+    c[2 * half :] = 0
+    return c
+
+
+@pytest.mark.parametrize("width", [1, 3, 10])
+@pytest.mark.parametrize("positions", [2, 7, 16, 50])
+def test_a_records_own_sum_does_not_depend_on_its_place(positions: int, width: int) -> None:
+    """For records first and time first in memory, and for channels before and after the places of an image."""
+    c = cancelling(positions, width)
+    whole = own_sums(c.expand(1, positions, width), 1)
+    squares = row_squares(c.expand(1, positions, width))
+    for n in range(1, MOST):
+        first = c.expand(n, positions, width).contiguous()
+        time_first = c.unsqueeze(1).expand(positions, n, width).contiguous().transpose(0, 1)
+        features_first = c.unsqueeze(2).expand(positions, width, n).contiguous().movedim(2, 0)
+        for x in (first, time_first, features_first):
+            assert torch.equal(own_sums(x, 1), whole.expand(n, width)), n
+            assert torch.equal(row_squares(x), squares.expand(n)), n
+
+
+class Shift(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.ones(1, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        for name, parameter in layer.named_parameters():  # so that nothing but the biases acts
+            nn.init.constant_(parameter, 1.0 if "bias" in name else 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0]
+        return out
+
+
+LAYERS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "linear": (lambda width: nn.Linear(4, width), 1),
+    "scales": (Shift, 1),
+    "layer norm": (nn.LayerNorm, 1),
+    "recurrent, time first": (lambda width: FirstOutput(nn.RNN(4, width, nonlinearity="relu")), 1),
+    "recurrent, records first": (lambda width: FirstOutput(nn.RNN(4, width, nonlinearity="relu", batch_first=True)), 0),
+}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_record_more_leaves_what_the_others_add_as_it_was(kind: str, width: int, flat: Any) -> None:
+    make, dim = LAYERS[kind]
+    torch.manual_seed(0)
+    model, positions = make(width), 17
+    c = torch.cat([torch.zeros(1, width), cancelling(positions - 1, width, seed=width)])
+    inputs = width if kind in ("scales", "layer norm") else 4
+
+    def run(n: int) -> dict[str, Tensor]:
+        shape = (positions, n) if dim else (n, positions)
+        gradient = c.unsqueeze(dim).expand(*shape, width).clone()
+        gradient.select(dim, n - 1).zero_()  # who came last
+        with gradients.record(model, batch_dim=dim) as tape:
+            (model(torch.ones(*shape, inputs)) * gradient).sum().backward()
+        return tape.clipped_sum(flat(1.0))
+
+    before = run(1)
+    for n in range(2, MOST):
+        after = run(n)
+        moved = sum(float((after[name] - before[name]).double().square().sum()) for name in after) ** 0.5
+        assert moved <= 1 + MARGIN, n
+        before = after
+
+
+def test_a_record_of_nan_leaves_the_memory_of_the_others_as_it_was(flat: Any) -> None:
+    """Features first in memory: a kernel may round by that, and must not because somebody else is not a number."""
+    torch.manual_seed(0)
+    model = nn.Linear(10, 60)
+    x, c = torch.randn(10, 40).t(), torch.randn(40, 60)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        with gradients.record(model) as tape:
+            (model(x) * c).sum().backward()
+        return tape.clipped_sum(flat(1.0))
+
+    nobody, nan = x.clone(), x.clone()
+    nobody[-1], nan[-1] = 0, torch.nan
+    c[-1] = 0
+    assert nan.stride() == nobody.stride() == (1, 40)
+    for name, total in run(nobody).items():
+        assert torch.equal(run(nan)[name], total), name
+
+
+def test_the_norms_of_many_parameters_are_added_alike_in_every_place() -> None:
+    squares = [torch.rand(1).expand(MOST).clone() for _ in range(12)]
+    for n in range(1, MOST):
+        assert torch.equal(added(s[:n].clone() for s in squares), added(s[:1] for s in squares).expand(n))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 12])
+def test_the_rows_of_a_microbatch_are_divided_by_alike_for_every_number_of_records(rows: int) -> None:
+    """One record alone too: a batch may end with one."""
+    found = {float(unscaled(torch.tensor(1.0) / (rows * n), "sum", "mean", n)) for n in range(1, 600)}
+    assert found == {float(torch.tensor(1 / rows))}
+
+
+def test_a_factor_that_cannot_be_told_from_its_rounding_is_refused() -> None:
+    eps = torch.finfo(torch.float32).eps
+    assert simple_fraction(0.0, eps) == 0
+    assert simple_fraction(float(torch.tensor(-0.37)), eps) == -0.37
+    with pytest.raises(ValueError, match=r"loss\.mean\(\)"):
+        simple_fraction(0.7390851332151607, eps)
+    model = nn.Linear(2, 1)
+    with gradients.record(model, reduction="mean"), pytest.raises(ValueError, match=r"0\.73908"):
+        (model(torch.ones(3, 2)).sum() * 0.7390851332151607 / 3).backward()
+    with gradients.record(model, reduction="mean") as tape:
+        (model(torch.ones(3, 2)).mean() * 0.7390851332151607).backward()
+    tape.norms()
