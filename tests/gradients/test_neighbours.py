@@ -24,7 +24,7 @@ def each_gradient(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x:
     tape.norms()
     return {
         name: torch.cat([part.contribution.instantiate(0, len(x)) for part in uses.parts])
-        for name, uses in tape._uses.items()
+        for name, uses in tape._measured.uses.items()
     }
 
 

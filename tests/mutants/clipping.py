@@ -11,6 +11,7 @@ from mutants.registry import AUDIT, HISTORY, Patch, mutant
 from tacit.gradients import (
     convolutions,
     lifting,
+    measured,
     normalisations,
     operations,
     outer,
@@ -18,7 +19,6 @@ from tacit.gradients import (
     recurrent,
     sources,
     tap,
-    tape,
 )
 from tacit.gradients import sparse as sparse_gradients
 from tacit.mechanisms import groups, microbatch
@@ -123,8 +123,8 @@ def nan_poisons_the_sum(patch: Patch) -> None:
     real = torch.isfinite
     fake = type("torch", (), {"__getattr__": lambda self, name: getattr(torch, name)})()
     fake.isfinite = lambda x: torch.ones_like(real(x))
-    patch.setattr(tape, "torch", fake)
-    patch.setattr(tape, "checked_weights", lambda weights, norms: weights.to(norms.dtype))
+    patch.setattr(measured, "torch", fake)
+    patch.setattr(measured, "checked_weights", lambda weights, norms: weights.to(norms.dtype))
 
 
 @mutant(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -21,13 +20,11 @@ from tacit.gradients import (
     operations,
     recurrent,
     shards,
-    sources,
 )
 from tacit.gradients.check import module_problems
-from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
-from tacit.gradients.contributions import added
+from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.inputs import BatchDim, Inputs
-from tacit.gradients.precision import NORM_SHARE, check_precision
+from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 
@@ -80,10 +77,7 @@ class Engine:
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
-        self._measured = 0
-        """How many captures the following were computed from."""
-        self._squares: dict[str, Tensor] = {}
-        self._uses: dict[str, sources.Uses] = {}
+        self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
@@ -134,7 +128,7 @@ class Engine:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        return {name: p.shape for name, p in self._recorder.parameters.items()}
+        return dict(self._measured.shapes)
 
     @property
     def batch_size(self) -> int:
@@ -160,22 +154,9 @@ class Engine:
         (1 + 2^-10)·S, which is part of the margin. A NaN or infinite gradient has norm infinity.
         """
         if groups is None:
-            return _infinite(self._norms([tuple(self.shapes)]))[:, 0]
+            return _infinite(self._measured.norms([tuple(self.shapes)]))[:, 0]
         listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
-        return _infinite(self._norms(checked_partition(listed, self.shapes)))
-
-    def _norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
-        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite."""
-        squares = self._all_squares()
-        sums = [added([squares[name] for name in group]) for group in partition]
-        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt().unsqueeze(1)
-        # A squared norm may be below the truth by its rounding, and by the squares too small for the type; adding the
-        # parameters and the root round too. The margin covers so much; only the rest must enlarge the norm.
-        unit = torch.finfo(norms.dtype).eps / 2
-        count = sum(len(group) for group in partition)
-        errors = max((uses.relative for uses in self._uses.values()), default=0.0) / 2 + count * unit
-        lost = math.sqrt(sum(shape.numel() for shape in self.shapes.values()) * torch.finfo(norms.dtype).tiny)
-        return norms.add_(lost).mul_(1 + 32 * unit + max(0.0, errors - NORM_SHARE))
+        return _infinite(self._measured.norms(checked_partition(listed, self.shapes)))
 
     @torch.no_grad()
     def clipped_sum(
@@ -199,12 +180,11 @@ class Engine:
         they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
         lot size, say), never the number of examples that happened to be drawn.
         """
-        column, finite = self._weights(clipping, scale)
+        column, finite = self._measured.weights(clipping, scale)
         result: dict[str, Tensor] = {}
         for name in self._recorder.parameters:
-            total = self._empty(name) if out is None else out[name]
-            self._sum_up(name, total, column[name], finite, overwrite=overwrite or out is None)
-            result[name] = total
+            given, replaces = (None, True) if out is None else (out[name], overwrite)
+            result[name] = self._measured.sum_up(name, column[name], finite, given, overwrite=replaces)
         if not keep:
             self.discard()
         return result
@@ -214,56 +194,17 @@ class Engine:
 
         To be run to its end, which forgets the batch.
         """
-        column, finite = self._weights(clipping, 1.0)
+        column, finite = self._measured.weights(clipping, 1.0)
         for name in self._recorder.parameters:
             with torch.no_grad():
-                total = self._empty(name)
-                self._sum_up(name, total, column[name], finite, overwrite=True)
+                total = self._measured.sum_up(name, column[name], finite)
             yield name, total
         self.discard()
-
-    @torch.no_grad()
-    def _weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
-        check_precision(next(iter(self._recorder.parameters.values())).device)
-        shapes = self.shapes
-        partition = checked_partition(clipping.partition(shapes), shapes)
-        norms = self._norms(partition)
-        finite: Tensor | None = None
-        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
-            finite = torch.isfinite(norms).all(1)
-            norms = torch.where(finite.unsqueeze(1), norms, 0.0)
-        weights = checked_weights(clipping.weights(norms), norms)
-        if finite is not None:
-            weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        columns = (weights * scale if scale != 1 else weights).unbind(1)
-        return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
-
-    def _empty(self, name: str) -> Tensor:
-        parameter = self._recorder.parameters[name]
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-
-    def _sum_up(self, name: str, total: Tensor, weights: Tensor, finite: Tensor | None, *, overwrite: bool) -> None:
-        uses = self._uses.get(name)
-        if uses is None:
-            if overwrite:
-                total.zero_()
-            return
-        if finite is not None:
-            uses = uses.without(~finite)
-        if overwrite:
-            uses.assign(total, weights)
-        else:
-            fresh = torch.empty_like(total)
-            uses.assign(fresh, weights)
-            total += fresh
 
     def discard(self) -> None:
         """Forget the current batch."""
         self._recorder.reset()
-        self._measured = 0
-        self._squares, self._uses = {}, {}
+        self._measured.forget()
 
     def detach(self) -> None:
         """Leave the model as it was."""
@@ -272,35 +213,6 @@ class Engine:
         self._handles = []
         self._depth = 0
         self._recorder.active = self._stays_readable
-
-    def _all_squares(self) -> dict[str, Tensor]:
-        """Every example's squared norm for every parameter."""
-        recorder = self._recorder
-        if recorder.batch is None:
-            raise RuntimeError(
-                "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
-            )
-        if not recorder.captures and recorder.batch > 0:
-            raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
-        if self._squares and self._measured == recorder.captures:
-            return self._squares
-        if recorder.parts:
-            means.check_reduction(recorder)
-        squares: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, parameter in recorder.parameters.items():
-                parts = recorder.parts.get(name)
-                if parts:
-                    uses = self._uses[name] = sources.Uses(parts, parameter.shape)
-                    recorder.parts[name] = uses.parts
-                    found = uses.squares()
-                    squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
-                else:
-                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
-        if len({s.dtype for s in squares.values()}) > 1:
-            squares = {name: s.double() for name, s in squares.items()}
-        self._squares, self._measured = squares, recorder.captures
-        return squares
 
 
 def _infinite(norms: Tensor) -> Tensor:
