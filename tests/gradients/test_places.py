@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients.contributions import added, own_sums, row_squares
+from tacit.gradients.outer import Outer
 from tacit.gradients.precision import MARGIN
 from tacit.gradients.tap import simple_fraction, unscaled
 
@@ -144,3 +145,42 @@ def test_a_factor_that_cannot_be_told_from_its_rounding_is_refused() -> None:
     with gradients.record(model, reduction="mean") as tape:
         (model(torch.ones(3, 2)).mean() * 0.7390851332151607).backward()
     tape.norms()
+
+
+def factors(model: nn.Module, x: Tensor) -> list[Tensor]:
+    with gradients.record(model) as tape:
+        out = model(x)
+        out = out[0] if isinstance(out, tuple) else out
+        out.square().sum().backward()
+    tape.norms()
+    parts = [use.parts[0].contribution for use in tape._measured.uses.values()]
+    found = [t.flatten(1) for part in parts if isinstance(part, Outer) for t in (part.a, part.g)]
+    found += [part.instantiate(0, len(x)) for part in parts if not isinstance(part, Outer)]
+    return [out.detach().as_subclass(Tensor), *found]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(6, 1),
+        lambda: nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 1)),
+        lambda: nn.Linear(6, 7),
+        lambda: nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 10)),
+        lambda: nn.RNN(6, 7, batch_first=True),
+        lambda: nn.GRU(6, 8, batch_first=True),
+        lambda: nn.LSTM(6, 5, batch_first=True),
+    ],
+    ids=["one output", "one output, deep", "linear", "deep", "rnn", "gru", "lstm"],
+)
+@pytest.mark.parametrize("positions", [0, 5])
+def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, positions: int) -> None:
+    """Part of the premise, as it is on this machine, for layers whose kernels the engine chooses the sizes of."""
+    torch.manual_seed(0)
+    model = make()
+    if not positions and isinstance(model, nn.RNNBase):
+        pytest.skip("a sequence has positions")
+    x = torch.randn(70, positions, 6) if positions else torch.randn(70, 6)
+    all_of_them = factors(model, x)
+    for n in range(1, 70):
+        for found, wanted in zip(factors(model, x[:n].clone()), all_of_them, strict=True):
+            assert torch.equal(found, wanted[:n]), n

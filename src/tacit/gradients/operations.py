@@ -70,6 +70,24 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
     return by_example(x, layout, batch).reshape(batch, 1, -1, width).contiguous()
 
 
+LINE = 16
+"""Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
+
+
+def _rows_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, computed for each row as it would be beside any number of others.
+
+    Products with very few rows, and with one output, use kernels that compute the last rows in another way. Empty rows
+    are put in the last places then.
+    """
+    rows = x.numel() // max(1, x.shape[-1])
+    extra = -rows % LINE
+    if not extra or (weight.shape[0] > 1 and rows > LINE):
+        return F.linear(x, weight, bias)
+    out = F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, extra)), weight, bias)
+    return out[:rows].reshape(*x.shape[:-1], -1)
+
+
 @operation("linear")
 def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = bound("input weight bias", args, kwargs)
@@ -81,7 +99,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     features = plain(x)
     if layout.dim == features.ndim - 1:
         return fallback(recorder, "linear", func, args, kwargs)
-    out = F.linear(features, bare(weight), bare(bias))
+    out = _rows_alike(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])

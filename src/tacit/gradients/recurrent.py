@@ -14,7 +14,7 @@ from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
-from tacit.gradients.operations import layout_of, operation, trainable
+from tacit.gradients.operations import LINE, layout_of, operation, trainable
 from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
@@ -79,14 +79,15 @@ class _Job:
         reverse: bool,
         mask: Tensor | None,
         columns: Layout,
+        count: int,
     ) -> None:
         self.recorder, self.kind, self.weights, self.reverse = recorder, kind, weights, reverse
-        self.mask, self.columns = mask, columns
+        self.mask, self.columns, self.count = mask, columns, count
 
     def _rows(self, x: Tensor) -> Tensor:
         batch = self.recorder.batch
         assert batch is not None
-        own = by_example(x, self.columns, batch)
+        own = by_example(x[:, : self.count], self.columns, batch)
         return own.reshape(batch, 1, -1, x.shape[-1]).contiguous()
 
     def pairs(
@@ -200,7 +201,12 @@ def _run(
     else:
         columns = layout.at(1)
         data = data.transpose(0, 1) if batch_first else data
-    states = [_state(recorder, s, columns) for s in states]
+    count = data.shape[1]
+    # Products round by where in memory a matrix begins: one record more would move all steps but the first, if each did
+    # not begin a line. The empty columns are dropped below.
+    padding = (0, 0, 0, -count % LINE)
+    data, states = F.pad(data, padding), [F.pad(_state(recorder, s, columns), padding) for s in states]
+    mask = None if mask is None else F.pad(mask, padding)
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     lasts: list[list[Tensor]] = [[] for _ in states]
@@ -211,7 +217,7 @@ def _run(
             own = list(weights[at * each : (at + 1) * each])
             full: list[Tensor | None] = [own[0], own[1], *(own[2:4] if has_bias else (None, None))]
             full.append(own[-1] if each in (3, 5) else None)
-            job = _Job(recorder, kind, full, direction == 1, mask, columns)
+            job = _Job(recorder, kind, full, direction == 1, mask, columns, count)
             cell = states[1][at] if kind == "lstm" else None
             out, *last = RecurrentLayer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]
             outs.append(out)
@@ -220,7 +226,8 @@ def _run(
         data = outs[0] if directions == 1 else torch.cat(outs, 2)
         if dropout and training and layer < layers - 1:
             data = F.dropout(data, dropout, True)
-    finals = tuple(mark(torch.stack(kept), recorder, columns) for kept in lasts)
+    data = data[:, :count]
+    finals = tuple(mark(torch.stack(kept)[:, :count], recorder, columns) for kept in lasts)
     if sizes is not None:
         data = data[steps_index, column_index]
     elif batch_first:
