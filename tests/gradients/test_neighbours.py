@@ -206,8 +206,39 @@ def test_where_uses_meet_every_call_is_added_in_float64() -> None:
     assert float(total) == 2.0**24 + 15
 
 
+def depths(leaves: int) -> set[tuple[int, ...]]:
+    """How deep the leaves lie, for every binary tree."""
+    found = {(0,)} if leaves == 1 else set()
+    for left in range(1, leaves // 2 + 1):
+        for one in depths(left):
+            found |= {tuple(sorted(1 + d for d in one + other)) for other in depths(leaves - left)}
+    return found
+
+
+@pytest.mark.parametrize("terms", range(2, 11))
+def test_one_addition_after_the_other_is_the_deepest_tree(terms: int) -> None:
+    """So that the sum of (depth + 2)² over the terms of an entry is largest there, in whatever order a kernel adds."""
+    chain = (*range(1, terms), terms - 1)
+    worst = max(sum((d + 2) ** 2 for d in tree) for tree in depths(terms))
+    assert chain in depths(terms)
+    assert worst == sum((d + 2) ** 2 for d in chain)
+    assert precision.call_error(terms, 1) == pytest.approx((terms * worst) ** 0.5)
+
+
 def test_the_bound_of_a_call_holds_for_another_order_in_every_entry() -> None:
-    assert precision.call_error(128, 1) >= 128 * 128
+    """Every entry has one large term, another record's in each, to which all others are added one by one, and lost."""
+    records = precision.CALLS[0]
+    terms = torch.full((records, records), 0.99 * precision.UNIT)
+    terms.fill_diagonal_(1.0)
+    wrong = torch.zeros(records, dtype=torch.float64)
+    for entry in range(records):
+        column = terms[:, entry]
+        total = column[entry]
+        for other in range(records):
+            total = total + column[other] if other != entry else total
+        wrong[entry] = float(total) - float(column.double().sum())
+    limit = float(terms.double().norm(dim=1).max())
+    assert records**1.5 / 2 < float(wrong.norm()) / precision.UNIT <= precision.call_error(records, 1) * limit
 
 
 def test_sizes_of_terms_are_bounds_however_many_entries_there_are() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,7 +52,7 @@ class Noise:
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     """All noise is drawn from a generator that the test can read, and lots keep the order of the data set."""
-    monkeypatch.setattr(run_module, "shuffled", lambda records, source: records)
+    monkeypatch.setattr(run_module, "random_order", lambda records, source: np.arange(records))
     known = Noise()
     monkeypatch.setattr(lattice, "add_gaussian_", known)
     return known

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,7 +17,6 @@ from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource
 from tacit.training.joined import _joined
 from tacit.training.private import _batch_size
-from tacit.training.run import shuffled
 from tacit.training.shards import ShardedSums
 from tacit.training.statement import _arithmetic
 from tacit.training.sums import GradientSums
@@ -116,10 +114,19 @@ def test_sums_of_shards_are_put_together_and_added_in_float64(expected: int) -> 
 
 
 def test_the_order_of_a_lot_is_random_and_loses_nobody() -> None:
-    records = np.arange(100, 400)
-    one, two = shuffled(records, SecureSource()), shuffled(records, SecureSource())
-    assert not np.array_equal(one, two) and not np.array_equal(one, records)
-    assert np.array_equal(np.sort(one), records)
+    x = torch.arange(300.0).unsqueeze(1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    run = tacit.make_private(
+        model, optimizer, TensorDataset(x, x), lot_size=300, steps=2, noise_multiplier=1.0, clipping=tacit.Flat(1.0)
+    )
+    orders = []
+    for rows, _ in run.batches():
+        orders.append(rows.flatten().tolist())
+        model(rows).sum().backward()
+        optimizer.step()
+    assert orders[0] != orders[1]
+    assert all(order != sorted(order) == x.flatten().tolist() for order in orders)
 
 
 def test_a_lot_in_many_batches_is_summed_in_float64(make: Any, silence: Any) -> None:
@@ -143,3 +150,8 @@ def test_batches_are_no_larger_than_the_margin_is_proved_for() -> None:
     assert _batch_size(None, 10**6, 1) == _batch_size(10**5, 10**6, 1) == LARGEST_BATCH
     assert _batch_size(10**5, 10**6, 4) == 4 * LARGEST_BATCH
     assert _batch_size(64, 600, 1) == 64 and _batch_size(None, 600, 1) == 1200
+
+
+def test_a_clip_norm_too_small_for_the_proof_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="clipped to 1e-10"):
+        make(nn.Linear(4, 3), clipping=tacit.Flat(1e-10), noise_multiplier=1.0, steps=1)

@@ -28,7 +28,7 @@ from torch import Tensor
 UNIT = 2.0**-24
 """The unit roundoff u of float32, the coarsest type in which anything is summed."""
 
-CALLS = (128, 16, 8, 4, 2, 1)
+CALLS = (200, 16, 8, 4, 2, 1)
 """How many records one call of a kernel may sum: the first for records of one term each, the others for more."""
 
 BLOCKS = (128, 1024, 2048)
@@ -45,6 +45,9 @@ Lots of half as many on average are: that one has more than this is less likely 
 
 MOST_POSITIONS = 1 << 20
 """Terms that one record may have in one parameter; more are refused."""
+
+LEAST_CLIP_NORM = 1e-9
+"""Smaller clip norms are refused: products too small for the type would no longer be small beside them."""
 
 SHARE = 0.005
 """What calls of one size may add to the sensitivity."""
@@ -73,12 +76,17 @@ def spread(positions: int) -> float:
 
 
 def call_error(records: int, positions: int) -> float:
-    """What one call can be wrong by, in units of u·S.
+    """What one call can be wrong by, in units of u·S: Lemma 2.
 
     A term is a product of three numbers: two roundings. Each of n terms passes through at most n additions, in an
-    order that may be another for every entry of the matrix.
+    order that may be another for every entry of the matrix. Not all terms of an entry through as many: the additions
+    are a binary tree, whose n leaves are deepest, all together, where one follows the other (depths 1, …, n-1, n-1).
+    With one term a record that counts, by the Cauchy-Schwarz inequality.
     """
-    return (records * positions + 2) * records * spread(positions)
+    if positions > 1:
+        return (records * positions + 2) * records * spread(positions)
+    depths = [*range(1, records), records - 1]
+    return math.sqrt(records * sum((depth + 2) ** 2 for depth in depths))
 
 
 def per_call(positions: int) -> int:
@@ -119,6 +127,14 @@ def own_rounding(positions: int, formed: bool) -> float:
     """
     steps = (positions + 4) * UNIT
     return (2 if formed else 1) * steps / (1 - steps)
+
+
+def check_clip_norm(clip_norm: float) -> None:
+    if not clip_norm >= LEAST_CLIP_NORM:
+        raise ValueError(
+            f"gradients are clipped to {clip_norm:g}, for which no sensitivity is proved; use a clip norm of at least "
+            f"{LEAST_CLIP_NORM:g}, or multiply the loss."
+        )
 
 
 def check_positions(positions: int) -> None:

@@ -152,10 +152,10 @@ class PrivateRun:
     def _draw(self, receipt: Receipt) -> Drawn:
         """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        order = shuffled(np.arange(len(drawn.indices if isinstance(drawn, UserLot) else drawn)), self._source)
         if isinstance(drawn, UserLot):
+            order = random_order(len(drawn.indices), self._source)
             return drawn.indices[order], drawn.users[drawn.owners][order]
-        drawn = drawn[order]
+        drawn = drawn[random_order(len(drawn), self._source)]
         if rows == 1:
             return drawn, drawn
         return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
@@ -313,10 +313,10 @@ class PrivateRun:
             self._until_closed.close()
 
 
-def shuffled(records: Integers, source: Source) -> Integers:
-    """The records of a lot in random order.
+def random_order(records: int, source: Source) -> Integers:
+    """The order in which the records of a lot are summed: Lemma 1 of docs/finite-precision.md.
 
     In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
-    be rounded another way. In random order it comes last and changes places with one other (docs/finite-precision.md).
+    be rounded another way. In random order it comes last and changes places with one other.
     """
-    return records[source.permutation(len(records))]
+    return source.permutation(records)

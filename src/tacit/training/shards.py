@@ -77,9 +77,11 @@ class ShardedSums(GradientSums):
     once, as the sum of the lot: nothing of the margin depends on how many processes there are.
     """
 
+    source: Source
+
     def __init__(self, parameters: Mapping[str, Tensor], scatter: Scatter, source: Source) -> None:
         super().__init__(parameters)
-        self._scatter, self._own, self.source = scatter, source, source
+        self._scatter, self.source = scatter, source
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch of every process, every record clipped."""
@@ -105,4 +107,4 @@ class ShardedSums(GradientSums):
             self._wide[name] += mine
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
-        clipping.release_(receipt, sums, self._own, counts=source)
+        clipping.release_(receipt, sums, self.source, counts=source)
