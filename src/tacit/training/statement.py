@@ -92,9 +92,10 @@ def _arithmetic(entries: Sequence[tuple[Step, int]]) -> str:
 
 _SUMS = (
     "The S of gradients include a margin for what rounding in norm, clip factor and sum over the lot can add to what "
-    "one record does. Premise: what the kernels of the forward and backward pass make of a record is, to the last bit, "
-    "a function of that record alone, not of its place in a batch, the other rows or their number "
-    "(docs/finite-precision.md)."
+    "one record does (unless the ledger was begun before tacit had one). Premise, assumed and not checked: what the "
+    "kernels of the forward and backward pass make of a record is, to the last bit, a function of that record and its "
+    "own coins, not of its place in a batch, the other rows or their number; and how many positions the sequences of a "
+    "batch have is public: pad to a fixed length, do not pack (docs/finite-precision.md)."
 )
 
 
