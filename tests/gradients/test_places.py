@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit import gradients
-from tacit.gradients.contributions import added, own_sums, row_squares
+from tacit.gradients.contributions import FEW, Dense, added, own_sums, row_squares
+from tacit.gradients.layout import warn_of_lengths
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import MARGIN
 from tacit.gradients.tap import simple_fraction, unscaled
@@ -184,3 +185,25 @@ def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, p
     for n in range(1, 70):
         for found, wanted in zip(factors(model, x[:n].clone()), all_of_them, strict=True):
             assert torch.equal(found, wanted[:n]), n
+
+
+def test_whether_a_sum_is_taken_in_float64_does_not_depend_on_how_many_are_summed() -> None:
+    """One record more would change every call of the batch."""
+    for width in (FEW, FEW + 1):
+        kinds = {Dense(torch.zeros(n, width))._sum(torch.zeros(n), 1).dtype for n in (2, 100, 1900, 2048, 5000)}
+        assert len(kinds) == 1
+        first = Dense(torch.zeros(3, width))._sum(torch.zeros(3), 200).dtype
+        assert first == (torch.float64 if width <= FEW else torch.float32)
+
+
+def test_sequences_of_different_lengths_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.RNN(2, 3, batch_first=True)
+    for lengths, warned in (([4, 4], 0), ([4, 2], 1), ([4, 3], 0)):  # once
+        caplog.clear()
+        if warned:
+            warn_of_lengths.cache_clear()
+        packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 4, 2), torch.tensor(lengths), batch_first=True)
+        with gradients.record(model) as tape:
+            model(packed)[0].data.sum().backward()
+        tape.norms()
+        assert sum("pad to a fixed length" in message for message in caplog.messages) == warned

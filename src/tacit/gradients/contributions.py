@@ -23,8 +23,8 @@ CHUNK_BYTES = 16 << 20
 WIDE = 4096
 """Rows with more entries have their norms taken in pieces: roundings then grow with the root of the length."""
 
-FEW = 1 << 15
-"""So few entries, of all examples together, are summed in float64: that costs less than several calls."""
+FEW = 16
+"""Gradients of so few entries are summed in float64, which costs less than several calls."""
 
 
 def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
@@ -201,7 +201,7 @@ class Dense(Contribution):
     def _sum(self, weights: Tensor, size: int) -> Tensor:
         """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64; or all in float64."""
         grads = precise(self.grads).reshape(self.batch, -1)
-        if grads.numel() <= FEW:
+        if grads.shape[1] <= FEW:  # not by how many examples there are: one more would change every call
             return torch.mv(grads.double().t(), weights.double())
         weights = weights.to(grads.dtype)
         if self.batch <= size:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tacit.gradients import cells
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.layout import Layout, by_example, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import LINE, layout_of, operation, trainable
@@ -191,6 +191,8 @@ def _run(
     data, mask, steps_index, column_index = plain(x), None, None, None
     if sizes is not None:
         counts = sizes.tolist()
+        if counts[-1] < counts[0]:
+            warn_of_lengths()
         steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
         column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
