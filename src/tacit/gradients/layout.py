@@ -136,8 +136,8 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
 def warn_of_lengths() -> None:
     """Once: who trains with such data is told again by docs/finite-precision.md and the statement."""
     log.warning(
-        "examples have different numbers of positions (packed sequences, masks): how all of them are rounded depends on "
-        "the longest in a batch, which the margin in S does not cover; pad to a fixed length to have it proved"
+        "examples have different numbers of positions (packed sequences, masks): how all of them are rounded depends "
+        "on the longest in a batch, which the margin in S does not cover; pad to a fixed length to have it proved"
     )
 
 
