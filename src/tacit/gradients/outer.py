@@ -200,8 +200,15 @@ class Outer(Contribution):
         """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
         if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
             return False
-        sizes = self.width_out, self.width_in, records * self.positions
-        return self.batch <= records or adds_once(*sizes, dtype, self.a.device, torch.get_num_threads())
+        return self.batch <= records or self.product_adds_once(records * self.positions)
+
+    def product_adds_once(self, terms: int) -> bool:
+        """As `adds_once`; not asked for every number of terms where the answer takes long to find."""
+        common = terms == per_call(self.positions) * self.positions
+        if not common and self.width_out * self.width_in > 1 << 18:
+            return False
+        sizes = self.width_out, self.width_in, terms
+        return adds_once(*sizes, precise_dtype(self.a), self.a.device, torch.get_num_threads())
 
     def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The factors, the narrower one multiplied by the weights."""
@@ -223,7 +230,9 @@ class Outer(Contribution):
                 total.addbmm_(right.transpose(1, 2), left, beta=0)
             if start == full:
                 torch.mm(g[full:end].t(), a[full:end], out=total)
-            elif full < end:  # of another size than `adds_once` was asked about
+            elif full < end and self.product_adds_once(end - full):
+                total.addmm_(g[full:end].t(), a[full:end])
+            elif full < end:
                 total += torch.mm(g[full:end].t(), a[full:end])
 
         return chain
