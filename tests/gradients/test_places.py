@@ -207,3 +207,20 @@ def test_sequences_of_different_lengths_are_warned_about(caplog: pytest.LogCaptu
             model(packed)[0].data.sum().backward()
         tape.norms()
         assert sum("pad to a fixed length" in message for message in caplog.messages) == warned
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.type_as(x))
+
+
+@pytest.mark.parametrize("records", [3, 5])
+def test_a_parameter_cast_to_the_type_of_the_batch_is_refused_with_the_reason(records: int) -> None:
+    """Whether or not their shapes fit together, which such a cast does not ask for."""
+    model = Cast()
+    with gradients.record(model), pytest.raises(ValueError, match="uses data as a weight matrix"):
+        model(torch.randn(records, 7)).sum().backward()

@@ -47,7 +47,9 @@ def lift(
             out = func(*detached(args, shared), **detached(kwargs, shared))
         return recorder.finish(name, func, args, kwargs, out, [(t, Mixed("mixed examples")) for t, _ in tagged])
     copies: dict[int, Tensor] = {}
-    full = () if joins else torch.broadcast_shapes(*(t.shape for t in tensors((args, kwargs))))  # type: ignore[no-untyped-call]
+    full: Sequence[int] = ()
+    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
+        full = torch.broadcast_shapes(*(t.shape for t in tensors((args, kwargs))))  # type: ignore[no-untyped-call]
     for q in shared:
         if id(q) in copies:
             continue
