@@ -63,6 +63,7 @@ def squares_added_over_positions(patch: Patch) -> None:
         return (a.square().sum(3) * g.square().sum(3)).sum((1, 2)), sizes
 
     patch.setattr(outer.Outer, "gram_squares", squares)
+    patch.setattr(outer.Outer, "settle", lambda self: self)
     patch.setattr(outer.Outer, "gram_is_cheaper", lambda self: True)
 
 
@@ -205,7 +206,8 @@ def number_of_records_in_gradients(patch: Patch) -> None:
 
     def seeded(self: Any, kind: str, grad: torch.Tensor) -> torch.Tensor:
         found = real(self, kind, grad)
-        return (grad if found is None else found) / self.batch * self.batch
+        rows = 11 * self.batch  # as if each record had some: 1/B alone is often undone exactly
+        return (grad if found is None else found) / rows * rows
 
     patch.setattr(recorder.Recorder, "_seeded", seeded)
 

@@ -33,6 +33,9 @@ from tacit.gradients.precision import (
     pieces,
 )
 
+AT_ONCE = 2048
+"""Gradients of so few entries are formed for all examples at once; not by how many examples there are."""
+
 
 class Outer(Contribution):
     """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
@@ -91,11 +94,10 @@ class Outer(Contribution):
         return not any(entries % 16 for entries in (t * i, t * o, i * o))
 
     def formed(self) -> Tensor:
-        several = list(self.chunks())
-        if len(several) <= 1:
+        if self.size <= AT_ONCE:
             return self.instantiate(0, self.batch)
         grads: Tensor | None = None
-        for lo, hi in several:
+        for lo, hi in self.chunks():
             part = self.instantiate(lo, hi)
             grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
             grads[lo:hi] = part
