@@ -18,6 +18,7 @@ from tacit.gradients.contributions import FEW, Dense, added, own_sums, row_squar
 from tacit.gradients.layout import warn_of_lengths
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import MARGIN
+from tacit.gradients.sparse import Rows
 from tacit.gradients.tap import simple_fraction, unscaled
 
 MOST = 132
@@ -148,6 +149,19 @@ def test_a_factor_that_cannot_be_told_from_its_rounding_is_refused() -> None:
     tape.norms()
 
 
+class TimeFirst(nn.Module):
+    """A map of a view in which the examples come first, and in memory second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.line = nn.Parameter(torch.ones(6)), nn.Linear(6, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return self.line(x * self.scale)  # type: ignore[no-any-return]
+        return self.line((x.transpose(0, 1).contiguous() * self.scale).transpose(0, 1))  # type: ignore[no-any-return]
+
+
 def factors(model: nn.Module, x: Tensor) -> list[Tensor]:
     with gradients.record(model) as tape:
         out = model(x)
@@ -165,13 +179,15 @@ def factors(model: nn.Module, x: Tensor) -> list[Tensor]:
     [
         lambda: nn.Linear(6, 1),
         lambda: nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 1)),
+        lambda: nn.Sequential(nn.Linear(6, 1), nn.Tanh(), nn.Linear(1, 20)),
+        TimeFirst,
         lambda: nn.Linear(6, 7),
         lambda: nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 10)),
         lambda: nn.RNN(6, 7, batch_first=True),
         lambda: nn.GRU(6, 8, batch_first=True),
         lambda: nn.LSTM(6, 5, batch_first=True),
     ],
-    ids=["one output", "one output, deep", "linear", "deep", "rnn", "gru", "lstm"],
+    ids=["one output", "one output, deep", "from one feature", "time first", "linear", "deep", "rnn", "gru", "lstm"],
 )
 @pytest.mark.parametrize("positions", [0, 5])
 def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, positions: int) -> None:
@@ -224,3 +240,29 @@ def test_a_parameter_cast_to_the_type_of_the_batch_is_refused_with_the_reason(re
     model = Cast()
     with gradients.record(model), pytest.raises(ValueError, match="uses data as a weight matrix"):
         model(torch.randn(records, 7)).sum().backward()
+
+
+def test_repeated_lookups_of_one_record_change_nobody_elses_norm() -> None:
+    """Four squares at a tie of float32, added in the order of their rows or of the lookups."""
+    records = 50
+    model = nn.Embedding(10, 1)
+    words = torch.tensor([3, 1, 7, 5]).expand(records + 1, 4).clone()
+    words[-1] = 2
+    c = torch.tensor([1.0, 2.0**-12, 2.0**-27, 2.0**-27]).view(1, 4, 1).expand(records + 1, 4, 1).clone()
+    c[-1] = 0
+
+    def squares(n: int) -> Tensor:
+        owner = torch.arange(n).repeat_interleave(4)
+        return Rows(words[:n].flatten(), owner, c[:n].reshape(-1, 1), model.weight.shape, n).squares()
+
+    settled = Rows(words[:2].flatten(), torch.tensor([0] * 4 + [1] * 4), c[:2].reshape(-1, 1), (10, 1), 2).settle()
+    assert settled.index.tolist() == [1, 3, 5, 7] * 2
+    assert torch.equal(squares(records), squares(records + 1)[:-1])
+
+
+def test_gradients_stored_features_first_are_summed_as_others_are() -> None:
+    torch.manual_seed(0)
+    grads, weights = torch.randn(1001, 40), torch.rand(1001)
+    by_columns = Dense(grads.t().contiguous().t())
+    assert torch.equal(by_columns._sum(weights, 192), Dense(grads)._sum(weights, 192))
+    assert by_columns.grads.is_contiguous()

@@ -180,7 +180,9 @@ class Dense(Contribution):
     """The G_i themselves: for small tensors (biases, norm scales, positions)."""
 
     def __init__(self, grads: Tensor) -> None:
-        self.grads = grads
+        self.grads = (
+            grads.contiguous()
+        )  # calls that run over memory by columns would all change with the number of rows
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
         self._squares: Tensor | None = None
 

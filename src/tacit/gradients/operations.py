@@ -77,15 +77,15 @@ LINE = 16
 def _rows_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, computed for each row as it would be beside any number of others.
 
-    Products with very few rows, and with one output, use kernels that compute the last rows in another way. Empty rows
-    are put in the last places then.
+    Products with very few rows, and with one output or input, use kernels that compute the last rows in another way.
+    Empty rows are put in the last places then. (Not for all that a library may do: see docs/finite-precision.md.)
     """
     rows = x.numel() // max(1, x.shape[-1])
     extra = -rows % LINE
-    if not extra or (weight.shape[0] > 1 and rows > LINE):
-        return F.linear(x, weight, bias)
-    out = F.linear(F.pad(x.reshape(rows, -1), (0, 0, 0, extra)), weight, bias)
-    return out[:rows].reshape(*x.shape[:-1], -1)
+    if not extra or (min(weight.shape) > 1 and rows > LINE):
+        return F.linear(x.contiguous(), weight, bias)
+    out = F.linear(F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, extra)), weight, bias)
+    return out[:rows].view(*x.shape[:-1], weight.shape[0])
 
 
 @operation("linear")

@@ -23,15 +23,15 @@ class Rows(Contribution):
         return torch.bincount(self.owner, minlength=self.batch)
 
     def settle(self) -> Rows:
-        """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
+        """Add up repeated lookups of the same row by the same example, so that no two entries overlap.
+
+        In the order of examples and rows, whether or not anybody repeats a lookup: all are added up in this order.
+        """
         key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
         grads = precise(self.grads)
-        if key.numel() < place.numel():
-            merged = grads.new_zeros((key.numel(), grads.shape[1]))
-            merged.index_add_(0, place, grads)
-            owner = torch.div(key, self.shape[0], rounding_mode="floor")
-            return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
-        return MergedRows(self.index, self.owner, grads, self.shape, self.batch)
+        merged = grads.new_zeros((key.numel(), grads.shape[1])).index_add_(0, place, grads)
+        owner = torch.div(key, self.shape[0], rounding_mode="floor")
+        return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
 
     def squares(self) -> Tensor:
         return self.settle().squares()
