@@ -266,3 +266,32 @@ def test_gradients_stored_features_first_are_summed_as_others_are() -> None:
     by_columns = Dense(grads.t().contiguous().t())
     assert torch.equal(by_columns._sum(weights, 192), Dense(grads)._sum(weights, 192))
     assert by_columns.grads.is_contiguous()
+
+
+class Constants(nn.Module):
+    """A parameter meets the batch and a constant of more dimensions in one operation."""
+
+    def __init__(self, constant: Tensor, how: str) -> None:
+        super().__init__()
+        self.q, self.constant, self.how = nn.Parameter(torch.randn(4)), constant, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "where":
+            return torch.where(self.constant > 0, self.q, x)
+        if self.how == "lerp":
+            return torch.lerp(x, self.q, self.constant)
+        return torch.addcmul(x, self.q, self.constant)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 1, 4), (6, 1, 4), (1, 1, 1, 4), (3, 2, 1, 1)])
+@pytest.mark.parametrize("how", ["where", "lerp", "addcmul"])
+@pytest.mark.parametrize("positions", [0, 3])
+def test_constants_of_more_dimensions_keep_examples_apart(shape: tuple[int, ...], how: str, positions: int) -> None:
+    torch.manual_seed(0)
+    shape = (*shape[:-2], 1, *shape[-2:]) if positions else shape
+    model = Constants(torch.randn(shape), how)
+    x = torch.randn(6, positions, 4) if positions else torch.randn(6, 4)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    each = [torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.q)[0].norm() for i in range(6)]
+    torch.testing.assert_close(tape.norms(), torch.stack(each), rtol=1e-4, atol=1e-5)

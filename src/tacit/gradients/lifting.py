@@ -32,7 +32,12 @@ def lift(
     original for each example.
     """
     joins = name in ("cat", "stack")
-    rank = max(t.ndim for t in [*(t for t, _ in tagged), *shared])
+    met = [*(t for t, _ in tagged), *shared]
+    full: Sequence[int] = ()
+    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
+        met = tensors((args, kwargs))
+        full = torch.broadcast_shapes(*(t.shape for t in met))  # type: ignore[no-untyped-call]
+    rank = max(t.ndim for t in met)
     place: Layout | None = None
     for t, tag in tagged:
         if isinstance(tag, Layout):
@@ -47,9 +52,6 @@ def lift(
             out = func(*detached(args, shared), **detached(kwargs, shared))
         return recorder.finish(name, func, args, kwargs, out, [(t, Mixed("mixed examples")) for t, _ in tagged])
     copies: dict[int, Tensor] = {}
-    full: Sequence[int] = ()
-    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
-        full = torch.broadcast_shapes(*(t.shape for t in tensors((args, kwargs))))  # type: ignore[no-untyped-call]
     for q in shared:
         if id(q) in copies:
             continue
