@@ -33,8 +33,8 @@ from tacit.gradients.precision import (
     pieces,
 )
 
-AT_ONCE = 2048
-"""Gradients of so few entries are formed for all examples at once; not by how many examples there are."""
+AT_ONCE = 1 << 17
+"""Gradients that take so few bytes an example to form are formed for all at once; not by how many examples there are."""
 
 
 class Outer(Contribution):
@@ -94,7 +94,7 @@ class Outer(Contribution):
         return not any(entries % 16 for entries in (t * i, t * o, i * o))
 
     def formed(self) -> Tensor:
-        if self.size <= AT_ONCE:
+        if self.bytes_each <= AT_ONCE:
             return self.instantiate(0, self.batch)
         grads: Tensor | None = None
         for lo, hi in self.chunks():
@@ -110,8 +110,12 @@ class Outer(Contribution):
         return self.shaped(self.product(a.clone(), g.clone()))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        each = self.blocks * self.positions * (self.width_in + self.width_out) + self.size
-        return chunks(self.batch, each * 4)
+        return chunks(self.batch, self.bytes_each)
+
+    @property
+    def bytes_each(self) -> int:
+        """What forming one example's gradient takes, its windows included."""
+        return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
 
     def squares(self) -> Tensor:
         return self.measured()[0]
