@@ -34,7 +34,7 @@ from tacit.gradients.precision import (
 )
 
 AT_ONCE = 1 << 17
-"""Gradients that take so few bytes an example to form are formed for all at once; not by how many examples there are."""
+"""Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
 
 
 class Outer(Contribution):
