@@ -286,4 +286,4 @@ def test_ordinary_gradients_are_not_kept_apart() -> None:
     with gradients.record(model) as tape:
         F.cross_entropy(model(x).mean(1), torch.arange(N) % 3).backward()
     tape.norms()
-    assert [i for uses in tape._uses.values() for i in uses.apart] == []
+    assert [i for uses in tape._measured.uses.values() for i in uses.apart] == []

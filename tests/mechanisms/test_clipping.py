@@ -253,3 +253,15 @@ def test_a_record_with_several_examples_is_charged_for_each() -> None:
 def test_mistakes_are_named(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_the_factor_of_a_record_does_not_depend_on_the_others_of_its_batch() -> None:
+    """A record of 2^101 times the clip norm sends itself the careful way, and nobody else."""
+    for strategy in STRATEGIES:
+        clipping = strategy.bind(SHAPES, lot_size=10.0)
+        columns = len(clipping.partition(SHAPES))
+        ordinary = 10.0 ** (6 * torch.rand(3000, columns, generator=torch.Generator().manual_seed(1)) - 3)
+        alone = clipping.weights(ordinary)
+        for extra in (2.0**101, math.inf, math.nan, 1.0):
+            together = clipping.weights(torch.cat([ordinary, torch.full((1, columns), extra)]))
+            assert torch.equal(together[:-1], alone), (strategy, extra)

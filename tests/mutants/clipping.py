@@ -8,7 +8,19 @@ from typing import Any
 import torch
 
 from mutants.registry import AUDIT, HISTORY, Patch, mutant
-from tacit.gradients import contributions, normalisations, sources, tape
+from tacit.gradients import (
+    convolutions,
+    lifting,
+    measured,
+    normalisations,
+    operations,
+    outer,
+    recorder,
+    recurrent,
+    sources,
+    tap,
+)
+from tacit.gradients import sparse as sparse_gradients
 from tacit.mechanisms import groups, microbatch
 from tacit.training import sums as gradient_sums
 
@@ -43,15 +55,16 @@ def one_layer_not_clipped(patch: Patch) -> None:
     note=6,
 )
 def squares_added_over_positions(patch: Patch) -> None:
-    real = contributions.Outer.gram_squares
+    real = outer.Outer.gram_squares
 
     def squares(self: Any, lo: int, hi: int) -> Any:
         _, sizes = real(self, lo, hi)
         a, g = self.factors(lo, hi)
         return (a.square().sum(3) * g.square().sum(3)).sum((1, 2)), sizes
 
-    patch.setattr(contributions.Outer, "gram_squares", squares)
-    patch.setattr(contributions.Outer, "gram_is_cheaper", lambda self: True)
+    patch.setattr(outer.Outer, "gram_squares", squares)
+    patch.setattr(outer.Outer, "settle", lambda self: self)
+    patch.setattr(outer.Outer, "gram_is_cheaper", lambda self: True)
 
 
 @mutant(
@@ -111,8 +124,8 @@ def nan_poisons_the_sum(patch: Patch) -> None:
     real = torch.isfinite
     fake = type("torch", (), {"__getattr__": lambda self, name: getattr(torch, name)})()
     fake.isfinite = lambda x: torch.ones_like(real(x))
-    patch.setattr(tape, "torch", fake)
-    patch.setattr(tape, "checked_weights", lambda weights, norms: weights.to(norms.dtype))
+    patch.setattr(measured, "torch", fake)
+    patch.setattr(measured, "checked_weights", lambda weights, norms: weights.to(norms.dtype))
 
 
 @mutant(
@@ -131,7 +144,7 @@ def norms_in_half_precision(patch: Patch) -> None:
     "tests/gradients/test_influence.py::test_one_record_changes_the_sum_by_at_most_its_bound",
 )
 def cancellation_ignored(patch: Patch) -> None:
-    for module in (contributions, sources):
+    for module in (outer, sources):
         patch.setattr(
             module, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool)
         )
@@ -172,3 +185,59 @@ def microbatches_charged_once(patch: Patch) -> None:
 )
 def users_charged_for_one_example(patch: Patch) -> None:
     patch.setattr(groups.Clipping, "repeated", lambda self, contributions: self)
+
+
+@mutant(
+    "the margin for rounding is left out of the sensitivity",
+    "tests/training/test_precision.py::test_the_margin_is_in_the_ledger_and_the_noise_follows",
+    "tests/training/test_precision.py::test_users_and_microbatches_pay_the_margin_once",
+)
+def margin_dropped(patch: Patch) -> None:
+    patch.setattr(groups.Clipping, "widened", lambda self, margin: self)
+
+
+@mutant(
+    "a mean loss leaves the number of records in everybody's gradient",
+    "tests/gradients/test_neighbours.py::test_no_gradient_contains_the_number_of_examples",
+    "tests/gradients/test_neighbours.py::test_a_mean_loss_of_cancelling_targets_moves_by_one_record",
+)
+def number_of_records_in_gradients(patch: Patch) -> None:
+    real = recorder.Recorder._seeded
+
+    def seeded(self: Any, kind: str, grad: torch.Tensor) -> torch.Tensor:
+        found = real(self, kind, grad)
+        rows = 11 * self.batch  # as if each record had some: 1/B alone is often undone exactly
+        return (grad if found is None else found) / rows * rows
+
+    patch.setattr(recorder.Recorder, "_seeded", seeded)
+
+
+@mutant(
+    "one record's lookups enlarge everybody's norm",
+    "tests/gradients/test_neighbours.py::test_a_record_with_many_lookups_changes_nobody_elses_norm_in_a_tied_table",
+)
+def lookups_of_the_whole_batch(patch: Patch) -> None:
+    real = sparse_gradients.Rows.lookups
+    patch.setattr(sparse_gradients.Rows, "lookups", lambda self: real(self).max().expand(self.batch))
+
+
+@mutant(
+    "a record's sum over positions goes through memory as it lies, in columns shared with other records",
+    "tests/gradients/test_places.py::test_one_record_more_leaves_what_the_others_add_as_it_was",
+    "tests/gradients/test_places.py::test_a_records_own_sum_does_not_depend_on_its_place",
+)
+def sums_by_memory(patch: Patch) -> None:
+    def sums(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+        return x.sum(dim, keepdim=keepdim, dtype=torch.promote_types(x.dtype, torch.float32))
+
+    for module in (convolutions, lifting, normalisations, operations, recurrent):
+        patch.setattr(module, "own_sums", sums)
+
+
+@mutant(
+    "what is left when a division by the number of records is undone depends on that number",
+    "tests/gradients/test_places.py::test_the_rows_of_a_microbatch_are_divided_by_alike_for_every_number_of_records",
+    "tests/gradients/test_neighbours.py::test_a_division_is_undone_for_every_number_of_examples",
+)
+def division_not_undone(patch: Patch) -> None:
+    patch.setattr(tap, "simple_fraction", lambda value, eps: value)

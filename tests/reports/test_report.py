@@ -83,7 +83,7 @@ def test_every_chart_has_a_title_and_a_description(trained: Path, tmp_path: Path
 def test_table_lists_every_release(trained: Path, tmp_path: Path) -> None:
     text = read(trained, output=tmp_path / "report.html").text
     assert "1 1 everyone pca 1 σ 8 8 8" in text
-    assert "2–31 30 Poisson, q = 0.1 of 900 gradients 0.5 σ 0.7538 1.508 1.5" in text
+    assert "2–31 30 Poisson, q = 0.1 of 900 gradients 0.51 σ 0.7689 1.508 1.5" in text
     assert "2–31 30 Poisson, q = 0.1 of 900 metrics/loss 3 σ 45 15 1.5" in text
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import tacit
+from tacit.gradients.precision import MARGIN
 from tacit.training import AdamBC
 
 
@@ -35,7 +36,7 @@ def test_algorithm_1_in_ten_lines_of_numpy(make: Any, train: Any, lots: Any, noi
             factor = 1 / max(1, norm / 0.7)
             gw, gb = gw + factor * np.outer(gradient, x[i]), gb + factor * gradient
         (_, std_w, noise_w), (_, std_b, noise_b) = noise.added[2 * t : 2 * t + 2]
-        assert std_w == std_b == pytest.approx(1.3 * 0.7)
+        assert std_w == std_b == pytest.approx(1.3 * 0.7 * (1 + MARGIN))
         w, b = w - 0.1 * (gw + noise_w.numpy()) / 12, b - 0.1 * (gb + noise_b.numpy()) / 12
 
     assert len(drawn) == 5 and any(len(lot) != 12 for lot in drawn)
@@ -147,7 +148,7 @@ def test_adam_bc_subtracts_the_variance_of_the_noise(make: Any, lots: Any, train
     optimizer = AdamBC(model.parameters(), lr=0.0, floor=1e-8)
     _, _, run = make(model, optimizer, lot_size=12, steps=40, clipping=tacit.Flat(0.5), noise_multiplier=2.0)
     train(run, lambda x, y: (0 * model(x)).sum())
-    variance = (2.0 * 0.5 / 12) ** 2
+    variance = (2.0 * 0.5 * (1 + MARGIN) / 12) ** 2
     for p in model.parameters():
         state = optimizer.state[p]
         assert state["noise"] == pytest.approx(variance * (1 - 0.999**40))
@@ -189,8 +190,8 @@ def test_adam_bc_is_told_the_noise_of_each_group(make: Any, train: Any) -> None:
     _, _, run = make(model, optimizer, clipping=tacit.Joint(scales, 0.5), noise_multiplier=2.0, steps=1)
     train(run)
     told = optimizer._noise
-    assert told[model[0].weight] == pytest.approx(2.0 * 0.5 / 12)
-    assert told[model[1].bias] == pytest.approx(3.0 * 2.0 * 0.5 / 12)
+    assert told[model[0].weight] == pytest.approx(2.0 * 0.5 * (1 + MARGIN) / 12)
+    assert told[model[1].bias] == pytest.approx(3.0 * 2.0 * 0.5 * (1 + MARGIN) / 12)
 
 
 @pytest.mark.parametrize("bad", [{"lr": -1.0}, {"floor": 0.0}, {"betas": (0.9, 1.0)}])

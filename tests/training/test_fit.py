@@ -219,12 +219,12 @@ def test_the_statement_answers_the_checklists(make: Any, train: Any) -> None:
         "Steps T: 6 with sampling rate q = 0.2",
         "Noise multiplier of a step (all its queries together): 2",
         "δ = 1e-05",
-        "Group gradients: clip norm S 1.25, noise σ on the sum 2.5",
+        "Group gradients: clip norm S 1.275, noise σ on the sum 2.55",
         "The curve, δ at ε",
         "An attacker who accuses 1 %",  # true positives at a false-positive rate
         "Audit: no audit",
         "Randomness: AES-256-CTR",
-        "floating point",
+        "in floating point",
         f"tacit {__version__}",
         run.ledger.digest,
     ):

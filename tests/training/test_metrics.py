@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scipy import stats
 
 import tacit
+from tacit.gradients.precision import MARGIN
 from tacit.training import JsonLines, TensorBoard
 
 FAILURE = 1e-9
@@ -67,7 +68,7 @@ def test_a_metric_is_charged(make: Any) -> None:
     assert (queries["metrics/m"].clip_norm, queries["metrics/m"].noise_std) == (2.0, 40.0)
     assert (queries["metrics/n"].clip_norm, queries["metrics/n"].noise_std) == (1.0, 5.0)
     wanted = (1 / 2.0**2 - 1 / 20.0**2 - 1 / 5.0**2) ** -0.5
-    assert queries["gradients"].noise_std == pytest.approx(wanted)
+    assert queries["gradients"].noise_std == pytest.approx(wanted * (1 + MARGIN))
 
 
 def test_a_metric_observed_in_pieces_is_one_release(make: Any, silence: Any) -> None:
@@ -157,7 +158,7 @@ def test_explicit_noise_needs_the_noise_of_metrics(make: Any) -> None:
     with pytest.raises(ValueError, match="needs a noise multiplier of its own"):
         make(metrics={"m": tacit.Metric(bound=1.0)}, noise=noise)
     _, _, run = make(metrics={"m": tacit.Metric(bound=1.0, noise_multiplier=3.0)}, noise=noise)
-    assert run.noise_multiplier == pytest.approx((1 / 4 + 1 / 9) ** -0.5)
+    assert run.noise_multiplier == pytest.approx(((1 + MARGIN) ** 2 / 4 + 1 / 9) ** -0.5)
 
 
 class Writer:

@@ -10,6 +10,7 @@ import torch
 
 import tacit
 from tacit.accounting import guarantee
+from tacit.gradients.precision import MARGIN
 from tacit.ledger import GaussianSum, Header, Poisson, Step
 from tacit.mechanisms import DimensionAdjusted, Proportional
 
@@ -28,10 +29,11 @@ def test_clip_norm_noise_and_lot_size_by_step(make: Any, train: Any, lots: Any, 
     drawn = lots(run)
     train(run)
     steps = listed(run)
-    assert [step.queries[0].clip_norm for step in steps] == [2.0, 2.0, 2.0, 0.5, 0.5, 0.5]
+    bounds = [step.queries[0].clip_norm / (1 + MARGIN) for step in steps]
+    assert bounds == pytest.approx([2.0, 2.0, 2.0, 0.5, 0.5, 0.5])
     assert [step.noise_multiplier for step in steps] == pytest.approx([1, 2, 3, 4, 5, 6])
     assert [step.sampling.rate for step in steps] == pytest.approx([0.2, 0.2, 0.5, 0.5, 0.5, 0.5])
-    assert [std for _, std, _ in noise.added[::2]] == pytest.approx([2, 4, 6, 2, 2.5, 3])
+    assert [std / (1 + MARGIN) for _, std, _ in noise.added[::2]] == pytest.approx([2, 4, 6, 2, 2.5, 3])
     sizes = [len(lot) for lot in drawn]
     assert sum(sizes[:2]) < sum(sizes[2:4])
 
@@ -236,6 +238,6 @@ def test_adaptive_clipping_moves_and_the_cost_of_a_step_stays(make: Any, train: 
     train(run)
     steps = listed(run)
     norms = [step.queries[0].clip_norm for step in steps]
-    assert norms[0] == 0.01 and norms[-1] > 0.05
+    assert norms[0] == pytest.approx(0.01 * (1 + MARGIN)) and norms[-1] > 0.05
     assert {round(step.noise_multiplier, 9) for step in steps} == {1.5}
     assert all(step.queries[1].clip_norm == 0.5 and step.queries[1].noise_std == 3.0 for step in steps)

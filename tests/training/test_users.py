@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import tacit
+from tacit.gradients.precision import MARGIN
 from tacit.mechanisms import Microbatches
 
 
@@ -44,7 +45,7 @@ def test_a_user_moves_the_sum_by_most_times_the_clip_norm_at_most(
         sums.append(torch.cat([total.flatten() for total, _, _ in silence.added]))
         recorded = run.ledger.entries[0][0].queries[0].clip_norm
     moved = float((sums[1] - sums[0]).norm())
-    assert recorded == 1.5
+    assert recorded == pytest.approx(1.5 * (1 + MARGIN))
     assert moved == pytest.approx(0.5 * min(each, 3), rel=1e-4)
     assert moved <= recorded
 
@@ -55,7 +56,7 @@ def test_the_unit_is_in_everything(make: Any, train: Any) -> None:
     step = run.ledger.entries[0][0]
     assert (run.ledger.header.unit, step.sampling.unit, step.sampling.records) == ("user", "user", 12)
     assert step.noise_multiplier == pytest.approx(2.0)
-    assert step.queries[0].noise_std == pytest.approx(2.0 * 2 * 1.0)
+    assert step.queries[0].noise_std == pytest.approx(2.0 * 2 * 1.0 * (1 + MARGIN))
     assert "user-level" in str(run.guarantee(1e-5))
     assert "one user" in run.statement(1e-5) and "number of records, 12" in run.statement(1e-5)
 
@@ -82,7 +83,7 @@ def test_metrics_and_adaptive_clipping_count_a_user_as_often(make: Any) -> None:
     )
     next(run.lot())
     queries = {query.group: query.clip_norm for query in run.ledger.entries[0][0].queries}
-    assert queries == {"gradients": 2.0, "unclipped count": 1.0, "metrics/loss": 6.0}
+    assert queries == {"gradients": 2.0 * (1 + MARGIN), "unclipped count": 1.0, "metrics/loss": 6.0}
 
 
 def test_the_divisor_is_the_expected_number_of_users(make: Any, silence: Any) -> None:
@@ -120,6 +121,6 @@ def test_microbatches_are_charged_twice_the_clip_norm(make: Any, train: Any) -> 
     _, _, run = make(clipping=Microbatches(tacit.Flat(0.5)), noise_multiplier=1.5)
     train(run)
     query = run.ledger.entries[0][0].queries[0]
-    assert query.clip_norm == 1.0
-    assert query.noise_std == pytest.approx(1.5)
+    assert query.clip_norm == 1.0 + MARGIN
+    assert query.noise_std == pytest.approx(1.5 * (1 + MARGIN))
     assert run.noise_multiplier == pytest.approx(1.5)

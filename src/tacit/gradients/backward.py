@@ -17,7 +17,7 @@ from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.shards import gather_again, handed_on
-from tacit.gradients.tap import Tap
+from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
 OWN: frozenset[type] = frozenset([Tap, RecurrentLayer])
@@ -35,7 +35,24 @@ def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
         raise ValueError(_SECOND_ORDER)
     with torch.enable_grad():  # an alias made without it would have no graph
         roots = plain(args[0]) if kwargs.get("inputs") is None else args[0]
-    return body(roots, *args[1:], **kwargs)  # type: ignore[no-any-return]
+    given = list(args[1:])
+    if given and given[0] is not None:
+        given[0] = _own(recorder, args[0], given[0])
+    elif kwargs.get("grad_tensors") is not None:
+        kwargs = {**kwargs, "grad_tensors": _own(recorder, args[0], kwargs["grad_tensors"])}
+    return body(roots, *given, **kwargs)  # type: ignore[no-any-return]
+
+
+def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
+    """Gradients given for losses that were left unreduced, without the number of examples (see `unscaled`)."""
+    roots = [tensors] if isinstance(tensors, Tensor) else tensors
+    given = [gradients] if isinstance(gradients, Tensor) else gradients
+    return [
+        unscaled(plain(g), "sum", recorder.reduction, recorder.batch or 1)
+        if g is not None and layout_of(recorder, t) is not None
+        else g
+        for t, g in zip(roots, given)
+    ]
 
 
 def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:

@@ -6,19 +6,25 @@ the squared norms |G_i|², a few of the G_i themselves, and the weighted sum Σ_
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tacit.gradients.precision import CALLS, TOGETHER, pieces
+
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
 
+WIDE = 4096
+"""Rows with more entries have their norms taken in pieces: roundings then grow with the root of the length."""
 
-CANCELLATION = 64.0
-"""How far M_i² may lie above |G_i|² in an example that is summed together with others (see `cancelled`)."""
+FEW = 16
+"""Gradients of so few entries are summed in float64, which costs less than several calls."""
 
 
 def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
@@ -31,15 +37,9 @@ def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
     weight·G_i is added: at most S enters, whatever the terms were. (Independent terms have M_i ≈ √positions·|G_i|,
     so ordinary gradients stay in the fast path; where the rule errs, the result is the same and only takes longer.)
 
-    What remains for the others, with u = 2^-24 in float32 (2^-53 in float64): an addition rounds by at most u times the
-    partial sum, of which weight·M_i ≤ ρ·S is example i's doing. A term passes through h additions, at most `positions`
-    of them before the example is complete, so the excess over S is at most h·u·ρ·S: 2^-14·S for 64 positions and
-    2^-10·S for 400 even if every rounding went the same way, and about √h·u·ρ·S when they do not. That kernels sum in
-    blocks only makes h smaller. Measured norms carry rounding too, relative to M_i²; they are enlarged by 2u·M_i².
-    (Additions of the other examples may also round another way when one more is present; that is common to all sums in
-    float32, u times the sum for each, whoever the additional example is.)
+    For the others weight·M_i ≤ ρ·S, from which `precision` bounds what rounding adds to the sensitivity.
     """
-    return (squares * max(CANCELLATION, 4.0 * positions) < sizes) & torch.isfinite(sizes)
+    return (squares * max(64.0, 4.0 * positions) < sizes) & torch.isfinite(sizes)
 
 
 def precise(x: Tensor) -> Tensor:
@@ -52,26 +52,63 @@ def precise_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunks(batch: int, bytes_per_example: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK_BYTES // max(1, bytes_per_example))
-    for lo in range(0, batch, step):
-        yield lo, min(batch, lo + step)
+    return pieces(batch, max(1, CHUNK_BYTES // max(1, bytes_per_example)))
+
+
+def own_sums(x: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> Tensor:
+    """Every example's own sum, in float32 or better, to the last bit the same in every place.
+
+    Made contiguous first: where the entries of an example are not next to each other in memory (sequences stored time
+    first) a kernel sums columns that several examples share, and the last few of them in another order, so that an
+    example's sum would depend on its place and on how many there are.
+    """
+    return x.contiguous().sum(dim, keepdim=keepdim, dtype=precise_dtype(x))
+
+
+def added(terms: Iterable[Tensor]) -> Tensor:
+    """The sum of several tensors entry by entry: a kernel that sums over all at once may round by place."""
+    return functools.reduce(torch.add, terms)
 
 
 def row_squares(x: Tensor) -> Tensor:
     """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
-    flat = x.reshape(x.shape[0], -1)
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1)
-    return norms.square_()
+    flat = x.contiguous().view(x.shape[0], -1)  # as in `own_sums`
+    wide = flat.shape[1] // WIDE * WIDE
+    if not wide:
+        return _norms(flat, 1).square_()
+    parts = _norms(flat[:, :wide].unflatten(1, (-1, WIDE)), 2)  # type: ignore[no-untyped-call]
+    squares = _norms(parts, 1).square_()
+    return squares if wide == flat.shape[1] else squares + _norms(flat[:, wide:], 1).square_()
 
 
-def guarded_squares(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
-    """Sums of squares from above: squares too small for the type count as its smallest number, not as zero.
+def row_rounding(entries: int) -> int:
+    """The relative error of `row_squares`, in units of u: one rounding for each addition and a few more."""
+    return min(entries, WIDE) + 2 * (entries // WIDE) + 8
+
+
+def _norms(x: Tensor, dim: tuple[int, ...] | int) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x, dim=dim)
+    return found
+
+
+def guarded_squares(x: Tensor) -> Tensor:
+    """`row_squares` from above: squares too small for the type count as its smallest number, not as zero.
 
     Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
     """
-    entries = math.prod(x.shape[d] for d in ([dim] if isinstance(dim, int) else dim))
-    norms: Tensor = torch.linalg.vector_norm(x, dim=dim)
-    return norms.square_().add_(entries * torch.finfo(x.dtype).tiny)
+    return row_squares(x).add_(x[:1].numel() * torch.finfo(x.dtype).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Bounds of errors in units of u, for terms of size M: |G|² is off by relative·|G|² + gram·M², and G by own·M.
+
+    They are public, or (a tensor) each example's own: never what some example made of them for all.
+    """
+
+    relative: float = 0.0
+    gram: float | Tensor = 0.0
+    own: float = 0.0
 
 
 class Contribution(ABC):
@@ -84,27 +121,37 @@ class Contribution(ABC):
 
     @abstractmethod
     def squares(self) -> Tensor:
-        """|G_i|² for every example."""
+        """|G_i|² for every example, up to `rounding`."""
 
     def measured(self) -> tuple[Tensor, Tensor]:
         """|G_i|², and an upper bound of M_i², the size of the terms that are summed in place of G_i.
 
-        The same tensor twice where `accumulate` adds the G_i themselves, formed one by one.
+        The same tensor twice where `assign` adds the G_i themselves, formed one by one.
         """
         squares = self.squares()
         return squares, squares
+
+    def rounding(self) -> Rounding:
+        """How far `measured` may be from the truth."""
+        return Rounding(relative=row_rounding(math.prod(self.shape)))
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
         """G_lo … G_{hi-1} as one tensor [hi - lo, *shape]."""
 
-    @abstractmethod
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        """total += Σ_i weights[i]·G_i."""
+    def alone(self, i: int) -> Tensor:
+        """G_i as [1, *shape], formed where nothing else is, so that its last bits do not depend on its place."""
+        return self.instantiate(i, i + 1)
 
-    def assign(self, total: Tensor, weights: Tensor) -> None:
-        """total = Σ_i weights[i]·G_i, whatever it held."""
-        self.accumulate(total.zero_(), weights)
+    @abstractmethod
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        """total += Σ_i weights[i]·G_i in float64, at most `first` examples having met in float32 in one call."""
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """total = Σ_i weights[i]·G_i, whatever it held, by the rules of `precision` for so many terms an example."""
+        wide = torch.zeros(self.shape, dtype=torch.float64, device=total.device)
+        self.widen(wide, weights)
+        total.copy_(wide)
 
     @abstractmethod
     def without(self, bad: Tensor) -> Contribution:
@@ -125,14 +172,17 @@ class Contribution(ABC):
 
 
 def cleared(x: Tensor, bad: Tensor) -> Tensor:
-    return x.masked_fill(bad.view(-1, *(1,) * (x.ndim - 1)), 0)
+    """A copy with zeros for some examples, laid out as `x` is, so that the others are summed as they would be."""
+    return x.clone().masked_fill_(bad.view(-1, *(1,) * (x.ndim - 1)), 0)
 
 
 class Dense(Contribution):
     """The G_i themselves: for small tensors (biases, norm scales, positions)."""
 
     def __init__(self, grads: Tensor) -> None:
-        self.grads = grads
+        self.grads = (
+            grads.contiguous()
+        )  # calls that run over memory by columns would all change with the number of rows
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
         self._squares: Tensor | None = None
 
@@ -144,178 +194,24 @@ class Dense(Contribution):
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total += self._sum(weights, first).view(self.shape)
+
+    def _sum(self, weights: Tensor, size: int) -> Tensor:
+        """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64; or all in float64."""
         grads = precise(self.grads).reshape(self.batch, -1)
-        if total.is_contiguous():
-            total.view(-1).addmv_(grads.t(), weights.to(grads.dtype))
-        else:
-            total += torch.mv(grads.t(), weights.to(grads.dtype)).view(self.shape)
+        if grads.shape[1] <= FEW:  # not by how many examples there are: one more would change every call
+            return torch.mv(grads.double().t(), weights.double())
+        weights = weights.to(grads.dtype)
+        if self.batch <= size:
+            return torch.mv(grads.t(), weights)
+        full = self.batch // size * size
+        each = torch.bmm(weights[:full].view(-1, 1, size), grads[:full].view(-1, size, grads.shape[1]))
+        total = each.sum((0, 1), dtype=torch.float64)
+        return total.add_(torch.mv(grads[full:].t(), weights[full:])) if full < self.batch else total
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(cleared(self.grads, bad))
-
-
-class Outer(Contribution):
-    """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
-
-    The tensor's own shape is permuted by `order` from the canonical [blocks, out, in] (or its expansion `sizes`).
-    With one position per example, `output` may hold g itself, whose norms a bias needs too.
-    """
-
-    def __init__(
-        self,
-        a: Tensor,
-        g: Tensor,
-        shape: Sequence[int],
-        sizes: Sequence[int] = (),
-        order: Sequence[int] = (),
-        output: Dense | None = None,
-    ) -> None:
-        self.a, self.g = a, g
-        self.output = output
-        self.batch, self.blocks, self.positions, self.width_in = a.shape
-        self.width_out = g.shape[-1]
-        self.shape = torch.Size(shape)
-        self.sizes, self.order = tuple(sizes), tuple(order)
-
-    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        return precise(self.a[lo:hi]), precise(self.g[lo:hi])
-
-    @property
-    def size(self) -> int:
-        return self.blocks * self.width_in * self.width_out
-
-    def gram_is_cheaper(self) -> bool:
-        t, i, o = self.positions, self.width_in, self.width_out
-        return t * (i + o) < i * o
-
-    def factor_numel(self) -> int:
-        return self.a.numel() + self.g.numel()
-
-    def settle(self) -> Contribution:
-        """Keep the G_i where they are what the norm needs and no larger than twice the factors they replace."""
-        if self.positions > 1 and not self.gram_is_cheaper() and self.batch * self.size <= 2 * self.factor_numel():
-            if self.batch * self.size * 4 <= CHUNK_BYTES:
-                return Dense(self.instantiate(0, self.batch))
-            grads: Tensor | None = None
-            for lo, hi in self.chunks():
-                part = self.instantiate(lo, hi)
-                grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
-                grads[lo:hi] = part
-            assert grads is not None
-            return Dense(grads)
-        return self
-
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        each = self.blocks * self.positions * (self.width_in + self.width_out) + self.size
-        return chunks(self.batch, each * 4)
-
-    def squares(self) -> Tensor:
-        return self.measured()[0]
-
-    def measured(self) -> tuple[Tensor, Tensor]:
-        if self.positions == 1:
-            a, g = self.factors(0, self.batch)
-            if self.output is not None:
-                of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
-                found = guarded_squares(a.reshape(self.batch, -1), 1).mul_(of_g)
-            else:
-                found = (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
-            return found, found
-        if not self.gram_is_cheaper():
-            parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
-            return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
-        each = self.blocks * self.positions * (2 * self.positions + self.width_in)
-        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
-        if len(pairs) == 1:
-            return pairs[0]
-        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
-
-    def term_sizes(self) -> Tensor:
-        """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
-        a, g = self.factors(0, self.batch)
-        return (guarded_squares(a, (2, 3)) * guarded_squares(g, (2, 3))).sum(1)
-
-    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
-
-        Rounding is relative to the latter. Where that is far above the result the example is redone from its gradient,
-        so that a clipped norm never rests on cancelled digits.
-        """
-        a, g = self.factors(lo, hi)
-        a, g = a.flatten(0, 1), g.flatten(0, 1)
-        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-        tiny = torch.finfo(a.dtype).tiny
-        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
-        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
-        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
-        squares = gram_a.mul_(gram_g).view(hi - lo, -1).sum(1)
-        for i in cancelled(squares, sizes, self.positions).nonzero().flatten().tolist():
-            squares[i] = row_squares(self.instantiate(lo + i, lo + i + 1))[0]
-        return squares, sizes
-
-    def product(self, a: Tensor, g: Tensor) -> Tensor:
-        n = a.shape[0]
-        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1)).view(
-            n, self.blocks, self.width_out, self.width_in
-        )
-
-    def shaped(self, canonical: Tensor) -> Tensor:
-        lead = canonical.ndim - 3
-        if not self.order:
-            return canonical.reshape(*canonical.shape[:lead], *self.shape)
-        spread = canonical.reshape(*canonical.shape[:lead], *self.sizes)
-        return spread.permute(*range(lead), *(lead + d for d in self.order)).reshape(
-            *canonical.shape[:lead], *self.shape
-        )
-
-    def instantiate(self, lo: int, hi: int) -> Tensor:
-        return self.shaped(self.product(*self.factors(lo, hi)))
-
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        self._contract(total, weights, 1)
-
-    def assign(self, total: Tensor, weights: Tensor) -> None:
-        self._contract(total, weights, 0)
-
-    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
-        """total = beta·total + Σ_i weights[i]·G_i, in one matrix product where the shapes allow it."""
-        a, g = self.factors(0, self.batch)
-        weights = weights.to(a.dtype).view(-1, 1, 1, 1)
-        if self.width_in < self.width_out:
-            a = a * weights
-        else:
-            g = g * weights
-        if self.blocks == 1:
-            a, g = a.reshape(-1, self.width_in), g.reshape(-1, self.width_out)
-            if not self.order and total.is_contiguous() and total.dtype == a.dtype:
-                total.view(self.width_out, self.width_in).addmm_(g.t(), a, beta=beta)
-                return
-            canonical = torch.mm(g.t(), a).unsqueeze(0)
-        else:
-            a = a.transpose(0, 1).reshape(self.blocks, -1, self.width_in)
-            g = g.transpose(0, 1).reshape(self.blocks, -1, self.width_out)
-            canonical = torch.bmm(g.transpose(1, 2), a)
-        if beta:
-            total += self.shaped(canonical)
-        else:
-            total.copy_(self.shaped(canonical))
-
-    def without(self, bad: Tensor) -> Outer:
-        return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)
-
-    def transposed(self) -> Outer:
-        """The same gradients for the transposed matrix."""
-        return Outer(self.g, self.a, (self.width_in, self.width_out))
-
-
-def concatenated(parts: Sequence[Outer]) -> Outer:
-    """Several uses of one matrix are one use at more positions: the cross terms are then in the Gram matrices."""
-    first = parts[0]
-    return Outer(
-        torch.cat([precise(p.a) for p in parts], 2),
-        torch.cat([precise(p.g) for p in parts], 2),
-        first.shape,
-        first.sizes,
-        first.order,
-    )

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Contribution, Dense, precise_dtype
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.layout import by_example
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
 from tacit.gradients.recorder import Recorder
@@ -83,7 +83,7 @@ def _tap_convolution(
         g, a = by_example(grad, layout, batch), by_example(image.detach(), layout, batch)
         pairs: list[tuple[Tensor, Contribution]] = []
         if trainable(bias):
-            pairs.append((bias, Dense(g.flatten(3).sum((1, 3), dtype=precise_dtype(g)))))
+            pairs.append((bias, Dense(own_sums(g.flatten(3), (1, 3)))))
         if trainable(weight):
             windows, rows = (g, a) if transposed else (a, g)
             pairs.append((weight, Convolution(windows, rows, weight.detach(), *shape, transposed)))

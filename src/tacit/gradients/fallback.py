@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, precise
+from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise
 from tacit.gradients.layout import Layout, Tag
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached, replaced, tensors
+from tacit.gradients.precision import TOGETHER
 from tacit.gradients.probing import run_on_example
 from tacit.gradients.propagation import propagate
 from tacit.gradients.rules import Call
@@ -60,22 +61,15 @@ class Generic(Contribution):
     def squares(self) -> Tensor:
         return self.chunked_squares()
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
-        size = 8 * self.source.numel()
-        from tacit.gradients.contributions import chunks
-
-        for lo, hi in chunks(self.batch, size):
-            total += torch.tensordot(weights[lo:hi].to(total.dtype), self.instantiate(lo, hi).to(total.dtype), 1)
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        for lo, hi in chunks(self.batch, 8 * self.source.numel()):
+            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
 
     def apart(self) -> Dense:
-        from tacit.gradients.contributions import chunks
-
         several = chunks(self.batch, 8 * self.source.numel())
         return Dense(torch.cat([self.instantiate(lo, hi) for lo, hi in several]))
 
     def without(self, bad: Tensor) -> Generic:
-        from tacit.gradients.contributions import cleared
-
         inputs = tuple(cleared(x, bad) if x.is_floating_point() else x for x in self.inputs)
         kept = Generic(self.run, self.source, inputs, cleared(self.grad, bad))
         return kept

@@ -12,6 +12,8 @@ A tensor without a tag is *shared*: it is the same whoever is in the batch (para
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,20 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
     owner = layout.owner[order]
     counts = torch.bincount(owner, minlength=batch)
     longest = int(counts.max()) if size else 0
+    if size and x.is_floating_point() and int(counts.min()) < longest:
+        warn_of_lengths()
     position = torch.arange(size, device=owner.device) - (counts.cumsum(0) - counts)[owner]
     padded = rows.new_zeros((batch, longest, *rows.shape[1:]))
     return padded.index_put((owner, position), rows[order])
+
+
+@functools.cache
+def warn_of_lengths() -> None:
+    """Once: who trains with such data is told again by docs/finite-precision.md and the statement."""
+    log.warning(
+        "examples have different numbers of positions (packed sequences, masks): how all of them are rounded depends "
+        "on the longest in a batch, which the margin in S does not cover; pad to a fixed length to have it proved"
+    )
 
 
 def select_examples(x: Tensor, layout: Layout, batch: int, lo: int, hi: int) -> Tensor:

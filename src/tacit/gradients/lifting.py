@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
-from tacit.gradients.nested import detached, replaced
+from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
@@ -26,13 +26,18 @@ def lift(
     tagged: list[tuple[Tensor, Tag]],
     shared: list[Tensor],
 ) -> Any:
-    """Run `func` with every shared argument expanded along the batch dimension (a stride of zero, no memory).
+    """Run `func` with every shared argument expanded to the shape of the result (strides of zero, no memory).
 
-    The gradient of the expanded argument is then, by autograd's own broadcasting rule, the gradient of the original
-    for each example.
+    The gradient of the expanded argument, added up over what belongs to one example, is then the gradient of the
+    original for each example.
     """
     joins = name in ("cat", "stack")
-    rank = max(t.ndim for t in [*(t for t, _ in tagged), *shared])
+    met = [*(t for t, _ in tagged), *shared]
+    full: Sequence[int] = ()
+    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
+        met = tensors((args, kwargs))
+        full = torch.broadcast_shapes(*(t.shape for t in met))  # type: ignore[no-untyped-call]
+    rank = max(t.ndim for t in met)
     place: Layout | None = None
     for t, tag in tagged:
         if isinstance(tag, Layout):
@@ -50,14 +55,18 @@ def lift(
     for q in shared:
         if id(q) in copies:
             continue
-        copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim)
+        copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim, full)
     new_args, new_kwargs = replaced(args, copies), replaced(kwargs, copies)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*new_args, **new_kwargs)
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
 
 
-def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int) -> Tensor:
+def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int, full: Sequence[int] = ()) -> Tensor:
+    """A copy of a shared tensor for each example, expanded to `full` where it meets other dimensions too.
+
+    Left to autograd, sums over these other dimensions would go through memory as it lies (see `own_sums`).
+    """
     batch = recorder.batch
     assert batch is not None
     dim = place.dim - (rank - q.ndim)
@@ -66,22 +75,24 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int)
     shape = (1,) * (rank - q.ndim) + tuple(q.shape)
     own = shape[place.dim] != 1
     source = q
+    wanted = list(full or shape)
+    wanted[place.dim] = shape[place.dim] if own else size
     with torch.no_grad():
-        copy = q.detach().reshape(shape)
-        if not own:
-            copy = copy.expand(*shape[: place.dim], size, *shape[place.dim + 1 :])
+        copy = q.detach().reshape(shape).expand(wanted)
+    met = [d for d in range(rank) if d != place.dim and wanted[d] != shape[d]]
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        rows = grad.movedim(place.dim, 0)
+        if met:
+            rows = own_sums(rows, tuple(d + (d < place.dim) for d in met), keepdim=True)
         if own:
             ids = owners(place, batch, size, grad.device)
-            full = grad.reshape(source.shape) if rank != source.ndim else grad
-            return [(source, Diagonal(full, dim, ids, batch))]
+            return [(source, Diagonal(rows.movedim(0, place.dim).reshape(source.shape), dim, ids, batch))]
         if place.owner is not None:
-            moved = grad.movedim(place.dim, 0)
-            each = moved.new_zeros((batch, *moved.shape[1:])).index_add_(0, place.owner, moved)
+            each = rows.new_zeros((batch, *rows.shape[1:])).index_add_(0, place.owner, rows)
         else:
-            each = by_example(grad, place, batch)
-            each = each[:, 0] if each.shape[1] == 1 else each.sum(1)
+            each = by_example(rows, place.at(0), batch)
+            each = each[:, 0] if each.shape[1] == 1 else own_sums(each, 1)
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)

@@ -1,4 +1,4 @@
-"""Tags of loss functions, and what the arriving gradient says about the loss's reduction."""
+"""Loss functions: their tags, and means over examples taken of the examples' own losses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.contributions import own_sums
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
+from tacit.gradients.means import averaged
+from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.rules import Call, mixes, pairs, rule
@@ -119,14 +122,46 @@ def _ctc(call: Call) -> Tag:
     return Total("mean" if reduction == 1 else "sum")
 
 
+@operation(" ".join(name for name in _POSITION if name not in _CLASSES), always=True)
+def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
+    place, given = _POSITION[canonical(func)], list(args)
+    if opened(func) is not None:
+        return recorder.carry_out(func, args, kwargs)
+    if (given[place] if len(given) > place else kwargs.get("reduction", 1)) != 1 or not recorder.batch:
+        return recorder.carry_out(func, args, kwargs)
+    if len(given) > place:
+        given[place] = 0
+    each = recorder.carry_out(func, tuple(given), kwargs if len(given) > place else {**kwargs, "reduction": 0})
+    layout = layout_of(recorder, each)
+    if layout is None or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)  # refused, with the loss's own reason
+    return averaged(recorder, each, layout) if each.requires_grad else each.mean()
+
+
+@operation("ctc_loss", always=True)
+def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """As `reduced`; the mean of this loss divides each example's by the length of its target first."""
+    names = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
+    given = bound(names, args, kwargs, blank=0, reduction=1, zero_infinity=False)
+    body = opened(func)
+    if body is not None:
+        return body(*args, **kwargs)
+    if given[5] != 1 or not recorder.batch:
+        return recorder.carry_out(func, args, kwargs)
+    each = recorder.carry_out(func, (*given[:5], 0, given[6]), {})
+    layout = layout_of(recorder, each)
+    if layout is None or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)
+    lengths = given[3] if isinstance(given[3], Tensor) else torch.tensor(given[3])
+    return (each / lengths.to(each.device).clamp_min(1)).mean()
+
+
 @operation("kl_div", always=True)
 def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
     if func is not torch.nn.functional.kl_div:
-        tagged, _ = recorder.scan(args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **kwargs)
-        return recorder.finish("kl_div", func, args, kwargs, out, tagged)
+        return reduced(recorder, func, args, kwargs)
     body = opened(func)
     assert body is not None
     given = dict(zip(("input", "target", "size_average", "reduce", "reduction", "log_target"), args)) | kwargs
@@ -144,7 +179,8 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over the targets that are not ignored divides by a number that depends on other examples.
 
     Undeclared, that is refused. Declared as a mean, it is read as the mean over examples of each one's own (weighted)
-    mean, which is the same whenever every example has as many targets.
+    mean, which is the same whenever every example has as many targets; whether somebody's are ignored or not, since
+    all examples would be rounded another way because of one.
     """
     names = "input target weight reduction ignore_index label_smoothing"
     x, target, weight, reduction, ignore, smoothing = bound(
@@ -153,25 +189,28 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
     hard = isinstance(target, Tensor) and not target.is_floating_point()
-    counted = hard and (weight is not None or bool((plain(target) == ignore).any()))
     if reduction == 1 and layout is not None and recorder.batch:
-        counted = counted or uneven(layout, recorder.batch)
-        if counted and recorder.reduction == "mean":
+        rows = uneven(layout, recorder.batch)
+        if (hard or rows) and recorder.reduction == "mean":
             ce = func.__name__ == "cross_entropy_loss"
             each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
             per_layout = each._tag
             if not isinstance(per_layout, Layout):
                 return each.sum()  # refused already
             bare_target = plain(target)
-            valid = (bare_target != ignore).to(x.dtype)
+            valid = (bare_target != ignore).to(torch.promote_types(x.dtype, torch.float32))
             if weight is not None:
-                valid = valid * weight.to(x.dtype)[bare_target.clamp(0, weight.numel() - 1)]
-            counts = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1).sum(1).clamp_min(1e-12)
+                valid = valid * weight[bare_target.clamp(0, weight.numel() - 1)]
+            own = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1)
+            counts = own_sums(own, 1).clamp_min(1e-12)
             ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
             shape = [1] * each.ndim
             shape[per_layout.dim] = -1
-            return (each * (1 / counts)[ids].view(shape)).sum().div(recorder.batch)
-        if counted:
+            shares = each * (1 / counts)[ids].view(shape)
+            return (
+                averaged(recorder, shares, per_layout, own=1) if shares.requires_grad else shares.sum() / recorder.batch
+            )
+        if rows or (hard and (weight is not None or bool((plain(target) == ignore).any()))):
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
                 "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "
@@ -179,38 +218,8 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
+    if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
+        return reduced(recorder, func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
-
-
-def scale_of(recorder: Recorder) -> float:
-    """The factor from the arriving gradients to those of the single losses ℓ_i, known for certain or refused.
-
-    Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
-    back through it, so L = c·Σ_i ℓ_i with c known exactly. Undeclared, only an unscaled mean or an unscaled sum is
-    accepted; declared, a loss that contradicts the declaration is refused.
-    """
-    batch = recorder.batch or 1
-    kinds = {kind for kind, _ in recorder.seeds}
-    unscaled = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
-    declared = recorder.reduction
-    if declared is None:
-        if batch == 1:
-            return 1.0
-        if len(kinds) == 1 and unscaled:
-            return float(batch) if kinds == {"mean"} else 1.0
-        if not recorder.seeds:
-            why = "the loss was not reduced over examples by an operation the engine saw"
-        elif len(kinds) > 1:
-            why = "one part of the loss is a mean and another a sum over examples"
-        else:
-            why = f"the {kinds.pop()} over examples was scaled afterwards"
-        raise ValueError(
-            f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
-            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
-        )
-    wrong = "sum" if declared == "mean" else "mean"
-    if batch > 1 and wrong in unscaled and kinds == {wrong}:
-        raise ValueError(f"reduction={declared!r} was declared, but the loss is a {wrong} over examples")
-    return float(batch) if declared == "mean" else 1.0

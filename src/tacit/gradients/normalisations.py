@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, Dense, precise
+from tacit.gradients.contributions import Contribution, Dense, own_sums, precise
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
@@ -48,7 +48,7 @@ def layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _per_example(x: Tensor, layout: Layout, batch: int, shape: tuple[int, ...]) -> Tensor:
     x = by_example(x, layout, batch).reshape(batch, -1, *shape)
-    return x[:, 0] if x.shape[1] == 1 else x.sum(1)
+    return x[:, 0] if x.shape[1] == 1 else own_sums(x, 1)
 
 
 @operation("group_norm instance_norm batch_norm")
@@ -86,7 +86,7 @@ def channel_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
         def reduced(t: Tensor) -> Tensor:
             each = by_example(t, layout, batch)
-            return each.flatten(3).sum((1, 3)) if each.ndim > 3 else each.sum(1)
+            return own_sums(each.flatten(3), (1, 3)) if each.ndim > 3 else own_sums(each, 1)
 
         pairs: list[tuple[Tensor, Contribution]] = []
         if trainable(weight):

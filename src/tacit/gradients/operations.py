@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
+from tacit.gradients.outer import Outer
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
 from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
 from tacit.gradients.traced import Traced, mark, plain
@@ -63,10 +64,28 @@ def finish(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any, out
 
 
 def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
-    """[batch, 1, positions, width] from a tensor whose last dimension is the feature."""
+    """[batch, 1, positions, width] from a tensor whose last dimension is the feature, each example's together."""
     if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0]:
         return x.reshape(batch, 1, -1, width) if batch else x.reshape(0, 1, 0, width)
-    return by_example(x, layout, batch).reshape(batch, 1, -1, width)
+    return by_example(x, layout, batch).reshape(batch, 1, -1, width).contiguous()
+
+
+LINE = 16
+"""Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
+
+
+def _rows_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, computed for each row as it would be beside any number of others.
+
+    Products with very few rows, and with one output or input, use kernels that compute the last rows in another way.
+    Empty rows are put in the last places then. (Not for all that a library may do: see docs/finite-precision.md.)
+    """
+    rows = x.numel() // max(1, x.shape[-1])
+    extra = -rows % LINE
+    if not extra or (min(weight.shape) > 1 and rows > LINE):
+        return F.linear(x.contiguous(), weight, bias)
+    out = F.linear(F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, extra)), weight, bias)
+    return out[:rows].view(*x.shape[:-1], weight.shape[0])
 
 
 @operation("linear")
@@ -80,12 +99,12 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     features = plain(x)
     if layout.dim == features.ndim - 1:
         return fallback(recorder, "linear", func, args, kwargs)
-    out = F.linear(features, bare(weight), bare(bias))
+    out = _rows_alike(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g[:, 0, 0] if single else g.sum((1, 2), dtype=precise_dtype(g))) if trainable(bias) else None
+        summed = Dense(g[:, 0, 0] if single else own_sums(g, (1, 2))) if trainable(bias) else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if trainable(weight):
             a = sequences(features.detach(), layout, batch, features.shape[-1])
@@ -204,7 +223,7 @@ def bilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             product = (left.detach().unsqueeze(-1) * right.detach().unsqueeze(-2)).flatten(-2)
             pairs.append((weight, Outer(sequences(product, layout, batch, product.shape[-1]), g, weight.shape)))
         if trainable(bias):
-            pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
+            pairs.append((bias, Dense(own_sums(g, (1, 2)))))
         return pairs
 
     out = recorder.tap(out, [left, right], make)

@@ -17,7 +17,7 @@ from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
-from tacit.gradients.tap import Tap
+from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 from tacit.gradients.writing import assign_attribute, known, refuse_unfollowed, settle
 
@@ -119,7 +119,9 @@ class Recorder:
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def handle(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
+    ) -> Any:
         name = canonical(func)
         if name in METADATA:
             if name == "__set__":
@@ -137,7 +139,7 @@ class Recorder:
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
             refuse_unfollowed(self, name)
-        take_over = ALWAYS.get(name)
+        take_over = ALWAYS.get(name) if own_rule else None
         if take_over is not None:
             return take_over(self, func, args, kwargs)
         body = opened(func)
@@ -151,6 +153,10 @@ class Recorder:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)
+
+    def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `handle` does with an operation that nothing takes over."""
+        return self.handle(func, args, kwargs, own_rule=False)
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor of the current batch."""
@@ -257,13 +263,14 @@ class Recorder:
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         if in_place and id(out_tensors) not in self.buffers:
             settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
-        self._tag_outputs(out_tensors, tag, tagged)
+        self.tag_outputs(out_tensors, tag, tagged)
         return out
 
-    def _tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
+    def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
+        """Say whose the entries of outputs are; a reduction over examples also notes what arrives at it."""
         if isinstance(out, (tuple, list)):
             for i, t in enumerate(out):
-                self._tag_outputs(t, tag[i] if isinstance(tag, list) else tag, tagged)
+                self.tag_outputs(t, tag[i] if isinstance(tag, list) else tag, tagged)
         elif isinstance(out, Tensor) and tag is not None:
             if isinstance(tag, list):
                 tag = tag[0]
@@ -281,8 +288,13 @@ class Recorder:
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind = tag.kind
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self.seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
+                        out.register_hook(lambda grad: self._seeded(kind, grad.detach()))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
+
+    def _seeded(self, kind: str, grad: Tensor) -> Tensor | None:
+        """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
+        self.seeds.append((kind, grad))
+        return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients import cells
-from tacit.gradients.contributions import Contribution, Dense, Outer, precise_dtype
+from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.layout import Layout, by_example, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
-from tacit.gradients.operations import layout_of, operation, trainable
+from tacit.gradients.operations import LINE, layout_of, operation, trainable
+from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -78,15 +79,16 @@ class _Job:
         reverse: bool,
         mask: Tensor | None,
         columns: Layout,
+        count: int,
     ) -> None:
         self.recorder, self.kind, self.weights, self.reverse = recorder, kind, weights, reverse
-        self.mask, self.columns = mask, columns
+        self.mask, self.columns, self.count = mask, columns, count
 
     def _rows(self, x: Tensor) -> Tensor:
         batch = self.recorder.batch
         assert batch is not None
-        own = by_example(x, self.columns, batch)
-        return own.reshape(batch, 1, -1, x.shape[-1])
+        own = by_example(x[:, : self.count], self.columns, batch)
+        return own.reshape(batch, 1, -1, x.shape[-1]).contiguous()
 
     def pairs(
         self, x: Tensor, before: Tensor, memory: Tensor | None, found: dict[str, Any]
@@ -106,7 +108,7 @@ class _Job:
         for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
             if trainable(bias):
                 assert bias is not None
-                pairs.append((bias, Dense(g.sum((1, 2), dtype=precise_dtype(g)))))
+                pairs.append((bias, Dense(own_sums(g, (1, 2)))))
         return pairs
 
 
@@ -189,6 +191,8 @@ def _run(
     data, mask, steps_index, column_index = plain(x), None, None, None
     if sizes is not None:
         counts = sizes.tolist()
+        if counts[-1] < counts[0]:
+            warn_of_lengths()
         steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
         column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
@@ -199,7 +203,12 @@ def _run(
     else:
         columns = layout.at(1)
         data = data.transpose(0, 1) if batch_first else data
-    states = [_state(recorder, s, columns) for s in states]
+    count = data.shape[1]
+    # Products round by where in memory a matrix begins: one record more would move all steps but the first, if each did
+    # not begin a line. The empty columns are dropped below.
+    padding = (0, 0, 0, -count % LINE)
+    data, states = F.pad(data, padding), [F.pad(_state(recorder, s, columns), padding) for s in states]
+    mask = None if mask is None else F.pad(mask, padding)
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     lasts: list[list[Tensor]] = [[] for _ in states]
@@ -210,7 +219,7 @@ def _run(
             own = list(weights[at * each : (at + 1) * each])
             full: list[Tensor | None] = [own[0], own[1], *(own[2:4] if has_bias else (None, None))]
             full.append(own[-1] if each in (3, 5) else None)
-            job = _Job(recorder, kind, full, direction == 1, mask, columns)
+            job = _Job(recorder, kind, full, direction == 1, mask, columns, count)
             cell = states[1][at] if kind == "lstm" else None
             out, *last = RecurrentLayer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]
             outs.append(out)
@@ -219,7 +228,8 @@ def _run(
         data = outs[0] if directions == 1 else torch.cat(outs, 2)
         if dropout and training and layer < layers - 1:
             data = F.dropout(data, dropout, True)
-    finals = tuple(mark(torch.stack(kept), recorder, columns) for kept in lasts)
+    data = data[:, :count]
+    finals = tuple(mark(torch.stack(kept)[:, :count], recorder, columns) for kept in lasts)
     if sizes is not None:
         data = data[steps_index, column_index]
     elif batch_first:

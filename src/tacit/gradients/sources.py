@@ -17,13 +17,17 @@ from torch import Tensor
 from tacit.gradients.contributions import (
     Contribution,
     Dense,
-    Outer,
+    Rounding,
+    added,
     cancelled,
     chunks,
-    concatenated,
     precise,
+    precise_dtype,
+    row_rounding,
     row_squares,
 )
+from tacit.gradients.outer import Outer, concatenated
+from tacit.gradients.precision import NORM_SHARE, TOGETHER, UNIT, check_positions, own_rounding, per_call
 from tacit.gradients.sparse import Rows, together
 
 
@@ -83,13 +87,12 @@ class Derived(Contribution):
     def squares(self) -> Tensor:
         return self.chunked_squares()
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         """Pulled back before they are added: the shared computation may cancel most of what the source receives, and
         may run in half precision, where rounding the sum would let one example change all the others.
         """
         for lo, hi in chunks(self.batch, math.prod(self.shape) * 8):
-            grads = precise(self.instantiate(lo, hi))
-            total += torch.tensordot(weights[lo:hi].to(grads.dtype), grads, 1)
+            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
 
     def apart(self) -> Dense:
         several = chunks(self.batch, math.prod(self.shape) * 8)
@@ -144,59 +147,93 @@ class Uses:
 
     def __init__(self, parts: list[Part], shape: torch.Size) -> None:
         self.parts, self.shape = _merge(parts), shape
+        self.separate = len(self.parts) == 1 or _disjoint(self.parts, shape)
+        """Whether no two uses meet in an entry of the parameter."""
+        self.positions = sum(p.contribution.positions for p in self.parts)
+        check_positions(self.positions)
         self.apart: list[int] = []
         """Examples whose terms cancel; their gradients are formed by themselves (see `cancelled`)."""
+        self.relative = 0.0
+        """Relative error of what `squares` returns."""
 
     def squares(self) -> Tensor:
-        """Upper bounds of |Σ_parts G_i|²; infinite where a term is."""
-        found, sizes = self._measured()
+        """Upper bounds of |Σ_parts G_i|², up to `relative`; infinite where a term is."""
+        found, sizes, rounding = self._measured()
+        unit = torch.finfo(precise_dtype(found)).eps / 2
+        formed = row_rounding(self.shape.numel()) if sizes is not found else 0.0
+        self.relative = max(rounding.relative, formed) * unit
         if sizes is found:
             return found
-        apart = cancelled(found, sizes, sum(p.contribution.positions for p in self.parts))
+        apart = cancelled(found, sizes, self.positions)
         self.apart = apart.nonzero().flatten().tolist()
-        enlarged = torch.add(found, sizes, alpha=torch.finfo(sizes.dtype).eps)
-        return torch.where(apart, found, enlarged)
+        above = torch.addcmul(found, sizes, torch.as_tensor(unit * rounding.gram, dtype=found.dtype)).sqrt_()
+        above.add_(sizes.sqrt(), alpha=rounding.own * unit).mul_(1 - NORM_SHARE)
+        enlarged = torch.maximum(found, above.square_())
+        for i in self.apart:
+            enlarged[i] = row_squares(instantiate(self.parts, self.shape, i, i + 1))[0]
+        return enlarged
 
-    def _measured(self) -> tuple[Tensor, Tensor]:
-        """Squared norms, cross terms between several uses included, and the squared sizes of what is summed."""
-        parts = self.parts
+    def _measured(self) -> tuple[Tensor, Tensor, Rounding]:
+        """Squared norms, cross terms between several uses included, the squared sizes of what is summed, and errors."""
+        parts = [p.contribution for p in self.parts]
+        errors = [p.rounding() for p in parts]
         if len(parts) == 1:
-            return parts[0].contribution.measured()
-        each = [p.contribution.measured() for p in parts]
-        if _disjoint(parts, self.shape):
-            return torch.stack([n for n, _ in each]).sum(0), torch.stack([m for _, m in each]).sum(0)
-        sizes = torch.stack([m.sqrt() for _, m in each]).sum(0).square_()
-        crossed = _crossed(parts)
+            return *parts[0].measured(), errors[0]
+        each = [p.measured() for p in parts]
+        rounding = Rounding(
+            relative=max(e.relative for e in errors), gram=max(e.gram for e in errors), own=max(e.own for e in errors)
+        )
+        if self.separate:
+            return added(n for n, _ in each), added(m for _, m in each), rounding
+        sizes = added([m.sqrt() for _, m in each]).square_()
+        crossed = _crossed(self.parts)
         if crossed is None:
-            several = chunks(parts[0].contribution.batch, self.shape.numel() * 4 * len(parts))
-            return torch.cat([row_squares(instantiate(parts, self.shape, lo, hi)) for lo, hi in several]), sizes
-        total = torch.stack([n for n, _ in each]).sum(0) + 2 * crossed
-        for i in cancelled(total, sizes, len(parts)).nonzero().flatten().tolist():
-            total[i] = row_squares(instantiate(parts, self.shape, i, i + 1))[0]
-        return total, sizes
+            several = chunks(parts[0].batch, self.shape.numel() * 4 * len(parts))
+            formed = torch.cat([row_squares(instantiate(self.parts, self.shape, lo, hi)) for lo, hi in several])
+            return formed, sizes, Rounding(own=own_rounding(self.positions + len(parts), formed=True) / UNIT)
+        total = added(n for n, _ in each) + 2 * crossed
+        inner = self.shape.numel() // max(1, self.shape[0]) + self.positions + len(parts)
+        lookups = added(p.lookups() for p in parts if isinstance(p, Rows))
+        gram = lookups * 2.0 + (rounding.gram + rounding.relative + 2 * rounding.own + 2 * inner + 16)
+        own = own_rounding(self.positions + len(parts), formed=False) / UNIT
+        return total, sizes, Rounding(gram=gram, own=own)
 
-    def accumulate(self, total: Tensor, weights: Tensor, *, overwrite: bool = False) -> None:
-        """total += Σ_i weights[i]·G_i over all uses; with `overwrite`, total = the same."""
+    def assign(self, total: Tensor, weights: Tensor) -> None:
+        """total = Σ_i weights[i]·G_i over all uses, whatever it held."""
         together = weights
         if self.apart:
             together = weights.index_fill(0, torch.tensor(self.apart, device=weights.device), 0)
-        if overwrite and self.parts[0].region is not None:
+        if not self.separate:
+            self._assign_wide(total, weights, together)
+            return
+        if len(self.parts) > 1 or self.parts[0].region is not None:
             total.zero_()
-            overwrite = False
         for part in self.parts:
-            if overwrite:
-                part.contribution.assign(total, together)
-                overwrite = False
-            elif part.region is None:
-                part.contribution.accumulate(total, together)
+            if part.region is None:
+                part.contribution.assign(total, together, self.positions)
             elif total.is_contiguous():
-                part.contribution.accumulate(part.region.of(total), together)
+                part.contribution.assign(part.region.of(total), together, self.positions)
             else:
                 fresh = torch.zeros(total.shape, dtype=total.dtype, device=total.device)
-                part.contribution.accumulate(part.region.of(fresh), together)
+                part.contribution.assign(part.region.of(fresh), together, self.positions)
                 total += fresh
+        if self.apart:
+            wide = torch.zeros(total.shape, dtype=torch.float64, device=total.device)
+            self._add_apart(wide, weights)
+            total += wide.to(total.dtype)
+
+    def _assign_wide(self, total: Tensor, weights: Tensor, together: Tensor) -> None:
+        """The uses may cancel each other, so that their sums are added in float64."""
+        wide = torch.zeros(total.shape, dtype=torch.float64, device=total.device)
+        first = per_call(max(2, self.positions))
+        for part in self.parts:
+            part.contribution.widen(wide if part.region is None else part.region.of(wide), together, first)
+        self._add_apart(wide, weights)
+        total.copy_(wide)
+
+    def _add_apart(self, wide: Tensor, weights: Tensor) -> None:
         for i in self.apart:
-            total.add_(instantiate(self.parts, self.shape, i, i + 1)[0] * weights[i])
+            wide += instantiate(self.parts, self.shape, i, i + 1)[0] * weights[i]
 
     def without(self, bad: Tensor) -> Uses:
         """The same with nothing from the examples where `bad`."""
@@ -216,7 +253,7 @@ def _crossed(parts: list[Part]) -> Tensor | None:
             if found is None:
                 return None
             crossed.append(found)
-    return torch.stack(crossed).sum(0)
+    return added(crossed)
 
 
 def inner_product(a: Contribution, b: Contribution) -> Tensor | None:
@@ -245,7 +282,7 @@ def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tenso
     """The summed gradients of examples lo..hi-1 with respect to the whole parameter."""
     out: Tensor | None = None
     for part in parts:
-        grads = part.contribution.instantiate(lo, hi)
+        grads = part.contribution.alone(lo) if hi == lo + 1 else part.contribution.instantiate(lo, hi)
         if part.region is not None:
             whole = grads.new_zeros((hi - lo, shape.numel()))
             stride = (shape.numel(), *part.region.stride)

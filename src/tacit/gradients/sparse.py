@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.gradients.contributions import Contribution, precise, row_squares
+from tacit.gradients.contributions import Contribution, Rounding, precise, row_rounding, row_squares
+from tacit.gradients.precision import BLOCKS, TOGETHER
 
 
 class Rows(Contribution):
@@ -17,16 +18,20 @@ class Rows(Contribution):
         self.index, self.owner, self.grads = index, owner, grads
         self.shape, self.batch = torch.Size(shape), batch
 
+    def lookups(self) -> Tensor:
+        """How many lookups each example made."""
+        return torch.bincount(self.owner, minlength=self.batch)
+
     def settle(self) -> Rows:
-        """Add up repeated lookups of the same row by the same example, so that no two entries overlap."""
+        """Add up repeated lookups of the same row by the same example, so that no two entries overlap.
+
+        In the order of examples and rows, whether or not anybody repeats a lookup: all are added up in this order.
+        """
         key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
         grads = precise(self.grads)
-        if key.numel() < place.numel():
-            merged = grads.new_zeros((key.numel(), grads.shape[1]))
-            merged.index_add_(0, place, grads)
-            owner = torch.div(key, self.shape[0], rounding_mode="floor")
-            return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
-        return MergedRows(self.index, self.owner, grads, self.shape, self.batch)
+        merged = grads.new_zeros((key.numel(), grads.shape[1])).index_add_(0, place, grads)
+        owner = torch.div(key, self.shape[0], rounding_mode="floor")
+        return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
 
     def squares(self) -> Tensor:
         return self.settle().squares()
@@ -36,9 +41,19 @@ class Rows(Contribution):
         mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
         return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """In float32 where no row can receive more than a block's worth of additions, one from each example."""
+        if self.batch > BLOCKS[0]:
+            super().assign(total, weights, positions)
+        else:
+            total.zero_().index_add_(0, self.index, self._weighted(weights).to(total.dtype))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total.index_add_(0, self.index, self._weighted(weights).double())
+
+    def _weighted(self, weights: Tensor) -> Tensor:
         grads = precise(self.grads)
-        total.index_add_(0, self.index, grads * weights.to(grads.dtype)[self.owner].unsqueeze(1))
+        return grads * weights.to(grads.dtype)[self.owner].unsqueeze(1)
 
     def without(self, bad: Tensor) -> Rows:
         good = (~bad[self.owner]).nonzero().flatten()
@@ -52,8 +67,13 @@ class MergedRows(Rows):
         return self
 
     def squares(self) -> Tensor:
+        """Added in float64: an example may have made any number of lookups."""
         each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
+
+    def rounding(self) -> Rounding:
+        return Rounding(relative=row_rounding(self.shape[1]) + 1)
 
 
 def together(parts: Sequence[Rows]) -> Rows:
@@ -77,15 +97,22 @@ class Diagonal(Contribution):
 
     def squares(self) -> Tensor:
         each = row_squares(precise(self.grads).movedim(self.dim, 0))
-        return each.new_zeros(self.batch).index_add_(0, self.owner, each)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         grads = precise(self.grads)
         return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
 
-    def accumulate(self, total: Tensor, weights: Tensor) -> None:
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        total.copy_(self._weighted(weights))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total += self._weighted(weights)
+
+    def _weighted(self, weights: Tensor) -> Tensor:
         grads = precise(self.grads)
-        total += grads * self._mask(weights.to(grads.dtype)[self.owner])
+        return grads * self._mask(weights.to(grads.dtype)[self.owner])
 
     def without(self, bad: Tensor) -> Diagonal:
         return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)

@@ -1,8 +1,10 @@
-"""The node behind a trainable operation at which its output's gradient arrives."""
+"""The node behind a trainable operation at which its output's gradient arrives, and what arrives at a reduction."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -33,3 +35,37 @@ class Tap(torch.autograd.Function):
 
 def _gone(grad: Tensor) -> None:
     raise RuntimeError("backward ran a second time through the same graph; pass retain_graph=True the first time")
+
+
+def unscaled(seed: Tensor, kind: str, declared: str | None, batch: int) -> Tensor:
+    """What a gradient that arrives at a mean or sum over examples is for each of them, their number taken out.
+
+    Where the caller divided by it (a sum, declared a mean), multiplying does not undo that to the last bit. The factor
+    that the caller meant must not depend on how it was rounded for this number, so it must be a fraction that can be
+    told from all others of its kind in spite of the rounding: see `simple_fraction`.
+    """
+    if declared is None or (declared == "mean") == (kind == "mean"):
+        return seed
+    factors, places = torch.unique(
+        seed.double() * batch if declared == "mean" else seed.double() / batch, return_inverse=True
+    )
+    meant = [simple_fraction(factor, torch.finfo(seed.dtype).eps) for factor in factors.tolist()]
+    return torch.tensor(meant, dtype=seed.dtype, device=seed.device)[places]
+
+
+def simple_fraction(value: float, eps: float) -> float:
+    """The p/q, times a power of two, that `value` is up to 2·eps; q² < 1/(16·eps), so that it is the only one.
+
+    For float32 that is q ≤ 724: thirds, tenths, percents and most thousandths.
+    """
+    if value == 0 or not math.isfinite(value):
+        return value
+    fraction, exponent = math.frexp(value)
+    found = float(Fraction(fraction).limit_denominator(math.isqrt(int(1 / (16 * eps)))))
+    if abs(found - fraction) > 2 * eps:
+        raise ValueError(
+            f"without the number of examples, by which the caller divided or multiplied, the losses have the factor "
+            f"{value!r}, which cannot be told from how that was rounded; take the mean or the sum of the losses by "
+            "itself (loss.mean(), loss.sum()) and multiply that."
+        )
+    return math.ldexp(found, exponent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,19 +15,20 @@ from tacit.gradients import (
     convolutions,
     lookups,
     losses,
+    means,
     normalisations,
     operations,
     recurrent,
     shards,
-    sources,
 )
 from tacit.gradients.check import module_problems
-from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.inputs import BatchDim, Inputs
+from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 
-RULES = (backward, operations, convolutions, lookups, normalisations, recurrent)
+RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, recurrent)
 """Modules that register rules when they are imported."""
 
 
@@ -77,11 +77,7 @@ class Engine:
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
-        self._measured = 0
-        """How many captures the following were computed from."""
-        self._squares: dict[str, Tensor] = {}
-        self._uses: dict[str, sources.Uses] = {}
-        self._known_scale = 1.0
+        self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
@@ -132,7 +128,7 @@ class Engine:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        return {name: p.shape for name, p in self._recorder.parameters.items()}
+        return dict(self._measured.shapes)
 
     @property
     def batch_size(self) -> int:
@@ -154,20 +150,13 @@ class Engine:
     def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
         """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.
 
-        The values are upper bounds: each is the computed norm enlarged by a few units of rounding, so that a factor
-        S / norm brings the true norm to at most S. A NaN or infinite gradient has norm infinity.
+        The values are upper bounds up to 2·`precision.NORM_SHARE`: a factor S / norm brings the true norm to at most
+        (1 + 2^-10)·S, which is part of the margin. A NaN or infinite gradient has norm infinity.
         """
         if groups is None:
-            return _infinite(self._norms([tuple(self.shapes)]))[:, 0]
+            return _infinite(self._measured.norms([tuple(self.shapes)]))[:, 0]
         listed = groups.partition(self.shapes) if isinstance(groups, Clipping) else groups
-        return _infinite(self._norms(checked_partition(listed, self.shapes)))
-
-    def _norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
-        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite."""
-        squares = self._all_squares()
-        sums = [torch.stack([squares[name] for name in group]).sum(0) for group in partition]
-        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt_().unsqueeze(1)
-        return norms.mul_(self._scale() * (1 + 16 * torch.finfo(norms.dtype).eps))
+        return _infinite(self._measured.norms(checked_partition(listed, self.shapes)))
 
     @torch.no_grad()
     def clipped_sum(
@@ -182,22 +171,20 @@ class Engine:
         """scale·Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
 
         Bounded: for every norm group g, adding or removing one example changes the group's part of the sum by at most
-        max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example alone
-        (checked operation by operation) and its weight on its own norms alone. That is in exact arithmetic; of the
-        computed tensors it is shown that huge terms that cancel within one example are never added where others are
-        (`contributions.cancelled`), not that the others are rounded as without it. An example with a NaN or infinite
-        gradient contributes zero.
+        S_g = max_n weights(n)_g·n_g, the strategy's own bound, because every example's loss depends on that example
+        alone (checked operation by operation) and its weight on its own norms alone. The computed sum of a batch of at
+        most `precision.LARGEST_BATCH` examples moves by at most (1 + `precision.MARGIN`)·S_g, roundings of all the
+        others included (docs/finite-precision.md). An example with a NaN or infinite gradient contributes zero.
 
-        With `out` the sum is added into the given tensors, to gather the batches of a lot; with `overwrite` it replaces
-        what they held, as for a lot's first batch. The batch is forgotten afterwards unless `keep` is set. `scale` must
-        be public (one over the expected lot size, say), never the number of examples that happened to be drawn.
+        With `out` the sum is added into the given tensors, which rounds once more; with `overwrite` it replaces what
+        they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
+        lot size, say), never the number of examples that happened to be drawn.
         """
-        column, finite = self._weights(clipping, scale)
+        column, finite = self._measured.weights(clipping, scale)
         result: dict[str, Tensor] = {}
         for name in self._recorder.parameters:
-            total = self._empty(name) if out is None else out[name]
-            self._sum_up(name, total, column[name], finite, overwrite=overwrite or out is None)
-            result[name] = total
+            given, replaces = (None, True) if out is None else (out[name], overwrite)
+            result[name] = self._measured.sum_up(name, column[name], finite, given, overwrite=replaces)
         if not keep:
             self.discard()
         return result
@@ -207,49 +194,17 @@ class Engine:
 
         To be run to its end, which forgets the batch.
         """
-        column, finite = self._weights(clipping, 1.0)
+        column, finite = self._measured.weights(clipping, 1.0)
         for name in self._recorder.parameters:
             with torch.no_grad():
-                total = self._empty(name)
-                self._sum_up(name, total, column[name], finite, overwrite=True)
+                total = self._measured.sum_up(name, column[name], finite)
             yield name, total
         self.discard()
-
-    @torch.no_grad()
-    def _weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
-        shapes = self.shapes
-        partition = checked_partition(clipping.partition(shapes), shapes)
-        norms = self._norms(partition)
-        finite: Tensor | None = None
-        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
-            finite = torch.isfinite(norms).all(1)
-            norms = torch.where(finite.unsqueeze(1), norms, 0.0)
-        weights = checked_weights(clipping.weights(norms), norms)
-        if finite is not None:
-            weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        columns = (weights * (scale * self._scale())).unbind(1)
-        return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
-
-    def _empty(self, name: str) -> Tensor:
-        parameter = self._recorder.parameters[name]
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        return torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
-
-    def _sum_up(self, name: str, total: Tensor, weights: Tensor, finite: Tensor | None, *, overwrite: bool) -> None:
-        uses = self._uses.get(name)
-        if uses is not None:
-            if finite is not None:
-                uses = uses.without(~finite)
-            uses.accumulate(total, weights, overwrite=overwrite)
-        elif overwrite:
-            total.zero_()
 
     def discard(self) -> None:
         """Forget the current batch."""
         self._recorder.reset()
-        self._measured = 0
-        self._squares, self._uses = {}, {}
+        self._measured.forget()
 
     def detach(self) -> None:
         """Leave the model as it was."""
@@ -258,38 +213,6 @@ class Engine:
         self._handles = []
         self._depth = 0
         self._recorder.active = self._stays_readable
-
-    def _scale(self) -> float:
-        self._all_squares()
-        return self._known_scale
-
-    def _all_squares(self) -> dict[str, Tensor]:
-        """Every example's squared norm for every parameter, before the loss's own scale."""
-        recorder = self._recorder
-        if recorder.batch is None:
-            raise RuntimeError(
-                "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
-            )
-        if not recorder.captures and recorder.batch > 0:
-            raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
-        if self._squares and self._measured == recorder.captures:
-            return self._squares
-        self._known_scale = losses.scale_of(recorder) if recorder.parts else 1.0
-        squares: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for name, parameter in recorder.parameters.items():
-                parts = recorder.parts.get(name)
-                if parts:
-                    uses = self._uses[name] = sources.Uses(parts, parameter.shape)
-                    recorder.parts[name] = uses.parts
-                    found = uses.squares()
-                    squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
-                else:
-                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
-        if len({s.dtype for s in squares.values()}) > 1:
-            squares = {name: s.double() for name, s in squares.items()}
-        self._squares, self._measured = squares, recorder.captures
-        return squares
 
 
 def _infinite(norms: Tensor) -> Tensor:

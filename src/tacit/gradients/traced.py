@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
 
 from tacit.gradients.layout import Tag
 from tacit.gradients.nested import mapped
@@ -39,7 +40,15 @@ class Traced(torch.Tensor):
         if recorder is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        return recorder.handle(func, args, kwargs)
+        if get_eval_frame_callback() is None:
+            return recorder.handle(func, args, kwargs)
+        # Inside a compiled function: the compiler, which would otherwise trace the engine itself with all that it keeps
+        # between operations, sees an operation that it must leave as it is.
+        compiler = set_eval_frame(None)
+        try:
+            return recorder.handle(func, args, kwargs)
+        finally:
+            set_eval_frame(compiler)
 
 
 def _find(args: Any) -> Recorder | None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.contributions import Outer, cleared, guarded_squares, precise
+from tacit.gradients.contributions import cleared, precise
+from tacit.gradients.outer import Outer
+from tacit.gradients.precision import Call
 
 
 class Convolution(Outer):
@@ -80,33 +82,36 @@ class Convolution(Outer):
         shared = 1
         for k, s, d in zip(self.kernel, self.stride, self.dilation):
             shared *= -(-k * math.gcd(s, d) // s)
-        n, each = image.shape[:2]
-        of_image = guarded_squares(image.reshape(n, each, self.blocks, -1), (1, 3)) * shared
-        return (of_image * guarded_squares(grad.reshape(n, each, self.blocks, -1), (1, 3))).sum(1)
+        rows = [x.transpose(1, 2).unflatten(1, (self.blocks, -1)).flatten(0, 1) for x in (image, grad)]  # type: ignore[no-untyped-call]
+        return self.over_blocks(*rows).mul_(shared)
 
-    def _contract(self, total: Tensor, weights: Tensor, beta: int) -> None:
-        image, grad = precise(self.image).flatten(0, 1), precise(self.grad)
-        grad = (grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))).flatten(0, 1)
-        spatial = len(self.kernel)
-        # The weight gradient of a transposed convolution is that of the ordinary one with input and output exchanged,
-        # which is how image and grad are stored here; so one call serves both.
-        result = torch.ops.aten.convolution_backward(
-            grad,
-            image,
-            precise(self.weight),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * spatial,
-            self.blocks,
-            [False, True, False],
-        )[1]
-        if beta:
-            total += result
-        else:
-            total.copy_(result)
+    def adds_by_itself(self, records: int, dtype: torch.dtype) -> bool:
+        return False  # kernels of convolutions do not add to what there is
+
+    def contraction(self, weights: Tensor) -> Call:
+        image, grad = precise(self.image), precise(self.grad)
+        grad = grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))
+        weight, spatial = precise(self.weight), len(self.kernel)
+
+        def call(lo: int, hi: int) -> Tensor:
+            # The weight gradient of a transposed convolution is that of the ordinary one with input and output
+            # exchanged, which is how image and grad are stored here; so one call serves both.
+            found: Tensor = torch.ops.aten.convolution_backward(
+                grad[lo:hi].flatten(0, 1),
+                image[lo:hi].flatten(0, 1),
+                weight,
+                None,
+                self.stride,
+                self.padding,
+                self.dilation,
+                False,
+                [0] * spatial,
+                self.blocks,
+                [False, True, False],
+            )[1]
+            return found
+
+        return call
 
     def apart(self) -> Convolution:
         return self._with(self.image, self.grad, torch.zeros_like(self.weight))  # its shape is all that is used

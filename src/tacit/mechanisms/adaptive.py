@@ -119,6 +119,9 @@ class AdaptiveClipping(Clipping):
         for tracker in self._trackers.values():
             tracker.update(receipt, source if counts is None else counts)
 
+    def widened(self, margin: float) -> AdaptiveClipping:
+        return AdaptiveClipping(self._config, super().widened(margin).groups, lot_size=self._lot_size)
+
     def repeated(self, contributions: int) -> AdaptiveClipping:
         return AdaptiveClipping(self._config, super().repeated(contributions).groups, lot_size=self._lot_size)
 

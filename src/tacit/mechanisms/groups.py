@@ -50,7 +50,8 @@ class Group:
 
     ``clip_norm`` bounds one clipped contribution, after each vector is divided by its scale. ``contributions`` is by
     how many times that one record can move the sum: 1 unless the record is part of a microbatch or brings several
-    examples. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
+    examples. ``margin`` is what the rounding of the sum adds to that, as a fraction of the clip norm; whoever computes
+    the sum has to say. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Group:
     clip_norm: float
     contributions: int = 1
     stability: float | None = None
+    margin: float = 0.0
 
     @property
     def dimension(self) -> int:
@@ -66,7 +68,7 @@ class Group:
     @property
     def sensitivity(self) -> float:
         """What the ledger is told: the most one record moves the sum, in L2 norm."""
-        return self.contributions * self.clip_norm
+        return self.contributions * self.clip_norm * (1 + self.margin)
 
 
 class Clipping:
@@ -75,8 +77,8 @@ class Clipping:
     Formal guarantee: for every record, and every group g, the contribution (w_j v_j / scale_j) over the vectors j of g
     has L2 norm at most S_g = `Group.clip_norm`, where w are the `weights`, whatever v is; a record with a norm that is
     not finite has weight zero everywhere (the engine must then drop its gradient, not multiply it). Adding or removing
-    a record therefore moves the scaled sum by at most `Group.sensitivity`, and by Equation 1 of the paper all groups
-    together are one Gaussian sum query with z = ``Step.noise_multiplier``.
+    a record therefore moves the scaled sum by at most `Group.sensitivity`, the margin for its rounding included, and by
+    Equation 1 of the paper all groups together are one Gaussian sum query with z = ``Step.noise_multiplier``.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -108,9 +110,18 @@ class Clipping:
         """By what to multiply each vector of each record: (batch, vectors) from the norms (batch, vectors)."""
         bound = self._bound(norms)
         dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
-        if bound.simple and float(norms.sum(dtype=dtype)) < bound.largest:
-            # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
-            return (bound.quotient(dtype) / norms).clamp_(max=1.0)
+        if not bound.simple:
+            return self._exact(norms, bound, dtype)
+        # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
+        factors = (bound.quotient(dtype) / norms).clamp_(max=1.0)
+        if float(norms.sum(dtype=dtype)) < bound.largest:
+            return factors
+        # Whether a record's factor is a plain quotient depends on that record alone, not on the others in the batch.
+        plain = (norms < bound.largest).all(dim=1, keepdim=True)
+        return torch.where(plain, factors, self._exact(norms, bound, dtype))
+
+    def _exact(self, norms: torch.Tensor, bound: _Bounds, dtype: torch.dtype) -> torch.Tensor:
+        """The factors by float64 arithmetic, rounded down."""
         joint = self.joint(norms)
         factors = (bound.norms / joint).clamp_(max=1.0)
         for index, group in enumerate(bound.groups):
@@ -161,6 +172,10 @@ class Clipping:
             query = recorded_gaussian(receipt, group.name, group.sensitivity, group.dimension)
             noisy += [(sums[name], query, vector.scale) for vector in group.vectors for name in vector.names]
         add_noise_(noisy, source)
+
+    def widened(self, margin: float) -> Clipping:
+        """The same clipping for sums whose rounding adds the fraction ``margin`` to what a record can do to them."""
+        return Clipping([replace(g, margin=margin) for g in self.groups])
 
     def repeated(self, contributions: int) -> Clipping:
         """The same clipping when one record can change this many clipped contributions."""

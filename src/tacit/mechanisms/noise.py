@@ -81,7 +81,9 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     units = [scale / grid for (_, scale), grid in zip(tray, grids)]
     sizes = [piece.numel() for piece in pieces]
     same = len(set(units)) == 1
-    room = _scratch(pieces[0].dtype)[: sum(sizes)]
+    # Where noise is split between processes, each adds its part of it: rounding that would not be one of the whole sum.
+    dtype = torch.float64 if 0 < source.share < 1 else pieces[0].dtype
+    room = _scratch(dtype)[: sum(sizes)]
     noise = draw_(room, source.share * (units[0] if same else 1.0)) if source.share else room.zero_()
     noisy = noise.to(pieces[0].device)
     parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)

@@ -75,5 +75,5 @@ class QuantileTracker:
         add_noise_([(total, query, 1.0)], source)
         fraction = 0.5 + total.item() / self._lot_size
         moved = self.value * math.exp(min(max(-self._rate * (fraction - self._quantile), -50.0), 50.0))
-        self.value = min(max(moved, 1e-12), 1e12)
+        self.value = min(max(moved, 1e-9), 1e12)  # sums are proved for clip norms down to 1e-9
         return self.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tacit.randomness import SecureSource, SeededSource
@@ -17,8 +18,7 @@ class Joined(SecureSource):
         self.share, self._add_up_ = share, add_up_
 
     def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
-        return noisy
+        return _joined(noisy, self._add_up_)
 
 
 class SeededJoined(SeededSource):
@@ -31,5 +31,17 @@ class SeededJoined(SeededSource):
             self.branch(f"process {rank}")
 
     def join_(self, noisy: Tensor) -> Tensor:
-        self._add_up_(noisy)
+        return _joined(noisy, self._add_up_)
+
+
+def _joined(noisy: Tensor, add_up_: Callable[[Tensor], None]) -> Tensor:
+    """``noisy`` with the parts of all processes; in float64, so that putting them together rounds nothing that counts.
+
+    In float32 the sum of the processes' parts would be rounded at each of them, in size with the noise as a whole.
+    """
+    if noisy.dtype != torch.float32:
+        add_up_(noisy)
         return noisy
+    wide = noisy.double()
+    add_up_(wide)
+    return noisy.copy_(wide)

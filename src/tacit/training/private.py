@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from tacit.accounting import Filter
 from tacit.accounting.accountants import find
 from tacit.gradients import attach
+from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
@@ -80,7 +80,7 @@ def make_private(
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
-    * ``batch_size`` bounds what is in memory at once and changes nothing else.
+    * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
     * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
       same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
       (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
@@ -207,6 +207,8 @@ def _tell(run: PrivateRun) -> None:
 
 
 def _batch_size(wanted: int | None, lot_size: int, microbatch_size: int) -> int:
-    """How many examples are in memory at once: whole microbatches."""
-    size = wanted or max(1, min(math.ceil(2 * lot_size * microbatch_size), 4096))
-    return max(size // microbatch_size, 1) * microbatch_size if microbatch_size > 1 else size
+    """How many examples are in memory at once: whole microbatches, and at most what the margin is proved for."""
+    size = max(1, min(2 * lot_size * microbatch_size, 4096)) if wanted is None else wanted
+    if isinstance(size, int) and size > 0:
+        size = min(max(size // microbatch_size, 1), LARGEST_BATCH) * microbatch_size
+    return size  # what is not a size is refused by the reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tacit.gradients.precision import MARGIN, check_clip_norm
 from tacit.ledger import Sampling, Step
 from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Discrete, Strategy
 from tacit.mechanisms.groups import Shapes
@@ -60,7 +61,9 @@ class Questionnaire:
         """The clipping of step ``number``; an adaptive one goes on from step to step."""
         strategy = recipe.clipping(number)
         if self._bound is None or self._bound[0] != strategy:
-            bound = strategy.bind(self._shapes, lot_size=recipe.lot_size(number))
+            bound = strategy.bind(self._shapes, lot_size=recipe.lot_size(number)).widened(MARGIN)
+            for group in bound.groups:
+                check_clip_norm(group.clip_norm * min(vector.scale for vector in group.vectors))
             self._bound = (strategy, bound.repeated(self.contributions) if self.contributions > 1 else bound)
         clipping = self._bound[1]
         if isinstance(clipping, AdaptiveClipping):

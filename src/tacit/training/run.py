@@ -26,7 +26,7 @@ from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
 from tacit.mechanisms import AdaptiveClipping, Clipping
-from tacit.randomness import SeededSource, Source
+from tacit.randomness import Integers, SeededSource, Source
 from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -150,10 +150,12 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
 
     def _draw(self, receipt: Receipt) -> Drawn:
-        """The examples of the lot. Microbatch r holds the examples r·m to r·m + m - 1, fixed beforehand."""
+        """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
         if isinstance(drawn, UserLot):
-            return drawn.indices, drawn.users[drawn.owners]
+            order = random_order(len(drawn.indices), self._source)
+            return drawn.indices[order], drawn.users[drawn.owners][order]
+        drawn = drawn[random_order(len(drawn), self._source)]
         if rows == 1:
             return drawn, drawn
         return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
@@ -309,3 +311,12 @@ class PrivateRun:
             self.engine.detach()
             self._updates.restore()
             self._until_closed.close()
+
+
+def random_order(records: int, source: Source) -> Integers:
+    """The order in which the records of a lot are summed: Lemma 1 of docs/finite-precision.md.
+
+    In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
+    be rounded another way. In random order it comes last and changes places with one other.
+    """
+    return source.permutation(records)

@@ -72,25 +72,39 @@ class ShardedSums(GradientSums):
     shards of the sum together are the sum that the ledger knows. Every coordinate is in one shard, and the process
     that holds it adds noise of the recorded deviation, once, from a key of its own: together the shards have
     independent noise on every coordinate, as the Gaussian mechanism asks.
+
+    The processes' sums, rounded by the rules of one batch each, are put together and added up in float64, and rounded
+    once, as the sum of the lot: nothing of the margin depends on how many processes there are.
     """
+
+    source: Source
 
     def __init__(self, parameters: Mapping[str, Tensor], scatter: Scatter, source: Source) -> None:
         super().__init__(parameters)
-        self._scatter, self._own, self.source = scatter, source, source
+        self._scatter, self.source = scatter, source
 
-    def _fill(self, engine: Engine, clipping: Clipping) -> None:
+    def add(self, engine: Engine, clipping: Clipping) -> None:
+        """Add the current batch of every process, every record clipped."""
+        if not self._batches:
+            for total in self._sums.values():
+                total.zero_()
+            self._widen()
         waiting: dict[str, Tensor] = {}
         for name, total in engine.clipped_sums(clipping):
-            full = sum(each.numel() for each in waiting.values()) + total.numel() > _TOGETHER
-            if waiting and (full or next(iter(waiting.values())).dtype != total.dtype):
+            if waiting and sum(each.numel() for each in waiting.values()) + total.numel() > _TOGETHER:
                 self._exchange(waiting)
                 waiting = {}
-            waiting[name] = total
+            waiting[name] = total.double()
         self._exchange(waiting)
+        self._batches += 1
+
+    @property
+    def _is_wide(self) -> bool:
+        return self._batches > 0
 
     def _exchange(self, totals: Mapping[str, Tensor]) -> None:
         for name, mine in zip(totals, self._scatter(list(totals.values())), strict=True):
-            self._sums[name].copy_(mine)
+            self._wide[name] += mine
 
-    def _add_noise_(self, receipt: Receipt, clipping: Clipping, source: Source) -> None:
-        clipping.release_(receipt, self._sums, self._own, counts=source)
+    def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
+        clipping.release_(receipt, sums, self.source, counts=source)

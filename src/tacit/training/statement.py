@@ -85,6 +85,21 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
 def _arithmetic(entries: Sequence[tuple[Step, int]]) -> str:
     """How far the claim reaches down to the bits."""
     queries = [query for step, _ in entries for query in step.queries]
+    if any(query.group.split("/")[0] == "gradients" for query in queries):
+        return f"{_noise(queries)} {_SUMS}"
+    return _noise(queries)
+
+
+_SUMS = (
+    "The S of gradients include a margin for what rounding in norm, clip factor and sum over the lot can add to what "
+    "one record does (unless the ledger was begun before tacit had one). Premise, assumed and not checked: what the "
+    "kernels of the forward and backward pass make of a record is, to the last bit, a function of that record and its "
+    "own coins, not of its place in a batch, the other rows or their number; and how many positions the sequences of a "
+    "batch have is public: pad to a fixed length, do not pack (docs/finite-precision.md)."
+)
+
+
+def _noise(queries: Sequence[Query]) -> str:
     if queries and all(isinstance(query, GaussianSum) and query.noise == "discrete" for query in queries):
         return (
             "Arithmetic: the noise is discrete Gaussian, drawn exactly in whole-number arithmetic, on sums rounded to "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
+from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
@@ -17,8 +18,9 @@ from tacit.training.pieces import local
 class GradientSums:
     """One sum for each parameter, in memory that is kept from lot to lot.
 
-    A batch is summed in float32 or better, and the sums of several batches are added in float64: rounding at every
-    batch would otherwise grow with their number, and one record more shifts what is in each of them.
+    A batch is summed in float32 or better and the sums of several batches are added in float64, so that rounding does
+    not grow with the lot (docs/finite-precision.md). The sum over a very large lot, by its expected size, is also
+    released in float64.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
@@ -40,38 +42,49 @@ class GradientSums:
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
         if self._batches == 1:
-            for name, total in self._sums.items():
-                if name not in self._wide:
-                    self._wide[name] = torch.empty_like(total, dtype=torch.float64)
-                self._wide[name].copy_(total)
-        self._fill(engine, clipping)
+            self._widen()
+        engine.clipped_sum(clipping, out=self._sums, overwrite=True)
         self._batches += 1
         if self._batches > 1:
             for name, total in self._sums.items():
                 self._wide[name] += total
 
-    def _fill(self, engine: Engine, clipping: Clipping) -> None:
-        engine.clipped_sum(clipping, out=self._sums, overwrite=True)
-
     def release(self, receipt: Receipt, clipping: Clipping, source: Source, *, lot_size: float) -> None:
         """Add the recorded noise and give each parameter its mean gradient; ``lot_size`` is the expected one."""
         if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
-        if self._batches > 1:
-            for name, total in self._sums.items():
-                total.copy_(self._wide[name])
-        self._add_noise_(receipt, clipping, source)
+        sums = {name: self._in(released_in(total.dtype, lot_size), name) for name, total in self._sums.items()}
+        self._add_noise_(sums, receipt, clipping, source)
         for name, parameter in self._parameters.items():
             # Memory that is kept: after zero_grad() a new gradient would be new pages at every step.
             gradient = local(self._gradients[name])
-            if gradient.dtype == self._sums[name].dtype:
-                torch.div(self._sums[name], lot_size, out=gradient)
+            if gradient.dtype == sums[name].dtype:
+                torch.div(sums[name], lot_size, out=gradient)
             else:
-                gradient.copy_(self._sums[name].div_(lot_size))
+                gradient.copy_(sums[name].div_(lot_size))
             parameter.grad = self._gradients[name]
 
-    def _add_noise_(self, receipt: Receipt, clipping: Clipping, source: Source) -> None:
-        clipping.release_(receipt, self._sums, source)
+    def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
+        clipping.release_(receipt, sums, source)
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether the sums of this lot are held in float64: those of one batch are not."""
+        return self._batches > 1
+
+    def _widen(self) -> None:
+        """Go on in float64 from what the sums hold."""
+        for name, total in self._sums.items():
+            if name not in self._wide:
+                self._wide[name] = torch.empty_like(total, dtype=torch.float64)
+            self._wide[name].copy_(total)
+
+    def _in(self, dtype: torch.dtype, name: str) -> Tensor:
+        """The finished sum of a parameter in the type it is released in, which is public."""
+        total = self._sums[name]
+        if dtype != total.dtype:
+            return self._wide[name] if self._is_wide else total.to(dtype)
+        return total.copy_(self._wide[name]) if self._is_wide else total
 
     def noise(self, receipt: Receipt, clipping: Clipping, *, lot_size: float) -> dict[Tensor, float]:
         """The standard deviation of the noise on each parameter's mean gradient: public."""

@@ -1,0 +1,94 @@
+"""Means and sums over examples: what goes back through them to each example, and how the loss was reduced.
+
+A mean over B examples sends 1/B back to each of them in PyTorch. B is how many there are: a gradient that contains it
+is rounded another way for everybody when one example joins, and terms that cancelled no longer do. Through a reduction
+seen here every example receives what it would receive alone, so that what is captured is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout, Total, uneven
+from tacit.gradients.operations import bound, layout_of, operation
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import plain
+
+
+@operation("mean", always=True)
+def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    x, dim, keepdim, dtype, axis = bound("input dim keepdim dtype axis", args, {**kwargs}, keepdim=False)
+    dim = axis if dim is None else dim
+    layout = layout_of(recorder, x)
+    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim or range(x.ndim))] if layout else []
+    if layout is None or not recorder.batch or layout.dim not in dims or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)
+    if not torch.is_grad_enabled() or not x.requires_grad:
+        return recorder.carry_out(func, args, kwargs)
+    return averaged(recorder, x, layout, dims=tuple(dims), keepdim=bool(keepdim), dtype=dtype)
+
+
+def averaged(
+    recorder: Recorder,
+    x: Tensor,
+    layout: Layout,
+    *,
+    dims: tuple[int, ...] = (),
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    own: int | None = None,
+) -> Tensor:
+    """The mean over all examples (and more) as PyTorch computes it; back goes to each what its own mean would receive.
+
+    For autograd it is a sum, with the mean's value, and what arrives is divided by `own`: how many entries are averaged
+    of one example, or 1 for a sum over the entries of each.
+    """
+    assert recorder.batch is not None
+    data: Tensor = plain(x)
+    if own is None:
+        own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
+    count = own * recorder.batch
+    out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
+    with torch.no_grad():
+        if out.dtype in (torch.float32, torch.float64):
+            out.detach().div_(count)
+        else:  # where the sum itself may overflow
+            out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(count))
+    recorder.tag_outputs(out, Total("mean"), [(x, layout)])
+    if own > 1:
+        with torch._C.DisableTorchFunctionSubclass():
+            out.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
+    return out
+
+
+def check_reduction(recorder: Recorder) -> None:
+    """Refuse a loss that is not for certain L = c·Σ_i ℓ_i with c known.
+
+    Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
+    back through it. Undeclared, only an unscaled mean or an unscaled sum is accepted; declared, a loss that contradicts
+    the declaration is refused.
+    """
+    batch = recorder.batch or 1
+    kinds = {kind for kind, _ in recorder.seeds}
+    untouched = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
+    declared = recorder.reduction
+    if declared is None:
+        if batch == 1 or (len(kinds) == 1 and untouched):
+            return
+        if not recorder.seeds:
+            why = "the loss was not reduced over examples by an operation the engine saw"
+        elif len(kinds) > 1:
+            why = "one part of the loss is a mean and another a sum over examples"
+        else:
+            why = f"the {kinds.pop()} over examples was scaled afterwards"
+        raise ValueError(
+            f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
+            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
+        )
+    wrong = "sum" if declared == "mean" else "mean"
+    if batch > 1 and wrong in untouched and kinds == {wrong}:
+        raise ValueError(f"reduction={declared!r} was declared, but the loss is a {wrong} over examples")

@@ -1,0 +1,112 @@
+"""The batch that was recorded, measured: every example's norms, and clipped sums of the gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.gradients import means
+from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.contributions import added
+from tacit.gradients.precision import NORM_SHARE, check_precision
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.sources import Uses
+
+
+class Measured:
+    """What `recorder` captured, measured once and summed with any weights."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.shapes = {name: p.shape for name, p in recorder.parameters.items()}
+        self.uses: dict[str, Uses] = {}
+        self._entries = sum(shape.numel() for shape in self.shapes.values())
+        self._squares: dict[str, Tensor] = {}
+        self._captures = 0
+        """How many captures the squares were computed from."""
+
+    def forget(self) -> None:
+        self.uses, self._squares, self._captures = {}, {}, 0
+
+    def norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
+        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.
+
+        Lemma 4 of docs/finite-precision.md: upper bounds of the true norms up to 2·`NORM_SHARE`. A squared norm may be
+        below the truth by its rounding, and by the squares too small for the type; adding the parameters and the root
+        round too. The margin covers so much, and only the rest must enlarge the norm. All of it is public.
+        """
+        squares = self.squares()
+        sums = [added([squares[name] for name in group]) for group in partition]
+        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt().unsqueeze(1)
+        type_info = torch.finfo(norms.dtype)
+        errors = max((uses.relative for uses in self.uses.values()), default=0.0)
+        excess = (errors + len(self.shapes) * type_info.eps) / 2 - NORM_SHARE
+        lost = math.sqrt(self._entries * type_info.tiny)
+        return norms.add_(lost).mul_(1 + 16 * type_info.eps + max(0.0, excess))
+
+    def squares(self) -> dict[str, Tensor]:
+        """Every example's squared norm for every parameter."""
+        recorder = self._recorder
+        if recorder.batch is None:
+            raise RuntimeError(
+                "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
+            )
+        if not recorder.captures and recorder.batch > 0:
+            raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
+        if self._squares and self._captures == recorder.captures:
+            return self._squares
+        if recorder.parts:
+            means.check_reduction(recorder)
+        squares: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name, parameter in recorder.parameters.items():
+                parts = recorder.parts.get(name)
+                if parts:
+                    uses = self.uses[name] = Uses(parts, parameter.shape)
+                    recorder.parts[name] = uses.parts
+                    found = uses.squares()
+                    squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
+                else:
+                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
+        if len({s.dtype for s in squares.values()}) > 1:
+            squares = {name: s.double() for name, s in squares.items()}
+        self._squares, self._captures = squares, recorder.captures
+        return squares
+
+    @torch.no_grad()
+    def weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
+        check_precision(next(iter(self._recorder.parameters.values())).device)
+        partition = checked_partition(clipping.partition(self.shapes), self.shapes)
+        norms = self.norms(partition)
+        finite: Tensor | None = None
+        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
+            finite = torch.isfinite(norms).all(1)
+            norms = torch.where(finite.unsqueeze(1), norms, 0.0)
+        weights = checked_weights(clipping.weights(norms), norms)
+        if finite is not None:
+            weights = torch.where(finite.unsqueeze(1), weights, 0.0)
+        columns = (weights * scale if scale != 1 else weights).unbind(1)
+        return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
+
+    def sum_up(
+        self, name: str, weights: Tensor, finite: Tensor | None, out: Tensor | None = None, *, overwrite: bool = True
+    ) -> Tensor:
+        """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
+        parameter, uses = self._recorder.parameters[name], self.uses.get(name)
+        if out is None:
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
+            out = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+        if uses is None:
+            return out.zero_() if overwrite else out
+        if finite is not None:
+            uses = uses.without(~finite)
+        if overwrite:
+            uses.assign(out, weights)
+            return out
+        fresh = torch.empty_like(out)
+        uses.assign(fresh, weights)
+        return out.add_(fresh)

@@ -1,0 +1,276 @@
+"""Gradients of linear maps, for every example, as sums of outer products g_t ⊗ a_t."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.contributions import (
+    Contribution,
+    Dense,
+    Rounding,
+    cancelled,
+    chunks,
+    cleared,
+    guarded_squares,
+    precise,
+    precise_dtype,
+    row_rounding,
+    row_squares,
+)
+from tacit.gradients.precision import (
+    TOGETHER,
+    UNIT,
+    Call,
+    Chain,
+    adds_once,
+    gather,
+    one_by_one,
+    own_rounding,
+    per_call,
+    pieces,
+)
+
+AT_ONCE = 1 << 17
+"""Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
+
+
+class Outer(Contribution):
+    """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
+
+    The tensor's own shape is permuted by `order` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    With one position per example, `output` may hold g itself, whose norms a bias needs too.
+    """
+
+    def __init__(
+        self,
+        a: Tensor,
+        g: Tensor,
+        shape: Sequence[int],
+        sizes: Sequence[int] = (),
+        order: Sequence[int] = (),
+        output: Dense | None = None,
+    ) -> None:
+        self.a, self.g = a.contiguous(), g.contiguous()  # each example's factors together, as `alike` counts on
+        self.output = output
+        self.batch, self.blocks, self.positions, self.width_in = a.shape
+        self.width_out = g.shape[-1]
+        self.shape = torch.Size(shape)
+        self.sizes, self.order = tuple(sizes), tuple(order)
+
+    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        return precise(self.a[lo:hi]), precise(self.g[lo:hi])
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.width_in * self.width_out
+
+    def gram_is_cheaper(self) -> bool:
+        t, i, o = self.positions, self.width_in, self.width_out
+        return t * (i + o) < i * o
+
+    def factor_numel(self) -> int:
+        return self.a.numel() + self.g.numel()
+
+    def settle(self) -> Contribution:
+        """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
+        if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
+            formed = Dense(self.formed())
+            if self.alike():
+                return formed
+            apart = cancelled(formed.squares(), self.term_sizes(), self.positions)
+            if bool(apart.any()):
+                for i in apart.nonzero().flatten().tolist():
+                    formed.grads[i] = self.alone(i)[0]
+                return Dense(formed.grads)
+            return formed
+        return self
+
+    def alike(self) -> bool:
+        """Whether the matrices of all examples begin at like places in memory, in lines of 64 bytes."""
+        t, i, o = self.positions, self.width_in, self.width_out
+        return not any(entries % 16 for entries in (t * i, t * o, i * o))
+
+    def formed(self) -> Tensor:
+        if self.bytes_each <= AT_ONCE:
+            return self.instantiate(0, self.batch)
+        grads: Tensor | None = None
+        for lo, hi in self.chunks():
+            part = self.instantiate(lo, hi)
+            grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
+            grads[lo:hi] = part
+        assert grads is not None
+        return grads
+
+    def alone(self, i: int) -> Tensor:
+        """From copies: a batched product may round by where in memory a matrix begins."""
+        a, g = self.factors(i, i + 1)
+        return self.shaped(self.product(a.clone(), g.clone()))
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        return chunks(self.batch, self.bytes_each)
+
+    @property
+    def bytes_each(self) -> int:
+        """What forming one example's gradient takes, its windows included."""
+        return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
+
+    def squares(self) -> Tensor:
+        return self.measured()[0]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        if self.positions == 1:
+            a, g = self.factors(0, self.batch)
+            if self.output is not None:
+                of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
+                found = guarded_squares(a).mul_(of_g)
+            else:
+                found = self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
+            return found, found
+        if not self.gram_is_cheaper():
+            parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
+            return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
+        each = self.blocks * self.positions * (2 * self.positions + self.width_in)
+        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+    def rounding(self) -> Rounding:
+        if self.positions == 1:
+            return Rounding(relative=row_rounding(self.width_in) + row_rounding(self.width_out) + self.blocks)
+        own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
+        if not self.gram_is_cheaper():
+            return Rounding(relative=row_rounding(self.size), own=own)
+        return Rounding(gram=self.width_in + self.width_out + (1 + self.blocks) * self.positions + 12, own=own)
+
+    def term_sizes(self) -> Tensor:
+        """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
+        a, g = self.factors(0, self.batch)
+        return self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
+
+    def over_blocks(self, a: Tensor, g: Tensor) -> Tensor:
+        """|a|²·|g|², one row for each block of each example, added over the blocks."""
+        found = guarded_squares(a).mul_(guarded_squares(g))
+        return found if self.blocks == 1 else found.view(self.batch, self.blocks).sum(1)
+
+    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
+
+        Rounding is relative to the latter; where that is far above the result, see `cancelled`.
+        """
+        a, g = self.factors(lo, hi)
+        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+        tiny = torch.finfo(a.dtype).tiny
+        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
+        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
+        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
+        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
+
+    def product(self, a: Tensor, g: Tensor) -> Tensor:
+        n = a.shape[0]
+        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1)).view(
+            n, self.blocks, self.width_out, self.width_in
+        )
+
+    def shaped(self, canonical: Tensor) -> Tensor:
+        lead = canonical.ndim - 3
+        if not self.order:
+            return canonical.reshape(*canonical.shape[:lead], *self.shape)
+        spread = canonical.reshape(*canonical.shape[:lead], *self.sizes)
+        return spread.permute(*range(lead), *(lead + d for d in self.order)).reshape(
+            *canonical.shape[:lead], *self.shape
+        )
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        return self.shaped(self.product(*self.factors(lo, hi)))
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        records = per_call(positions)
+        if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
+            chain = self.products(weights, records)
+        else:
+            chain = one_by_one(self.contraction(weights), records)
+        gather(total, 0, self.batch, records, chain)
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        call = self.contraction(weights)
+        for lo, hi in pieces(self.batch, min(first, TOGETHER)):
+            total += call(lo, hi)
+
+    def adds_by_itself(self, records: int, dtype: torch.dtype) -> bool:
+        """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
+        if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
+            return False
+        return self.batch <= records or self.product_adds_once(records * self.positions)
+
+    def product_adds_once(self, terms: int) -> bool:
+        """As `adds_once`; not asked for every number of terms where the answer takes long to find."""
+        common = terms == per_call(self.positions) * self.positions
+        if not common and self.width_out * self.width_in > 1 << 18:
+            return False
+        sizes = self.width_out, self.width_in, terms
+        return adds_once(*sizes, precise_dtype(self.a), self.a.device, torch.get_num_threads())
+
+    def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors, the narrower one multiplied by the weights."""
+        a, g = self.factors(0, self.batch)
+        weights = weights.to(a.dtype).view(-1, 1, 1, 1)
+        return (a * weights, g) if self.width_in < self.width_out else (a, g * weights)
+
+    def products(self, weights: Tensor, records: int) -> Chain:
+        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition."""
+        a, g = (factor.view(self.batch * self.positions, -1) for factor in self.weighted(weights))
+        rows = records * self.positions
+
+        def chain(out: Tensor, lo: int, hi: int) -> None:
+            start, end = lo * self.positions, hi * self.positions
+            full = end - (end - start) % rows
+            total = out.view(self.width_out, self.width_in)
+            if full > start:
+                right, left = g[start:full].view(-1, rows, self.width_out), a[start:full].view(-1, rows, self.width_in)
+                total.addbmm_(right.transpose(1, 2), left, beta=0)
+            if start == full:
+                torch.mm(g[full:end].t(), a[full:end], out=total)
+            elif full < end and self.product_adds_once(end - full):
+                total.addmm_(g[full:end].t(), a[full:end])
+            elif full < end:
+                total += torch.mm(g[full:end].t(), a[full:end])
+
+        return chain
+
+    def contraction(self, weights: Tensor) -> Call:
+        """One call: Σ_i weights[i]·G_i over a range of examples."""
+        a, g = self.weighted(weights)
+
+        def call(lo: int, hi: int) -> Tensor:
+            left = a[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_in)
+            right = g[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_out)
+            if self.blocks == 1:
+                return self.shaped(torch.mm(right[0].t(), left[0]).unsqueeze(0))
+            return self.shaped(torch.bmm(right.transpose(1, 2), left))
+
+        return call
+
+    def without(self, bad: Tensor) -> Outer:
+        return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)
+
+    def transposed(self) -> Outer:
+        """The same gradients for the transposed matrix."""
+        return Outer(self.g, self.a, (self.width_in, self.width_out))
+
+
+def concatenated(parts: Sequence[Outer]) -> Outer:
+    """Several uses of one matrix are one use at more positions: the cross terms are then in the Gram matrices."""
+    first = parts[0]
+    return Outer(
+        torch.cat([precise(p.a) for p in parts], 2),
+        torch.cat([precise(p.g) for p in parts], 2),
+        first.shape,
+        first.sizes,
+        first.order,
+    )

@@ -1,0 +1,297 @@
+"""A record's own gradient is the same, to the last bit, in every place and beside however many others.
+
+Everybody has the same terms of 2^30, which cancel up to their rounding: a sum over a record's positions that depends on
+its place gives everybody in the last places another gradient when one record more joins, each of them clipped to S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tacit import gradients
+from tacit.gradients.contributions import FEW, Dense, added, own_sums, row_squares
+from tacit.gradients.layout import warn_of_lengths
+from tacit.gradients.outer import Outer
+from tacit.gradients.precision import MARGIN
+from tacit.gradients.sparse import Rows
+from tacit.gradients.tap import simple_fraction, unscaled
+
+MOST = 132
+
+
+def cancelling(positions: int, width: int, seed: int = 0) -> Tensor:
+    generator, half = torch.Generator().manual_seed(seed), positions // 2
+    c = 2.0**30 * torch.randn(positions, width, generator=generator)
+    c[half : 2 * half] = -c[:half][torch.randperm(half, generator=generator)]
+    c[2 * half :] = 0
+    return c
+
+
+@pytest.mark.parametrize("width", [1, 3, 10])
+@pytest.mark.parametrize("positions", [2, 7, 16, 50])
+def test_a_records_own_sum_does_not_depend_on_its_place(positions: int, width: int) -> None:
+    """For records first and time first in memory, and for channels before and after the places of an image."""
+    c = cancelling(positions, width)
+    whole = own_sums(c.expand(1, positions, width), 1)
+    squares = row_squares(c.expand(1, positions, width))
+    for n in range(1, MOST):
+        first = c.expand(n, positions, width).contiguous()
+        time_first = c.unsqueeze(1).expand(positions, n, width).contiguous().transpose(0, 1)
+        features_first = c.unsqueeze(2).expand(positions, width, n).contiguous().movedim(2, 0)
+        for x in (first, time_first, features_first):
+            assert torch.equal(own_sums(x, 1), whole.expand(n, width)), n
+            assert torch.equal(row_squares(x), squares.expand(n)), n
+
+
+class Shift(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.ones(1, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        for name, parameter in layer.named_parameters():  # so that nothing but the biases acts
+            nn.init.constant_(parameter, 1.0 if "bias" in name else 0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0]
+        return out
+
+
+LAYERS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "linear": (lambda width: nn.Linear(4, width), 1),
+    "scales": (Shift, 1),
+    "layer norm": (nn.LayerNorm, 1),
+    "recurrent, time first": (lambda width: FirstOutput(nn.RNN(4, width, nonlinearity="relu")), 1),
+    "recurrent, records first": (lambda width: FirstOutput(nn.RNN(4, width, nonlinearity="relu", batch_first=True)), 0),
+}
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_record_more_leaves_what_the_others_add_as_it_was(kind: str, width: int, flat: Any) -> None:
+    make, dim = LAYERS[kind]
+    torch.manual_seed(0)
+    model, positions = make(width), 17
+    c = torch.cat([torch.zeros(1, width), cancelling(positions - 1, width, seed=width)])
+    inputs = width if kind in ("scales", "layer norm") else 4
+
+    def run(n: int) -> dict[str, Tensor]:
+        shape = (positions, n) if dim else (n, positions)
+        gradient = c.unsqueeze(dim).expand(*shape, width).clone()
+        gradient.select(dim, n - 1).zero_()  # who came last
+        with gradients.record(model, batch_dim=dim) as tape:
+            (model(torch.ones(*shape, inputs)) * gradient).sum().backward()
+        return tape.clipped_sum(flat(1.0))
+
+    before = run(1)
+    for n in range(2, MOST):
+        after = run(n)
+        moved = sum(float((after[name] - before[name]).double().square().sum()) for name in after) ** 0.5
+        assert moved <= 1 + MARGIN, n
+        before = after
+
+
+def test_a_record_of_nan_leaves_the_memory_of_the_others_as_it_was(flat: Any) -> None:
+    """Features first in memory: a kernel may round by that, and must not because somebody else is not a number."""
+    torch.manual_seed(0)
+    model = nn.Linear(10, 60)
+    x, c = torch.randn(10, 40).t(), torch.randn(40, 60)
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        with gradients.record(model) as tape:
+            (model(x) * c).sum().backward()
+        return tape.clipped_sum(flat(1.0))
+
+    nobody, nan = x.clone(), x.clone()
+    nobody[-1], nan[-1] = 0, torch.nan
+    c[-1] = 0
+    assert nan.stride() == nobody.stride() == (1, 40)
+    for name, total in run(nobody).items():
+        assert torch.equal(run(nan)[name], total), name
+
+
+def test_the_norms_of_many_parameters_are_added_alike_in_every_place() -> None:
+    squares = [torch.rand(1).expand(MOST).clone() for _ in range(12)]
+    for n in range(1, MOST):
+        assert torch.equal(added(s[:n].clone() for s in squares), added(s[:1] for s in squares).expand(n))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 12])
+def test_the_rows_of_a_microbatch_are_divided_by_alike_for_every_number_of_records(rows: int) -> None:
+    """One record alone too: a batch may end with one."""
+    found = {float(unscaled(torch.tensor(1.0) / (rows * n), "sum", "mean", n)) for n in range(1, 600)}
+    assert found == {float(torch.tensor(1 / rows))}
+
+
+def test_a_factor_that_cannot_be_told_from_its_rounding_is_refused() -> None:
+    eps = torch.finfo(torch.float32).eps
+    assert simple_fraction(0.0, eps) == 0
+    assert simple_fraction(float(torch.tensor(-0.37)), eps) == -0.37
+    with pytest.raises(ValueError, match=r"loss\.mean\(\)"):
+        simple_fraction(0.7390851332151607, eps)
+    model = nn.Linear(2, 1)
+    with gradients.record(model, reduction="mean"), pytest.raises(ValueError, match=r"0\.73908"):
+        (model(torch.ones(3, 2)).sum() * 0.7390851332151607 / 3).backward()
+    with gradients.record(model, reduction="mean") as tape:
+        (model(torch.ones(3, 2)).mean() * 0.7390851332151607).backward()
+    tape.norms()
+
+
+class TimeFirst(nn.Module):
+    """A map of a view in which the examples come first, and in memory second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.line = nn.Parameter(torch.ones(6)), nn.Linear(6, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return self.line(x * self.scale)  # type: ignore[no-any-return]
+        return self.line((x.transpose(0, 1).contiguous() * self.scale).transpose(0, 1))  # type: ignore[no-any-return]
+
+
+def factors(model: nn.Module, x: Tensor) -> list[Tensor]:
+    with gradients.record(model) as tape:
+        out = model(x)
+        out = out[0] if isinstance(out, tuple) else out
+        out.square().sum().backward()
+    tape.norms()
+    parts = [use.parts[0].contribution for use in tape._measured.uses.values()]
+    found = [t.flatten(1) for part in parts if isinstance(part, Outer) for t in (part.a, part.g)]
+    found += [part.instantiate(0, len(x)) for part in parts if not isinstance(part, Outer)]
+    return [out.detach().as_subclass(Tensor), *found]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(6, 1),
+        lambda: nn.Sequential(nn.Linear(6, 50), nn.Tanh(), nn.Linear(50, 1)),
+        lambda: nn.Sequential(nn.Linear(6, 1), nn.Tanh(), nn.Linear(1, 20)),
+        TimeFirst,
+        lambda: nn.Linear(6, 7),
+        lambda: nn.Sequential(nn.Linear(6, 60), nn.Tanh(), nn.Linear(60, 10)),
+        lambda: nn.RNN(6, 7, batch_first=True),
+        lambda: nn.GRU(6, 8, batch_first=True),
+        lambda: nn.LSTM(6, 5, batch_first=True),
+    ],
+    ids=["one output", "one output, deep", "from one feature", "time first", "linear", "deep", "rnn", "gru", "lstm"],
+)
+@pytest.mark.parametrize("positions", [0, 5])
+def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, positions: int) -> None:
+    """Part of the premise, as it is on this machine, for layers whose kernels the engine chooses the sizes of."""
+    torch.manual_seed(0)
+    model = make()
+    if not positions and isinstance(model, nn.RNNBase):
+        pytest.skip("a sequence has positions")
+    x = torch.randn(70, positions, 6) if positions else torch.randn(70, 6)
+    all_of_them = factors(model, x)
+    for n in range(1, 70):
+        for found, wanted in zip(factors(model, x[:n].clone()), all_of_them, strict=True):
+            assert torch.equal(found, wanted[:n]), n
+
+
+def test_whether_a_sum_is_taken_in_float64_does_not_depend_on_how_many_are_summed() -> None:
+    """One record more would change every call of the batch."""
+    for width in (FEW, FEW + 1):
+        kinds = {Dense(torch.zeros(n, width))._sum(torch.zeros(n), 1).dtype for n in (2, 100, 1900, 2048, 5000)}
+        assert len(kinds) == 1
+        first = Dense(torch.zeros(3, width))._sum(torch.zeros(3), 192).dtype
+        assert first == (torch.float64 if width <= FEW else torch.float32)
+
+
+def test_sequences_of_different_lengths_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.RNN(2, 3, batch_first=True)
+    for lengths, warned in (([4, 4], 0), ([4, 2], 1), ([4, 3], 0)):  # once
+        caplog.clear()
+        if warned:
+            warn_of_lengths.cache_clear()
+        packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 4, 2), torch.tensor(lengths), batch_first=True)
+        with gradients.record(model) as tape:
+            model(packed)[0].data.sum().backward()
+        tape.norms()
+        assert sum("pad to a fixed length" in message for message in caplog.messages) == warned
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.type_as(x))
+
+
+@pytest.mark.parametrize("records", [3, 5])
+def test_a_parameter_cast_to_the_type_of_the_batch_is_refused_with_the_reason(records: int) -> None:
+    """Whether or not their shapes fit together, which such a cast does not ask for."""
+    model = Cast()
+    with gradients.record(model), pytest.raises(ValueError, match="uses data as a weight matrix"):
+        model(torch.randn(records, 7)).sum().backward()
+
+
+def test_repeated_lookups_of_one_record_change_nobody_elses_norm() -> None:
+    """Four squares at a tie of float32, added in the order of their rows or of the lookups."""
+    records = 50
+    model = nn.Embedding(10, 1)
+    words = torch.tensor([3, 1, 7, 5]).expand(records + 1, 4).clone()
+    words[-1] = 2
+    c = torch.tensor([1.0, 2.0**-12, 2.0**-27, 2.0**-27]).view(1, 4, 1).expand(records + 1, 4, 1).clone()
+    c[-1] = 0
+
+    def squares(n: int) -> Tensor:
+        owner = torch.arange(n).repeat_interleave(4)
+        return Rows(words[:n].flatten(), owner, c[:n].reshape(-1, 1), model.weight.shape, n).squares()
+
+    settled = Rows(words[:2].flatten(), torch.tensor([0] * 4 + [1] * 4), c[:2].reshape(-1, 1), (10, 1), 2).settle()
+    assert settled.index.tolist() == [1, 3, 5, 7] * 2
+    assert torch.equal(squares(records), squares(records + 1)[:-1])
+
+
+def test_gradients_stored_features_first_are_summed_as_others_are() -> None:
+    torch.manual_seed(0)
+    grads, weights = torch.randn(1001, 40), torch.rand(1001)
+    by_columns = Dense(grads.t().contiguous().t())
+    assert torch.equal(by_columns._sum(weights, 192), Dense(grads)._sum(weights, 192))
+    assert by_columns.grads.is_contiguous()
+
+
+class Constants(nn.Module):
+    """A parameter meets the batch and a constant of more dimensions in one operation."""
+
+    def __init__(self, constant: Tensor, how: str) -> None:
+        super().__init__()
+        self.q, self.constant, self.how = nn.Parameter(torch.randn(4)), constant, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "where":
+            return torch.where(self.constant > 0, self.q, x)
+        if self.how == "lerp":
+            return torch.lerp(x, self.q, self.constant)
+        return torch.addcmul(x, self.q, self.constant)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 1, 4), (6, 1, 4), (1, 1, 1, 4), (3, 2, 1, 1)])
+@pytest.mark.parametrize("how", ["where", "lerp", "addcmul"])
+@pytest.mark.parametrize("positions", [0, 3])
+def test_constants_of_more_dimensions_keep_examples_apart(shape: tuple[int, ...], how: str, positions: int) -> None:
+    torch.manual_seed(0)
+    shape = (*shape[:-2], 1, *shape[-2:]) if positions else shape
+    model = Constants(torch.randn(shape), how)
+    x = torch.randn(6, positions, 4) if positions else torch.randn(6, 4)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    each = [torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.q)[0].norm() for i in range(6)]
+    torch.testing.assert_close(tape.norms(), torch.stack(each), rtol=1e-4, atol=1e-5)
