@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
-"""Some rows of a table: an array for each column, of numbers or of text; an empty text is a missing entry."""
+"""Some rows of a table: an array for each column, of numbers or of text, which may be an array of Python's strings; an
+empty text is a missing entry."""
 
 _ENTRIES = 2**18
 """How many are read at once."""
 _LONGEST_FIELD = 1 << 20
+_BYTES = 1 << 25
+"""How many bytes of a CSV file are read at once, where entries are long."""
 _BUFFER = 1 << 20
 """Bytes of a column of a Parquet file that are read at once; without it, and with reading ahead (``pre_buffer``), a row
 group, which may be the whole file."""
 _LONGEST = 256
-"""Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
+"""Longer entries are cut: an array of text can be as wide as its longest entry, and one must not fill the memory."""
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -54,7 +57,11 @@ def from_columns(table: Columns, names: Iterable[str]) -> Iterator[Columns]:
         raise ValueError("the columns of the table have different lengths; a row is one record.")
     rows = _rows(wanted)
     for start in range(0, lengths.pop() if lengths else 0, rows):
-        yield {name: np.asarray(table[name][start : start + rows]) for name in wanted}
+        yield {name: _plain(np.asarray(table[name][start : start + rows])) for name in wanted}
+
+
+def _plain(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(str) if values.dtype.kind == "O" else values
 
 
 def _rows(names: Sequence[str]) -> int:
@@ -99,6 +106,7 @@ def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]
         names = _header(path, reader)
         pick = itemgetter(*(names.index(name) for name in wanted), 0)  # one more, so that it is always a tuple
         piece: list[tuple[str, ...]] = []
+        begun = file.buffer.tell()
         try:
             for line in reader:
                 if not line:
@@ -107,25 +115,25 @@ def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]
                     there = f"{len(line)} fields, not {len(names)}"
                     raise ValueError(f"{path}, line {reader.line_num}: {there}; there must be one a column.")
                 piece.append(pick(line))
-                if len(piece) == rows:
-                    yield _stripped(wanted, piece)
-                    piece = []
+                if len(piece) == rows or file.buffer.tell() - begun > _BYTES:
+                    yield _columns(wanted, piece)
+                    piece, begun = [], file.buffer.tell()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, after line {reader.line_num}: {error}; save it in UTF-8.") from None
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
     if piece:
-        yield _stripped(wanted, piece)
+        yield _columns(wanted, piece)
 
 
-def _stripped(names: Sequence[str], rows: list[tuple[str, ...]]) -> Columns:
+def _columns(names: Sequence[str], rows: list[tuple[str, ...]]) -> Columns:
     return {name: _short(column) for name, column in zip(names, zip(*rows))}
 
 
 def _short(entries: Sequence[str]) -> NDArray[Any]:
     if max(map(len, entries), default=0) > _LONGEST:
         entries = [entry[:_LONGEST] for entry in entries]
-    return np.char.strip(np.array(entries, dtype=str))
+    return np.array(entries, dtype=object)  # a third of the time that an array of text takes
 
 
 def _parquet(path: Path) -> Any:
