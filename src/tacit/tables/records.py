@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
@@ -64,13 +66,17 @@ class Records:
     def _rows(self, places: Sequence[int]) -> Pair:
         if self._table is not None:
             return self._pair(self._table[np.asarray(places)])
-        return self._pair(np.concatenate([self._read(place, 1) for place in places]))
+        file, size = self._spool.fileno(), self._bytes
+        return self._pair(self._numbers(b"".join([os.pread(file, size, place * size) for place in places])))
 
     def _read(self, first: int, count: int) -> NDArray[np.float32]:
         if self._table is not None:
             return self._table[first : first + count]
         self._spool.seek(first * self._bytes)
-        return np.frombuffer(self._spool.read(count * self._bytes), dtype=np.float32).reshape(count, self._width + 1)
+        return self._numbers(self._spool.read(count * self._bytes))
+
+    def _numbers(self, data: bytes) -> NDArray[np.float32]:
+        return np.frombuffer(data, dtype=np.float32).reshape(-1, self._width + 1)
 
     def _pair(self, rows: NDArray[np.float32]) -> Pair:
         table = torch.from_numpy(rows.copy())
@@ -116,12 +122,19 @@ def _encoded(
         rows = np.concatenate([inputs, targets[:, None]], axis=1).astype(np.float32)
         here = aside(seen, len(rows))
         for spool, chosen in zip(spools, (~here, here)):
-            spool.write(rows[chosen].tobytes())
+            _write(spool, rows[chosen].tobytes())
         seen += len(rows)
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
     first, second = (Records(spool, encoding) for spool in spools)
     return first, second
+
+
+def _write(spool: IO[bytes], data: bytes) -> None:
+    if spool.write(data) < len(data):  # a full disk takes a part, and says so only the next time
+        raise OSError(
+            errno.ENOSPC, f"no room for the encoded rows in {tempfile.gettempdir()}; set TMPDIR to a larger disk"
+        )
 
 
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:

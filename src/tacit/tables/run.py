@@ -33,7 +33,7 @@ class TableFile:
         next(iter(self.pieces()), None)  # a file that cannot be read is found here
 
     def pieces(self) -> Iterable[Columns]:
-        return read(self._path, self._schema.columns)
+        return read(self._path, self._schema.columns, numbers=self._schema.numbers)
 
 
 class TableInMemory:
