@@ -108,6 +108,7 @@ def train_table(
             parameters=parameters,
             epsilon=budget.epsilon,
             squared=None if isinstance(schema.columns[schema.target], Category) else len(schema.features),
+            hidden=model != "linear",
         )
         return chosen(rule, count - held) if chosen is not None else rule
 
@@ -137,7 +138,8 @@ def train_table(
         _check_found(schema, count, budget)
     fresh = TableModel.new(model, schema, seed=seed)
     train, tested = split.parts(fresh.encoding)
-    final = replace(outline, learning_rate=chosen_for(fresh.size).learning_rate)
+    known = chosen_for(fresh.size)
+    final = replace(outline, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
     steps = descend(
         fresh.network,
         train,
