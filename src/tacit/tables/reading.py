@@ -169,11 +169,11 @@ def _plain_lines(
         return None
     kinds = [(f"f{place}", np.float64 if name in numbers else object) for place, name in enumerate(wanted)]
     try:
-        table = np.loadtxt(lines, dtype=kinds, comments=None, delimiter=",", usecols=places, ndmin=1)
+        table = np.loadtxt(lines, dtype=kinds, comments=None, delimiter=",", usecols=places, ndmin=1, encoding=None)
     except ValueError:
         return None
     columns = {name: table[kind] for name, (kind, _) in zip(wanted, kinds)}
-    if not all(np.isfinite(columns[name]).all() for name in wanted if name in numbers):
+    if len(table) != len(lines) or not all(np.isfinite(columns[name]).all() for name in wanted if name in numbers):
         return None
     return {name: column if name in numbers else _entries(column.tolist(), False) for name, column in columns.items()}
 
