@@ -48,7 +48,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
 MARK = "<!-- measured -->"
 DELTA = 1e-5
 PEER_NEEDS = ("diffprivlib==0.6.6", "scikit-learn==1.5.2", "numpy==2.4.6", "scipy==1.17.1", "statsmodels==0.15.0")
-GRID = tuple(product((8, 32), (150, 600), ((0.5, 1.0), (3.0, 1.0), (1.0, 2.0))))
+GRID = tuple(product((8, 32), (150, 600), ((0.5, 1.0), (1.0, 1.0), (3.0, 1.0), (1.0, 2.0))))
 """One lot's share of the records, steps, learning rate and clip norm."""
 STRENGTHS = (0.01, 0.1, 1.0)
 EPSILONS = (0.5, 1.0)
