@@ -1,12 +1,14 @@
 """Private models of tables: the targets, the rule against tuned settings, and against diffprivlib at equal ε.
 
-    python benchmarks/tables.py [--seeds 5] [--state runs/tables] [--write]
+    python benchmarks/tables.py [--seeds 5] [--pairs 20] [--state runs/tables] [--write]
 
 Each seed has its own noise and, where the table has no test part, its own split. Settings of the tuned run are chosen
 from a grid on the *test* part of the first seed, which flatters it, and then used for all seeds. diffprivlib needs an
 older scikit-learn, so it gets an environment of its own; its LogisticRegression has pure ε-DP (δ = 0), a stronger
 promise than ours at the same ε, and it needs a bound on the rows' norm, which is declared: the square root of the
-number of columns. It gets the best of three regularisations, chosen on the test part too.
+number of columns. It gets the same encoded rows and splits, and is shown as it comes (C = 1) and with the best of
+three regularisations, chosen on the test parts of all seeds, which flatters it too. The comparison is paired: the
+difference of each seed, its mean over ``--pairs`` seeds and the standard error of that mean.
 
 Every number is kept in the directory ``--state`` as soon as it is there: a benchmark that was broken off goes on.
 """
@@ -22,12 +24,13 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -45,9 +48,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
 MARK = "<!-- measured -->"
 DELTA = 1e-5
 PEER_NEEDS = ("diffprivlib==0.6.6", "scikit-learn==1.5.2", "numpy==2.4.6", "scipy==1.17.1", "statsmodels==0.15.0")
-GRID = tuple(product((8, 32), (150, 600), (0.5, 1.0, 3.0)))
-"""One lot's share of the records, steps, learning rate."""
+GRID = tuple(product((8, 32), (150, 600), ((0.5, 1.0), (1.0, 1.0), (3.0, 1.0), (1.0, 2.0))))
+"""One lot's share of the records, steps, learning rate and clip norm."""
 STRENGTHS = (0.01, 0.1, 1.0)
+EPSILONS = (0.5, 1.0)
 TASKS = ("Adult: income", "PUMS: employed", "RAND HIE: saw a doctor", "Fair 1978: affair")
 TARGETS = (
     ("Adult, declared bins", "Adult: income", 1.0, 86.0),
@@ -94,6 +98,7 @@ MARRIAGE = Schema.from_json(
 )
 
 Parts = tuple[Columns, Columns]
+T = TypeVar("T")
 _known = cache(known)
 
 
@@ -106,11 +111,18 @@ class State:
         self._known: dict[str, float] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def number(self, key: str, compute: Callable[[], float]) -> float:
-        if key not in self._known:
-            self._known[key] = compute()
+        return self.several({key: None}, lambda _: [compute()])[0]
+
+    def several(self, keys: Mapping[str, T], compute: Callable[[list[T]], list[float]]) -> list[float]:
+        """The numbers of ``keys``; those that are not known are computed together, from what they stand for."""
+        lacking = [key for key in keys if key not in self._known]
+        if lacking:
+            found = compute([keys[key] for key in lacking])
+            self._known |= dict(zip(lacking, found, strict=True))
             self._file.write_text(json.dumps(self._known, indent=1))
-            print(f"{key}: {100 * self._known[key]:.2f}", file=sys.stderr, flush=True)
-        return self._known[key]
+            for key, value in zip(lacking, found, strict=True):
+                print(f"{key}: {100 * value:.2f}", file=sys.stderr, flush=True)
+        return [self._known[key] for key in keys]
 
     @cache  # noqa: B019 (one state a process)
     def python(self) -> Path:
@@ -137,11 +149,15 @@ import json, sys, warnings
 import numpy as np
 from diffprivlib.models import LogisticRegression
 warnings.filterwarnings("ignore")
-data = np.load(sys.argv[1], allow_pickle=False)
-model = LogisticRegression(epsilon=float(sys.argv[2]), data_norm=float(data["norm"]), C=float(sys.argv[3]),
-                           random_state=int(sys.argv[4]), max_iter=1000)
-print(float(model.fit(data["x"], data["y"]).score(data["xt"], data["yt"])))
+directory, epsilon, *wanted = sys.argv[1:]
+for one in wanted:
+    seed, strength = one.split(":")
+    data = np.load(f"{directory}/{seed}.npz", allow_pickle=False)
+    model = LogisticRegression(epsilon=float(epsilon), data_norm=float(data["norm"]), C=float(strength),
+                               random_state=int(seed), max_iter=1000)
+    print(float(model.fit(data["x"], data["y"]).score(data["xt"], data["yt"])))
 """
+"""Accuracy for every pair of a seed and a strength, a line each."""
 
 
 def task(name: str, seed: int, state: State) -> tuple[Parts, Schema]:
@@ -250,38 +266,39 @@ def _whole(part: Columns, schema: Schema, encoding: Encoding) -> tuple[torch.Ten
 def tuned(name: str, epsilon: float, seeds: int, state: State) -> list[float]:
     """The best settings of the grid on the first seed's test part, used for all seeds."""
 
-    def score(settings: tuple[int, int, float], seed: int) -> float:
-        share, steps, rate = settings
+    def score(settings: tuple[int, int, tuple[float, float]], seed: int) -> float:
+        share, steps, (rate, clip) = settings
 
         def chosen(rule: Settings, records: int) -> Settings:
-            return replace(rule, lot_size=records // share, steps=steps, learning_rate=rate)
+            return replace(rule, lot_size=records // share, steps=steps, learning_rate=rate, clip_norm=clip)
 
-        key = f"1/{share} a lot, {steps} steps, rate {rate:g}, {name}, {epsilon:g}, {seed}"
+        key = f"1/{share} a lot, {steps} steps, rate {rate:g}, clip {clip:g}, {name}, {epsilon:g}, {seed}"
         return state.number(key, lambda: accuracy(name, epsilon, seed, state, chosen))
 
     best = max(GRID, key=lambda settings: score(settings, 0))
     return [score(best, seed) for seed in range(seeds)]
 
 
-def peer(name: str, epsilon: float, seeds: int, state: State) -> float:
-    """diffprivlib's mean accuracy with the best of its regularisations."""
+def peer(name: str, epsilon: float, seeds: int, state: State) -> dict[float, list[float]]:
+    """diffprivlib's accuracies with each of its regularisations."""
 
-    def score(strength: float, seed: int) -> float:
-        (train, test), schema = task(name, seed, state)
-        encoding = Encoding(schema)
-        (rows, wanted), (held, truth) = (_whole(part, schema, encoding) for part in (train, test))
-        arrays = {"x": rows.numpy(), "y": wanted.numpy(), "xt": held.numpy(), "yt": truth.numpy()}
+    def scores(wanted: list[tuple[int, float]]) -> list[float]:
         with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory) / "table.npz"
-            np.savez(file, norm=np.sqrt(len(schema.features)), **arrays)
-            command = [state.python(), "-c", PEER, file, str(epsilon), str(strength), str(seed)]
-            return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for seed in {seed for seed, _ in wanted}:
+                (train, test), schema = task(name, seed, state)
+                encoding = Encoding(schema)
+                (rows, classes), (held, truth) = (_whole(part, schema, encoding) for part in (train, test))
+                arrays = {"x": rows.numpy(), "y": classes.numpy(), "xt": held.numpy(), "yt": truth.numpy()}
+                np.savez(Path(directory) / f"{seed}.npz", norm=np.sqrt(len(schema.features)), **arrays)
+            words = [f"{seed}:{strength}" for seed, strength in wanted]
+            command = [state.python(), "-c", PEER, directory, str(epsilon), *words]
+            return [float(line) for line in subprocess.check_output(command, text=True).split()]
 
-    means = []
-    for strength in STRENGTHS:
-        keys = {f"diffprivlib C={strength:g}, {name}, {epsilon:g}, {seed}": seed for seed in range(seeds)}
-        means.append(statistics.mean(state.number(key, partial(score, strength, seed)) for key, seed in keys.items()))
-    return max(means)
+    def keys(strength: float) -> dict[str, tuple[int, float]]:
+        title = f"diffprivlib C={strength:g}, {name}, {epsilon:g}"
+        return {f"{title}, {seed}": (seed, strength) for seed in range(seeds)}
+
+    return {strength: state.several(keys(strength), scores) for strength in STRENGTHS}
 
 
 def targets(seeds: int, state: State) -> Iterator[str]:
@@ -293,14 +310,31 @@ def targets(seeds: int, state: State) -> Iterator[str]:
         yield f"| {title} | {epsilon:g} | {wanted:.1f} | {' | '.join(reached)} | {public} |"
 
 
-def comparison(seeds: int, state: State) -> Iterator[str]:
-    yield "| task | records | ε | the rule | tuned | diffprivlib |"
-    yield "|---|---|---|---|---|---|"
-    for name, epsilon in product(TASKS, (0.5, 1.0)):
+def against_tuned(seeds: int, state: State) -> Iterator[str]:
+    yield "| task | records | ε | the rule | tuned |"
+    yield "|---|---|---|---|---|"
+    for name, epsilon in product(TASKS, EPSILONS):
         (train, _), schema = task(name, 0, state)
         rule, best = by_rule(name, epsilon, seeds, state), tuned(name, epsilon, seeds, state)
-        records, other = len(train[schema.target]), peer(name, epsilon, seeds, state)
-        yield f"| {name} | {records} | {epsilon:g} | {_spread(rule)} | {_spread(best)} | {100 * other:.2f} |"
+        yield f"| {name} | {len(train[schema.target])} | {epsilon:g} | {_spread(rule)} | {_spread(best)} |"
+
+
+def comparison(pairs: int, state: State) -> Iterator[str]:
+    yield "| task | ε | the rule | diffprivlib, C = 1 | difference | diffprivlib, best C | difference |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, epsilon in product(TASKS, EPSILONS):
+        ours, theirs = by_rule(name, epsilon, pairs, state), peer(name, epsilon, pairs, state)
+        best = max(theirs, key=lambda strength: statistics.mean(theirs[strength]))
+        cells = [f"{100 * statistics.mean(ours):.2f}"]
+        for strength, note in ((1.0, ""), (best, f" ({best:g})")):
+            cells += [f"{100 * statistics.mean(theirs[strength]):.2f}{note}", _difference(ours, theirs[strength])]
+        yield f"| {name} | {epsilon:g} | {' | '.join(cells)} |"
+
+
+def _difference(ours: list[float], theirs: list[float]) -> str:
+    """The mean of the paired differences and its standard error."""
+    each = [100 * (one - other) for one, other in zip(ours, theirs, strict=True)]
+    return f"{statistics.mean(each):+.2f} ± {statistics.stdev(each) / len(each) ** 0.5:.2f}"
 
 
 def _spread(values: list[float]) -> str:
@@ -310,18 +344,29 @@ def _spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=20, help="seeds for the comparison with diffprivlib")
     parser.add_argument("--state", type=Path, help="directory to keep numbers in; left out: a temporary one")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/tables.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         state = State(arguments.state or Path(directory))
-        facts = (
-            f"Test accuracy in %, mean and standard deviation of {arguments.seeds} seeds, δ = {DELTA:g}; "
+        where = (
             f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, "
-            f"torch {torch.__version__.partition('+')[0]}, diffprivlib 0.6.6."
+            f"torch {torch.__version__.partition('+')[0]}, {PEER_NEEDS[0].replace('==', ' ')}"
         )
-        text = "\n".join([*targets(arguments.seeds, state), "", *comparison(arguments.seeds, state), "", facts])
+        how = f"Test accuracy in %, mean and standard deviation of {arguments.seeds} seeds, δ = {DELTA:g}."
+        paired = (
+            f"Test accuracy in %, means of {arguments.pairs} seeds, and mean and standard error of the differences "
+            f"seed by seed, δ = {DELTA:g} for the rule; {where}."
+        )
+        parts = (
+            targets(arguments.seeds, state),
+            against_tuned(arguments.seeds, state),
+            comparison(arguments.pairs, state),
+        )
+        first, second, third = ("\n".join(part) for part in parts)
+        text = "\n\n".join([first, second, how, third, paired])
     print(text)
     if arguments.write:
         before, _, after = PAGE.read_text(encoding="utf-8").split(MARK)

@@ -156,3 +156,14 @@ def test_a_bad_parquet_file_is_one_sentence(table: Path, damage: str, capsys: py
     assert error.startswith("tacit: ")
     assert ("more than one column" if damage == "twice" else "not a whole Parquet file") in error
     assert not (table.parent / "runs").exists()
+
+
+def test_a_table_without_rows_is_not_predicted(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    assert tacit("train", table, "--epsilon", "2", "--json") == 0
+    out = json.loads(capsys.readouterr().out)["out"]
+    (table.parent / "new.csv").write_text("age,school,town\n")
+    before = sorted(table.parent.iterdir())
+    assert tacit("predict", out, table.parent / "new.csv") == 2
+    assert "has no rows" in capsys.readouterr().err
+    assert sorted(table.parent.iterdir()) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tacit.randomness import SeededSource
 from tacit.tables import records as records_module
-from tacit.tables.encoding import Encoding
+from tacit.tables.encoding import Encoding, _code, words
 from tacit.tables.reading import columns_of, from_columns, read
 from tacit.tables.records import encode, encode_parts, held_out
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Number, Schema
 
 SCHEMA = Schema.from_json(
     {
@@ -199,3 +202,44 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size
+
+
+_ODD = st.one_of(
+    st.text(st.sampled_from("0123456789.eE+-_ \"'#xinfaNA\t\r\x0b\x1c\x85\u00a0\u0663?"), max_size=6),
+    st.floats().map(repr),
+    st.integers().map(str),
+    st.just("1" * 400),
+    st.just("x" * 400),
+)
+
+
+@settings(max_examples=200)
+@given(rows=st.lists(st.tuples(_ODD, _ODD, _ODD), min_size=1, max_size=5))
+def test_a_row_is_read_alike_whatever_is_beside_it(
+    rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Rows without quotation marks take a shorter way through the reader; it may lead nowhere else."""
+    column = Number(low=-1e9, high=1e9, missing="own", text="missing")
+    lines = "".join(",".join(re.sub('["\r]', "", entry) for entry in row) + "\n" for row in rows)
+
+    def seen(last: str, rows: int | None = None) -> list[tuple[str, ...]]:
+        path = write(tmp_path_factory.mktemp("rows"), f"a,b,c\n{lines}{last}\n")
+        found = []
+        for piece in read(path, "abc", numbers="ab", rows=rows):
+            coded = [_code(name, column, piece[name], 1) for name in "ab"]
+            found += zip(*(map(repr, part.tolist()) for part in coded), words(piece["c"]).tolist())
+        return found
+
+    beside = seen("9,8,7")
+    assert beside == seen('9,"8",7') == seen("9,8,7", rows=1)
+    assert len(beside) == len(rows) + 1 and beside[-1] == (repr(9e-9), repr(8e-9), "7")
+
+
+def test_line_numbers_count_on_after_plain_lines_and_entries_of_several_lines(tmp_path: Path) -> None:
+    text = "a,b\n1,2\n3,4\n" + '5,"x\ny"\n' + "6,7\n8\n"
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError, match=r"line 7: 1 fields, not 2"):
+        list(read(path, "ab", numbers="a", rows=1))
+    pieces = list(read(write(tmp_path, text[:-2]), "ab", numbers="a", rows=2))
+    assert [str(value) for piece in pieces for value in piece["b"]] == ["2", "4", "x\ny", "7"]
+    assert pieces[0]["a"].dtype == np.float64 and pieces[1]["a"].dtype == object

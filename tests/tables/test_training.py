@@ -12,7 +12,7 @@ import torch
 
 from tables.conftest import SCHEMA, people
 from tacit.accounting import account
-from tacit.ledger import Budget, Header, Ledger
+from tacit.ledger import Budget, GaussianSum, Header, Ledger
 from tacit.tables.encoding import Encoding
 from tacit.tables.model import KINDS, TableModel
 from tacit.tables.reading import from_columns
@@ -162,10 +162,28 @@ def test_values_that_are_found_never_make_the_model_too_large() -> None:
     assert outcome.model.size <= most < 2 * (40 + 8)
 
 
+def test_the_clip_norm_is_that_of_the_model_that_was_found() -> None:
+    """What the ledger says was clipped to follows from the released schema, not from the smallest that could be."""
+    town = {"type": "category", "values": "private"}
+    ledger = Ledger(Header(secure_randomness=False))
+    schema = {**SCHEMA, "columns": {**SCHEMA["columns"], "town": town}}
+    outcome = trained(schema, ledger, count=1500, test_fraction=0.0)
+    rule = settings(records=1500, parameters=outcome.model.size, epsilon=BUDGET.epsilon)
+    smallest = settings(records=1500, parameters=outcome.model.size - 2, epsilon=BUDGET.epsilon)
+    assert outcome.settings == rule and rule.clip_norm != smallest.clip_norm
+    [gradients] = ledger.entries[-1][0].queries
+    assert isinstance(gradients, GaussianSum) and gradients.clip_norm == rule.clip_norm
+    assert gradients.noise_std == pytest.approx(outcome.noise_multiplier * rule.clip_norm)
+
+
 def test_the_rule_uses_public_numbers_only() -> None:
     one, two = (settings(records=n, parameters=100, epsilon=1.0) for n in (1000, 100_000))
     assert one.lot_size == 62 and two.lot_size == 6250
-    assert one.learning_rate < two.learning_rate
+    assert one.learning_rate < two.learning_rate and one.clip_norm < two.clip_norm
+    for each in (one, two):
+        assert each.clip_norm == pytest.approx(2 * each.learning_rate)
+    hidden = settings(records=1000, parameters=100, epsilon=1.0, hidden=True)
+    assert hidden.clip_norm == 1.0 and hidden.learning_rate == pytest.approx(2 * one.learning_rate)
     assert settings(records=100_000, parameters=20, epsilon=1.0, squared=19).learning_rate == 1 / 20
     assert settings(records=10**9, parameters=100, epsilon=1.0).lot_size == 65_536
 

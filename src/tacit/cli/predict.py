@@ -30,6 +30,7 @@ def predict(
     from tacit.tables.reading import read
 
     trained = TableModel.load(model)
+    schema = trained.encoding.schema
     place = output or table.with_name(f"{table.stem}.predicted.csv")
     if place.exists():
         raise ValueError(f"{place} exists; choose another file with --output.")
@@ -37,10 +38,12 @@ def predict(
     try:
         with fresh.open("x", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([trained.encoding.schema.target])
-            for piece in trained.predict_pieces(read(table, trained.encoding.schema.features)):
+            writer.writerow([schema.target])
+            for piece in trained.predict_pieces(read(table, schema.features, numbers=schema.numbers)):
                 writer.writerows([value] for value in piece.tolist())
                 rows += len(piece)
+        if not rows:
+            raise ValueError(f"{table} has no rows; it needs one line a record below the column names.")
         os.replace(fresh, place)
     finally:
         fresh.unlink(missing_ok=True)

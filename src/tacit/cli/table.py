@@ -48,7 +48,7 @@ def train_table(
     place = out or next_free(Path("runs"), Path(dataset).stem)
     pieces = None
     if test is not None:
-        pieces = lambda: read(test, declared.columns)  # noqa: E731
+        pieces = lambda: read(test, declared.columns, numbers=declared.numbers)  # noqa: E731
     elif own_test is not None:
         pieces = lambda: from_columns(own_test, declared.columns)  # noqa: E731
     changes: dict[str, Any] = {"lot_size": lot_size, "clip_norm": clip}

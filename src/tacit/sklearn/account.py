@@ -24,7 +24,8 @@ class Account:
     A fit is charged as one that a person's row enters once, and whose other rows are there whoever that person is.
     So an account is for the ``records`` rows of one table and refuses a fit on any other number: scikit-learn's
     splitters give out folds by the number of rows and by everybody's labels, so that one row more moves other people
-    from fold to fold, and the fits together tell more than their sum. `folds` splits soundly.
+    from fold to fold, and the fits together tell more than their sum. `folds` splits soundly; from then on a fit on as
+    many rows as one of its folds trains on passes too, by that number alone: which rows they are is not looked at.
 
     What the caller owes: the rows are those of the table, each once (rows drawn with replacement, as for bagging, or a
     table that was split before by `train_test_split`, are not seen through); the shares and settings of all fits are

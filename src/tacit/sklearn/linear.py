@@ -59,6 +59,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             parameters=self._size(rows, outputs),
             epsilon=purse.epsilon,
             squared=rows.shape[1] if outputs == 1 else None,
+            hidden=self.model != "linear",
         )
 
     def _size(self, rows: Numbers, outputs: int) -> int:

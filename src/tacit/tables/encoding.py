@@ -7,7 +7,8 @@ features for a model: numbers as they are, categories and bins as indicators. Bo
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from itertools import pairwise, repeat
 
 import numpy as np
 import torch
@@ -99,20 +100,16 @@ def numeric(name: str, values: NDArray[np.generic], *, first: int = 1, text: str
         numbers = values.astype(np.float64)
         bad = np.isinf(numbers)
     else:
-        entries = values.astype(str)
-        gone = np.isin(entries, _MISSING)
-        try:
-            numbers = np.where(gone, "nan", entries).astype(np.float64)
-            bad = ~gone & ~np.isfinite(numbers)
-        except ValueError:
-            bad = np.array([not _is_number(entry) for entry in entries.tolist()]) & ~gone
-            numbers = np.where(bad | gone, "nan", entries).astype(np.float64)
+        numbers = _parsed(values)
+        bad = np.zeros(len(numbers), dtype=np.bool_)
+        odd = np.flatnonzero(~np.isfinite(numbers))
+        bad[odd] = [str(entry).strip() not in _MISSING for entry in values[odd].tolist()]
     if text == "missing":
         numbers[bad] = np.nan
     elif bad.any():
         at = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"column {name!r}, row {first + at}: {str(values[at])!r} is not a number; declare the column as a "
+            f"column {name!r}, row {first + at}: {str(values[at]).strip()!r} is not a number; declare the column as a "
             "category, or correct the file."
         )
     return numbers
@@ -124,7 +121,7 @@ def words(values: NDArray[np.generic]) -> NDArray[np.str_]:
         return np.where(values, "true", "false")
     if values.dtype.kind in "fiu":
         return np.array([_spelled(value) for value in values.tolist()], dtype=str)
-    text = values.astype(str)
+    text = np.char.strip(values.astype(str))
     return np.where(np.isin(text, _MISSING), "", text)
 
 
@@ -146,6 +143,20 @@ def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int)
 
 def _places(name: str, column: Category, values: NDArray[np.generic], first: int) -> Coded:
     assert column.values is not None
+    rows = np.arange(first, first + len(values))
+    if values.dtype.kind != "O":
+        return _looked_up(name, column, values, rows)
+    # Nearly every entry of a file is spelled as it was declared; only the others need a closer look.
+    exact = {value: float(place) for place, value in enumerate(column.values) if words(np.array([value]))[0] == value}
+    places = np.fromiter(map(exact.get, values.tolist(), repeat(np.nan)), dtype=np.float64, count=len(values))
+    gone, others = np.zeros(len(values), dtype=np.bool_), np.isnan(places)
+    if others.any():
+        gone[others], places[others] = _looked_up(name, column, values[others], rows[others])
+    return gone, places
+
+
+def _looked_up(name: str, column: Category, values: NDArray[np.generic], rows: NDArray[np.int64]) -> Coded:
+    assert column.values is not None
     text = words(values)
     order = np.argsort(np.array(column.values))
     known = np.array(column.values)[order]
@@ -161,7 +172,7 @@ def _places(name: str, column: Category, values: NDArray[np.generic], first: int
     if strange.any() and not column.other:
         row = int(np.flatnonzero(strange)[0])
         raise ValueError(
-            f"column {name!r}, row {first + row}: {str(text[row])!r} is not among the declared values; add it, or set "
+            f"column {name!r}, row {rows[row]}: {str(text[row])!r} is not among the declared values; add it, or set "
             '"other": true.'
         )
     return gone, places
@@ -197,11 +208,20 @@ def _missing(name: str, column: Column, row: int, target: bool) -> ValueError:
     return ValueError(f"column {name!r}, row {row}: the entry is missing; {remedy}.")
 
 
-def _is_number(entry: str) -> bool:
+def _parsed(values: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Text as numbers, NaN where it is none."""
+    entries = values.astype(object)
     try:
-        return bool(np.isfinite(float(entry)))
+        return entries.astype(np.float64)
     except ValueError:
-        return False
+        return np.array([_number(entry) for entry in entries.tolist()])
+
+
+def _number(entry: str) -> float:
+    try:
+        return float(entry)
+    except ValueError:
+        return math.nan
 
 
 def _spelled(value: float) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
-"""Some rows of a table: an array for each column, of numbers or of text; an empty text is a missing entry."""
+"""Some rows of a table: an array for each column, of numbers or of text, which may be an array of Python's strings; an
+empty text is a missing entry."""
 
 _ENTRIES = 2**18
-"""How many are read at once."""
+"""How many are read at once, of what is not a CSV file."""
+_TEXT = 1 << 21
+"""How many characters of a CSV file are read at once."""
 _LONGEST_FIELD = 1 << 20
 _BUFFER = 1 << 20
 """Bytes of a column of a Parquet file that are read at once; without it, and with reading ahead (``pre_buffer``), a row
 group, which may be the whole file."""
 _LONGEST = 256
-"""Longer entries are cut: an array of text is as wide as its longest entry, and one record must not fill the memory."""
+"""Longer entries are cut: an array of text can be as wide as its longest entry, and one must not fill the memory."""
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
@@ -33,14 +37,23 @@ def columns_of(path: Path) -> tuple[str, ...]:
         return _header(path, csv.reader(file, strict=True))
 
 
-def read(path: Path, names: Iterable[str], *, rows: int | None = None) -> Iterator[Columns]:
-    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time: what fits in little memory."""
+def read(
+    path: Path, names: Iterable[str], *, numbers: Collection[str] = (), rows: int | None = None
+) -> Iterator[Columns]:
+    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time: what fits in little memory.
+
+    The columns ``numbers`` may come as numbers or as text that is yet to be read as numbers, whichever is quicker; the
+    numbers are the same.
+    """
     wanted = tuple(names)
     held = columns_of(path)
     lacking = [name for name in wanted if name not in held]
     if lacking:
         raise ValueError(f"{path} has no column {', '.join(map(repr, lacking))}; its columns are {', '.join(held)}.")
-    yield from (_read_parquet if _is_parquet(path) else _read_csv)(path, wanted, rows or _rows(wanted))
+    if _is_parquet(path):
+        yield from _read_parquet(path, wanted, rows or _rows(wanted))
+    else:
+        yield from _read_csv(path, wanted, frozenset(numbers), rows)
 
 
 def from_columns(table: Columns, names: Iterable[str]) -> Iterator[Columns]:
@@ -54,7 +67,11 @@ def from_columns(table: Columns, names: Iterable[str]) -> Iterator[Columns]:
         raise ValueError("the columns of the table have different lengths; a row is one record.")
     rows = _rows(wanted)
     for start in range(0, lengths.pop() if lengths else 0, rows):
-        yield {name: np.asarray(table[name][start : start + rows]) for name in wanted}
+        yield {name: _plain(np.asarray(table[name][start : start + rows])) for name in wanted}
+
+
+def _plain(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(str) if values.dtype.kind == "O" else values
 
 
 def _rows(names: Sequence[str]) -> int:
@@ -92,40 +109,79 @@ def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _read_csv(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Columns]:
+def _read_csv(path: Path, wanted: Sequence[str], numbers: Collection[str], rows: int | None) -> Iterator[Columns]:
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(path) as file:
         reader = csv.reader(file, strict=True)
         names = _header(path, reader)
-        pick = itemgetter(*(names.index(name) for name in wanted), 0)  # one more, so that it is always a tuple
-        piece: list[tuple[str, ...]] = []
-        try:
-            for line in reader:
-                if not line:
-                    continue
-                if len(line) != len(names):
-                    there = f"{len(line)} fields, not {len(names)}"
-                    raise ValueError(f"{path}, line {reader.line_num}: {there}; there must be one a column.")
-                piece.append(pick(line))
-                if len(piece) == rows:
-                    yield _stripped(wanted, piece)
-                    piece = []
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, after line {reader.line_num}: {error}; save it in UTF-8.") from None
-        except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {error}; is a quotation mark not closed?") from None
-    if piece:
-        yield _stripped(wanted, piece)
+        places, passed = [names.index(name) for name in wanted], reader.line_num
+        pick = itemgetter(*places, 0)  # one more, so that it is always a tuple
+        while lines := _lines(path, file, passed, rows):
+            plain = _plain_lines(lines, len(names), wanted, places, numbers)
+            if plain is not None:
+                passed += len(lines)
+                yield plain
+                continue
+            piece: list[tuple[str, ...]] = []
+            reader = csv.reader(chain(lines, file), strict=True)  # an entry may go on beyond the last line
+            try:
+                for line in reader:
+                    if line and len(line) != len(names):
+                        there = f"{len(line)} fields, not {len(names)}"
+                        at = passed + reader.line_num
+                        raise ValueError(f"{path}, line {at}: {there}; there must be one a column.")
+                    if line:
+                        piece.append(pick(line))
+                    if reader.line_num >= len(lines):
+                        break
+            except UnicodeDecodeError as error:
+                raise _undecoded(path, passed + reader.line_num, error) from None
+            except csv.Error as error:
+                at = passed + reader.line_num
+                raise ValueError(f"{path}, line {at}: {error}; is a quotation mark not closed?") from None
+            passed += reader.line_num
+            if piece:
+                yield {name: _entries(column, name in numbers) for name, column in zip(wanted, zip(*piece))}
 
 
-def _stripped(names: Sequence[str], rows: list[tuple[str, ...]]) -> Columns:
-    return {name: _short(column) for name, column in zip(names, zip(*rows))}
+def _lines(path: Path, file: Any, passed: int, rows: int | None) -> list[str]:
+    try:
+        return file.readlines(_TEXT) if rows is None else list(islice(file, rows))
+    except UnicodeDecodeError as error:
+        raise _undecoded(path, passed, error) from None
 
 
-def _short(entries: Sequence[str]) -> NDArray[Any]:
-    if max(map(len, entries), default=0) > _LONGEST:
+def _undecoded(path: Path, line: int, error: UnicodeDecodeError) -> ValueError:
+    return ValueError(f"{path}, after line {line}: {error}; save it in UTF-8.")
+
+
+def _plain_lines(
+    lines: list[str], fields: int, wanted: Sequence[str], places: Sequence[int], numbers: Collection[str]
+) -> Columns | None:
+    """The columns of lines without quotation marks whose numbers are all there: four times as fast. Others: None.
+
+    It must say of each row what the other way says: a row's neighbours in the file decide which way is taken.
+    """
+    text = "".join(lines)
+    if fields < 2 or '"' in text or "\0" in text or max(map(len, lines)) > _LONGEST_FIELD:
+        return None
+    if any(line.count(",") != fields - 1 for line in lines):
+        return None
+    kinds = [(f"f{place}", np.float64 if name in numbers else object) for place, name in enumerate(wanted)]
+    try:
+        table = np.loadtxt(lines, dtype=kinds, comments=None, delimiter=",", usecols=places, ndmin=1, encoding=None)
+    except ValueError:
+        return None
+    columns = {name: table[kind] for name, (kind, _) in zip(wanted, kinds)}
+    if len(table) != len(lines) or not all(np.isfinite(columns[name]).all() for name in wanted if name in numbers):
+        return None
+    return {name: column if name in numbers else _entries(column.tolist(), False) for name, column in columns.items()}
+
+
+def _entries(entries: Sequence[str], number: bool) -> NDArray[Any]:
+    if not number and max(map(len, entries), default=0) > _LONGEST:
         entries = [entry[:_LONGEST] for entry in entries]
-    return np.char.strip(np.array(entries, dtype=str))
+    return np.array(entries, dtype=object)
 
 
 def _parquet(path: Path) -> Any:
@@ -169,7 +225,7 @@ def _arrow(column: Any, name: str) -> NDArray[Any]:
         values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values
     if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
-        return _short(["" if value is None else _word(value) for value in column.to_pylist()])
+        return _entries(["" if value is None else _word(value) for value in column.to_pylist()], False)
     raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -64,13 +66,17 @@ class Records:
     def _rows(self, places: Sequence[int]) -> Pair:
         if self._table is not None:
             return self._pair(self._table[np.asarray(places)])
-        return self._pair(np.concatenate([self._read(place, 1) for place in places]))
+        file, size = self._spool.fileno(), self._bytes
+        return self._pair(self._numbers(b"".join([os.pread(file, size, place * size) for place in places])))
 
     def _read(self, first: int, count: int) -> NDArray[np.float32]:
         if self._table is not None:
             return self._table[first : first + count]
         self._spool.seek(first * self._bytes)
-        return np.frombuffer(self._spool.read(count * self._bytes), dtype=np.float32).reshape(count, self._width + 1)
+        return self._numbers(self._spool.read(count * self._bytes))
+
+    def _numbers(self, data: bytes) -> NDArray[np.float32]:
+        return np.frombuffer(data, dtype=np.float32).reshape(-1, self._width + 1)
 
     def _pair(self, rows: NDArray[np.float32]) -> Pair:
         table = torch.from_numpy(rows.copy())
@@ -80,31 +86,55 @@ class Records:
 
 def encode(pieces: Iterable[Columns], encoding: Encoding) -> Records:
     """All rows encoded, a piece at a time. A row that does not fit the schema is an error that names it."""
-    everyone, _ = encode_parts(pieces, encoding, None)
+    everyone, _ = _encoded(pieces, encoding, lambda _, rows: np.zeros(rows, dtype=np.bool_))
     return everyone
 
 
-def encode_parts(
-    pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_] | None
+def encode_apart(
+    pieces: Iterable[Columns], encoding: Encoding, fraction: float, source: Source
 ) -> tuple[Records, Records]:
-    """The same, in two parts: those who are not ``aside``, and those who are."""
+    """The same, in two parts: those who are not held out, and those who are, each with probability ``fraction``."""
+    return _encoded(pieces, encoding, lambda _, rows: held_out(rows, fraction, source))
+
+
+def encode_parts(pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_]) -> tuple[Records, Records]:
+    """The same, where it is known before who is held ``aside``."""
+
+    def told(first: int, rows: int) -> NDArray[np.bool_]:
+        here = aside[first : first + rows]
+        if len(here) < rows:
+            raise ValueError("the table has become longer since it was first read; leave it as it is during a run.")
+        return here
+
+    train, held = _encoded(pieces, encoding, told)
+    if len(train) + len(held) < len(aside):
+        raise ValueError("the table has become shorter since it was first read; leave it as it is during a run.")
+    return train, held
+
+
+def _encoded(
+    pieces: Iterable[Columns], encoding: Encoding, aside: Callable[[int, int], NDArray[np.bool_]]
+) -> tuple[Records, Records]:
     spools = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 (they live as long as the records)
     seen = 0
     for piece in pieces:
         inputs, targets = encoding.compact(piece, first=seen + 1), encoding.targets(piece, first=seen + 1)
         rows = np.concatenate([inputs, targets[:, None]], axis=1).astype(np.float32)
-        here = np.zeros(len(rows), dtype=np.bool_) if aside is None else aside[seen : seen + len(rows)]
-        if len(here) < len(rows):
-            raise ValueError("the table has become longer since it was first read; leave it as it is during a run.")
+        here = aside(seen, len(rows))
         for spool, chosen in zip(spools, (~here, here)):
-            spool.write(rows[chosen].tobytes())
+            _write(spool, rows[chosen].tobytes())
         seen += len(rows)
     if not seen:
         raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    if aside is not None and seen < len(aside):
-        raise ValueError("the table has become shorter since it was first read; leave it as it is during a run.")
     first, second = (Records(spool, encoding) for spool in spools)
     return first, second
+
+
+def _write(spool: IO[bytes], data: bytes) -> None:
+    if spool.write(data) < len(data):  # a full disk takes a part, and says so only the next time
+        raise OSError(
+            errno.ENOSPC, f"no room for the encoded rows in {tempfile.gettempdir()}; set TMPDIR to a larger disk"
+        )
 
 
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:

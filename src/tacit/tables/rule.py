@@ -1,10 +1,16 @@
 """Settings for a private model of a table, from public numbers alone: records, features, classes and the budget.
 
-The rule: a sixteenth of the records in a lot but no more than 65,536, 300 steps, clip norm 1, momentum 0.9, the average
-of the last half of the iterates, and a step size of 2 sqrt(n ε / (150 d)), between 0.1 and 3: it shrinks where noise
-would dominate. With more epochs there would be more noise in each; at a sixteenth, amplification has already most of
-its effect, and 300 steps are enough for features of size one. Beyond a million records noise is far below what a lot
-of 65,536 says anyway, and larger ones would only take longer.
+The rule: a sixteenth of the records in a lot but no more than 65,536, 300 steps, momentum 0.9, the average of the last
+half of the iterates, and a step size and a clip norm that follow from r = sqrt(n ε / (150 d)), between 0.05 and 1.5:
+
+* logistic regression: step size r, clip norm 2 r. A gradient of a row of k columns has a norm of up to sqrt(2 (k + 1)).
+  Where noise is small, clipping less lets the loss be what it is meant to be; where it dominates, smaller steps with
+  less noise lose less than they gain.
+* with a hidden layer, and for least squares: step size 2 r, clip norm 1.
+
+With more epochs there would be more noise in each; at a sixteenth, amplification has already most of its effect, and
+300 steps are enough for features of size one. Beyond a million records noise is far below what a lot of 65,536 says
+anyway, and larger ones would only take longer.
 
 The squared error, unlike that of classes, has a curvature that grows with the row: twice its squared norm, which is at
 most the number k of columns and one for the constant. A step size of at most 1 / (k + 1) is stable with this momentum.
@@ -30,22 +36,26 @@ class Settings:
     lot_size: int
     steps: int
     learning_rate: float
-    clip_norm: float = 1.0
+    clip_norm: float
     momentum: float = 0.9
     tail: float = 0.5
     """The share of the iterates, counted from the last, whose average is the model."""
 
 
-def settings(*, records: int, parameters: int, epsilon: float, squared: int | None = None) -> Settings:
+def settings(
+    *, records: int, parameters: int, epsilon: float, squared: int | None = None, hidden: bool = False
+) -> Settings:
     """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``.
 
-    ``squared`` is for least squares: how many columns there are.
+    ``squared`` is for least squares: how many columns there are. ``hidden``: whether the model has a hidden layer.
     """
     lot = min(records, max(_FEWEST, min(round(records / 16), _MOST)))
-    rate = 2.0 * min(max(math.sqrt(records * epsilon / (150 * parameters)), 0.05), 1.5)
+    share = min(max(math.sqrt(records * epsilon / (150 * parameters)), 0.05), 1.5)
     if squared is not None:
-        rate = min(rate, 1 / (squared + 1))
-    return Settings(lot_size=lot, steps=_STEPS, learning_rate=rate)
+        return Settings(lot_size=lot, steps=_STEPS, learning_rate=min(2 * share, 1 / (squared + 1)), clip_norm=1.0)
+    if hidden:
+        return Settings(lot_size=lot, steps=_STEPS, learning_rate=2 * share, clip_norm=1.0)
+    return Settings(lot_size=lot, steps=_STEPS, learning_rate=share, clip_norm=2 * share)
 
 
 def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:

@@ -16,11 +16,11 @@ from tacit.recipes.folder import Folder
 from tacit.recipes.outcome import FORMAT, described, versions, write_json
 from tacit.tables.descent import Progress
 from tacit.tables.discovery import Pieces
-from tacit.tables.encoding import check as check_rows
 from tacit.tables.model import KINDS
 from tacit.tables.reading import Columns, from_columns, read
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
+from tacit.tables.split import Split, check
 from tacit.tables.training import Score, TableOutcome, train_table
 
 
@@ -33,7 +33,7 @@ class TableFile:
         next(iter(self.pieces()), None)  # a file that cannot be read is found here
 
     def pieces(self) -> Iterable[Columns]:
-        return read(self._path, self._schema.columns)
+        return read(self._path, self._schema.columns, numbers=self._schema.numbers)
 
 
 class TableInMemory:
@@ -68,7 +68,7 @@ def run_table(
     """
     if model not in KINDS:
         raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
-    records = check(table.pieces(), schema)
+    split = Split(table.pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
     if test is not None:
         check(test(), schema)
     folder = Folder(out)
@@ -82,7 +82,7 @@ def run_table(
         "seconds": 0.0,
         "dataset": {
             "name": table.name,
-            "records": records,
+            "records": split.records,
             "classes": len(schema.classes) or None,
             "fingerprint": table.fingerprint,
             "source": table.source,
@@ -106,7 +106,7 @@ def run_table(
                 chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
                 test=None if test is None else test(),
                 test_fraction=test_fraction,
-                records=records,
+                split=split,
                 seed=seed,
                 progress=progress,
             )
@@ -149,19 +149,6 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
         "steps": outcome.steps,
         "noise_multiplier": outcome.noise_multiplier,
     }
-
-
-def check(pieces: Iterable[Columns], schema: Schema) -> int:
-    """Read a table through and return how many records it has; a row that does not fit the schema is an error.
-
-    Whether all records are of one class is not looked at: that would tell, for nothing, whether a single one is not.
-    """
-    seen = 0
-    for piece in pieces:
-        seen += check_rows(piece, schema, first=seen + 1)
-    if not seen:
-        raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    return seen
 
 
 def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:

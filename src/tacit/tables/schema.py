@@ -148,6 +148,11 @@ class Schema:
         return (target.values or ()) if isinstance(target, Category) else ()
 
     @property
+    def numbers(self) -> frozenset[str]:
+        """The columns that hold numbers."""
+        return frozenset(name for name, column in self.columns.items() if isinstance(column, Number))
+
+    @property
     def private(self) -> tuple[str, ...]:
         """The columns whose bounds or values are still to be released."""
         return tuple(name for name, column in self.columns.items() if column.private)

@@ -12,15 +12,16 @@ from torch import Tensor
 from tacit.accounting import Guarantee, account, plan
 from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
-from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.randomness import Source
 from tacit.tables.descent import Progress, descend
 from tacit.tables.discovery import Discovery, Pieces
 from tacit.tables.encoding import Encoding
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
-from tacit.tables.records import Records, encode, encode_parts, held_out
+from tacit.tables.records import Records, encode
 from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 from tacit.tables.schema import Category, Schema
+from tacit.tables.split import Split
 
 DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
@@ -68,7 +69,7 @@ def train_table(
     chosen: Callable[[Settings, int], Settings] | None = None,
     test: Iterable[Columns] | None = None,
     test_fraction: float = 0.2,
-    records: int | None = None,
+    split: Split | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> TableOutcome:
@@ -80,15 +81,16 @@ def train_table(
       test at all.
     * ``seed`` is for debugging; the ledger must then say that randomness is not secure.
 
-    The number of rows is taken to be public: ``records``, counted if left out. What follows from it, from the schema
-    and from the budget alone (that there are too few records, say) is found before anything is charged.
+    * ``split`` is the same table read through before, with the same seed.
+
+    The number of rows is taken to be public. What follows from it, from the schema and from the budget alone (that
+    there are too few records, say) is found before anything is charged.
     """
-    source = _source(seed)
+    if split is None:
+        split = Split(pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
+    count, held, source = split.records, split.held, split.source
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
-    count = _count(pieces) if records is None else records
-    aside = held_out(count, 0.0 if test is not None else test_fraction, source)
-    held = int(aside.sum())
     if held == count:
         raise ValueError(f"none of {count} records is left to train on; a table needs hundreds.")
     examination = _examination(schema, count, held, budget) if held else None
@@ -106,6 +108,7 @@ def train_table(
             parameters=parameters,
             epsilon=budget.epsilon,
             squared=None if isinstance(schema.columns[schema.target], Category) else len(schema.features),
+            hidden=model != "linear",
         )
         return chosen(rule, count - held) if chosen is not None else rule
 
@@ -134,8 +137,9 @@ def train_table(
         )
         _check_found(schema, count, budget)
     fresh = TableModel.new(model, schema, seed=seed)
-    train, tested = encode_parts(pieces(), fresh.encoding, aside)
-    final = replace(outline, learning_rate=chosen_for(fresh.size).learning_rate)
+    train, tested = split.parts(fresh.encoding)
+    known = chosen_for(fresh.size)
+    final = replace(outline, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
     steps = descend(
         fresh.network,
         train,
@@ -162,15 +166,6 @@ def train_table(
     )
 
 
-def _source(seed: int | None) -> Source:
-    """For all but the descent, which has a source of its own: two streams of one seed must differ."""
-    if seed is None:
-        return SecureSource()
-    source = SeededSource(seed)
-    source.branch("table")
-    return source
-
-
 def _check_findable(discovery: Discovery, schema: Schema, records: int, budget: Budget) -> None:
     if records < discovery.records_needed:
         raise ValueError(
@@ -186,13 +181,6 @@ def _check_found(schema: Schema, records: int, budget: Budget) -> None:
             f"fewer than two classes of {schema.target!r} stood out of the noise among {records} records at epsilon "
             f"{budget.epsilon:g}; declare them, or give more records or a larger epsilon."
         )
-
-
-def _count(pieces: Pieces) -> int:
-    rows = sum(len(next(iter(piece.values()))) for piece in pieces())
-    if not rows:
-        raise ValueError("the table has no rows; it needs one line a record below the column names.")
-    return rows
 
 
 def _errors(model: TableModel, inputs: Tensor, targets: Tensor) -> Tensor:
