@@ -75,12 +75,19 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What an upload adds and where: in order by itself, whoever sends it and whatever the parameters are."""
+
+    where: npt.NDArray[Any] | slice
+    values: Vector
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checked:
     """An upload that `ParameterServer.check` found nothing wrong with."""
 
     participant: str
-    where: npt.NDArray[Any] | slice
-    values: Vector
+    contents: Contents
 
 
 class ParameterServer:
@@ -94,6 +101,9 @@ class ParameterServer:
             )
         self.rules = rules
         self._w = vector
+        # No parameter is larger. Adding v, |v| ≤ γ, adds at most 2γ: half a unit in the last place is at most γ, or else
+        # the sum rounds to what was there.
+        self._reach = _reach(vector)
         self._stat = np.zeros(vector.size)
         self._unit = 1.0  # what one update adds to _stat; growing it by 1/β decays all that was added before
         self._pushes = 0
@@ -148,19 +158,22 @@ class ParameterServer:
     def check(
         self, participant: str, sequence: int, indices: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.float32]
     ) -> Checked:
-        """The first half of `push`: refuse what is wrong and change nothing. A transport writes down what passes."""
-        self._check_sender(participant, sequence)
-        where = self._check_indices(indices, values)
-        with np.errstate(over="ignore"):
-            total = self._w[where] + values
-        if not np.isfinite(total).all():
-            raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
-        return Checked(participant=participant, where=where, values=values)
+        """The first half of `push`: refuse what is wrong and change nothing. A transport writes down what passes.
+
+        One with many uploads at hand can do the parts of it one by one: `check_sender`, `inspect` (which looks at
+        nothing that ever changes, so that any thread may), and `check_sum` unless there is `headroom` for all.
+        """
+        self.check_sender(participant, sequence)
+        contents = self.inspect(indices, values)
+        self.check_sum(contents)
+        return Checked(participant=participant, contents=contents)
 
     def apply(self, upload: Checked) -> None:
         """The second half of `push`."""
-        self._w[upload.where] += upload.values
-        self._stat[upload.where] += self._unit
+        where = upload.contents.where
+        self._w[where] += upload.contents.values
+        self._stat[where] += self._unit
+        self._reach += 2 * self.rules.bound
         self._next[upload.participant] += 1
         self._pushes += 1
         if self._pushes % self.rules.decay_every == 0:
@@ -168,9 +181,20 @@ class ParameterServer:
 
     def headroom(self, uploads: int) -> bool:
         """Whether so many uploads, whatever is in them, leave all parameters finite: they can be checked together."""
-        return float(np.abs(self._w).max()) + uploads * self.rules.bound < _LARGEST_VALUE
+        more = 2 * uploads * self.rules.bound
+        if self._reach + more >= _LARGEST_VALUE:
+            self._reach = _reach(self._w)
+        return self._reach + more < _LARGEST_VALUE
 
-    def _check_sender(self, participant: str, sequence: int) -> None:
+    def check_sum(self, contents: Contents) -> None:
+        """Refuse what would leave a parameter that is not finite."""
+        with np.errstate(over="ignore"):
+            total = self._w[contents.where] + contents.values
+        if not np.isfinite(total).all():
+            raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
+
+    def check_sender(self, participant: str, sequence: int) -> None:
+        """Refuse whoever may not send, or not this number."""
         if not isinstance(participant, str) or participant not in self._next:
             raise Refused(Reason.UNKNOWN, f"participant {str(participant)[:80]!r} is not known; it must be admitted.")
         if participant in self._revoked:
@@ -183,8 +207,8 @@ class ParameterServer:
         if sequence > due:
             raise Refused(Reason.REORDERED, f"sequence is {sequence}; uploads come in order, the next is {due}.")
 
-    def _check_indices(self, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any] | slice:
-        """Refuse what is malformed; the places to add to, as a slice where they are all."""
+    def inspect(self, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> Contents:
+        """Refuse what is malformed or against the rules. Depends on nothing that changes."""
         for name, array in (("indices", indices), ("values", values)):
             if not isinstance(array, np.ndarray):
                 raise Refused(Reason.TYPE, f"{name} is a {type(array).__name__}; it must be an array.")
@@ -203,7 +227,7 @@ class ParameterServer:
                 f"there are {values.size} values; an upload has at most {most}, {self.rules.upload:g} of {size}.",
             )
         if not values.size:
-            return indices
+            return Contents(where=indices, values=values)
         rising = bool((indices[1:] > indices[:-1]).all())
         low, high = (indices[0], indices[-1]) if rising else (indices.min(), indices.max())
         if low < 0 or high >= size:
@@ -219,7 +243,7 @@ class ParameterServer:
             raise Refused(Reason.NOT_FINITE, "a value is not finite.")
         if highest > self.rules.bound:
             raise Refused(Reason.BOUND, f"a value has size {highest:g}; the bound is {self.rules.bound:g}.")
-        return slice(None) if rising and indices.size == size else indices
+        return Contents(where=slice(None) if rising and indices.size == size else indices, values=values)
 
     def _decay(self) -> None:
         """stat := β · stat, by letting one update count for 1/β as much as before; the order of stat is the same."""
@@ -276,3 +300,7 @@ class ParameterServer:
         server._next = {str(name): int(due) for name, due in facts["next"].items()}
         server._revoked = {str(name) for name in facts["revoked"]}
         return server
+
+
+def _reach(vector: Vector) -> float:
+    return float(np.abs(vector).max())

@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol, Rota
-from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry
-from tacit.collaboration.server import Checked, Reason, Refused
+from tacit.collaboration.server import Checked, Contents, Reason, Refused
 
 APPLIED, ALREADY = b"\x00", b"\x01"
 
@@ -32,19 +31,23 @@ class Traffic:
 
 @dataclass(kw_only=True)
 class _Pending:
-    """An upload on its way to the disk."""
+    """An upload on its way to the disk; ``contents`` is why it is refused whoever sent it, or what it would add.
+
+    Refusals are not kept as exceptions: those would keep the caller's frame, and its call, alive.
+    """
 
     participant: str
     token: int
     sequence: int
-    indices: Positions
-    values: Vector
+    contents: Contents | tuple[Reason, str]
     body: bytes
     digest: bytes
+    gate: threading.Lock = field(default_factory=threading.Lock)
     answer: bytes | None = None
-    refusal: tuple[Reason, str] | None = (
-        None  # not the exception: it would keep the caller's frame, and its call, alive
-    )
+    refusal: tuple[Reason, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.acquire()
 
     @property
     def done(self) -> bool:
@@ -101,41 +104,74 @@ class Turns:
 
 
 class Intake:
-    """Takes uploads of any number of threads: whoever holds ``lock`` commits for all who wait."""
+    """Takes uploads of any number of threads. One of them leads: it commits for all who wait, in one write to the disk,
+    and then lets the first of those who came meanwhile lead. Each of the others is woken once, by its answer: if they
+    all waited for ``lock``, they would go through it one after the other before the next write could begin.
+    """
 
     def __init__(self, state: State, turns: Turns, traffic: Traffic, lock: threading.RLock) -> None:
         self._state, self._turns, self._traffic, self._lock = state, turns, traffic, lock
         self._queue_lock = threading.Lock()
         self._queue: list[_Pending] = []
+        self._led = False
 
     def push(self, name: str, request: bytes) -> bytes:
         """Check an upload, commit it, apply it. `ALREADY` if exactly this one had been taken before."""
-        token, body = codec.split_token(request)
-        sequence, indices, values = codec.unpack_upload(body, size=self._state.agreement.size)
-        upload = _Pending(
-            participant=name,
-            token=token,
-            sequence=sequence,
-            indices=indices,
-            values=values,
-            body=body,
-            digest=hashlib.sha256(body).digest(),
-        )
+        upload = self._read(name, request)
         with self._queue_lock:
             self._queue.append(upload)
-        with self._lock:  # whoever gets here first commits for all who wait: one write to the disk for many
-            if not upload.done:
-                with self._queue_lock:
-                    batch, self._queue = self._queue, []
-                self._take(batch)
+            follows, self._led = self._led, True
+        if follows:
+            upload.gate.acquire()  # until it is answered, or is to lead
+        if not upload.done:
+            self._lead()
         if upload.refusal is not None:
             raise Refused(*upload.refusal)
         assert upload.answer is not None
         return upload.answer
 
+    def _read(self, name: str, request: bytes) -> _Pending:
+        """All that can be done without knowing the state, while others wait for the disk."""
+        token, body = codec.split_token(request)
+        sequence, indices, values = codec.unpack_upload(body, size=self._state.agreement.size)
+        contents: Contents | tuple[Reason, str]
+        try:
+            contents = self._state.server.inspect(indices, values)
+        except Refused as refusal:
+            contents = refusal.reason, str(refusal)
+        return _Pending(
+            participant=name,
+            token=token,
+            sequence=sequence,
+            contents=contents,
+            body=body,
+            digest=hashlib.sha256(body).digest(),
+        )
+
+    def _lead(self) -> None:
+        """Answer all who wait. If that fails in a way nobody thought of, they are told that it did."""
+        batch: list[_Pending] = []
+        try:
+            with self._lock:
+                with self._queue_lock:
+                    batch, self._queue = self._queue, []
+                self._take(batch)
+        finally:
+            with self._queue_lock:
+                following = self._queue[:1]
+                self._led = bool(following)
+            for upload in following:
+                upload.gate.release()
+            for upload in batch:
+                if not upload.done:
+                    upload.refusal = Reason.UNAVAILABLE, "the server failed; whether the upload was taken, ask again."
+                upload.gate.release()
+
     def _take(self, batch: list[_Pending]) -> None:
+        self._state.refresh()
         while batch:
-            together = len(batch) if self._state.server.headroom(len(batch)) else 1
+            roomy = self._state.server.headroom(len(batch))
+            together = len(batch) if roomy else 1
             names: set[str] = set()
             accepted: list[tuple[_Pending, Checked]] = []
             later: list[_Pending] = []
@@ -145,7 +181,7 @@ class Intake:
                     continue
                 names.add(upload.participant)
                 try:
-                    checked = self._checked(upload)
+                    checked = self._checked(upload, roomy=roomy)
                 except Refused as refusal:
                     upload.refusal = refusal.reason, str(refusal)
                 else:
@@ -154,18 +190,22 @@ class Intake:
             self._commit(accepted)
             batch = later
 
-    def _checked(self, upload: _Pending) -> Checked | None:
+    def _checked(self, upload: _Pending, *, roomy: bool) -> Checked | None:
         """What is to be applied, or None if it was before."""
-        name = upload.participant
-        self._state.check_person(name)
+        name, server = upload.participant, self._state.server
+        self._state.check_known(name)
         check_individual(self._state)
         if upload.sequence < self._state.due(name) and self._state.store.digest(name, upload.sequence) == upload.digest:
             upload.answer = ALREADY
             self._turns.end(name, upload.token)
             return None
-        checked = self._state.server.check(name, upload.sequence, upload.indices, upload.values)
+        server.check_sender(name, upload.sequence)
+        if isinstance(upload.contents, tuple):
+            raise Refused(*upload.contents)
+        if not roomy:
+            server.check_sum(upload.contents)
         self._turns.check(name, upload.token)
-        return checked
+        return Checked(participant=name, contents=upload.contents)
 
     def _commit(self, accepted: list[tuple[_Pending, Checked]]) -> None:
         if not accepted:

@@ -84,8 +84,12 @@ class State:
                 self.server.revoke(name)
 
     def check_person(self, name: str) -> None:
-        """Refuse whoever was not admitted, or was revoked."""
+        """Refuse whoever is not admitted, or was revoked, at this moment."""
         self.refresh()
+        self.check_known(name)
+
+    def check_known(self, name: str) -> None:
+        """Refuse whoever was not admitted, or was revoked, when that was last looked up."""
         if name not in self.people:
             raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
         if self.people[name]:
