@@ -101,8 +101,8 @@ class ParameterServer:
             )
         self.rules = rules
         self._w = vector
-        # No parameter is larger. Adding v, |v| ≤ γ, adds at most 2γ: half a unit in the last place is at most γ, or else
-        # the sum rounds to what was there.
+        # No parameter is larger. Adding v, |v| ≤ γ, adds at most 2γ: either half a unit in the last place is at most γ,
+        # or the sum rounds to what was there.
         self._reach = _reach(vector)
         self._stat = np.zeros(vector.size)
         self._unit = 1.0  # what one update adds to _stat; growing it by 1/β decays all that was added before

@@ -33,7 +33,8 @@ STATUS = {
 }
 """All other refusals are of what was sent: INVALID_ARGUMENT."""
 
-_WORKERS = 48  # most of them wait for the disk, together: the more wait, the more share one write
+_WORKERS = 16, 128  # most of them wait for the disk, together: the more wait, the more share one write
+_WAITING_BYTES = 256 << 20  # of uploads that wait; where they are long there are fewer workers
 _STREAMS = 32  # requests of one connection at a time; the others wait with their sender
 
 
@@ -59,7 +60,9 @@ class GrpcServer:
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.http2.max_pings_without_data", 2),
         ]
-        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=_WORKERS), options=options)
+        least, most = _WORKERS
+        workers = min(max(_WAITING_BYTES // longest, least), most)
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=workers), options=options)
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer))
             for name, answer in methods(service).items()

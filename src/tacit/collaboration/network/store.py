@@ -26,16 +26,18 @@ from tacit.collaboration.network.database import Sole, connect, transaction
 from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
-FORMAT = 1
+FORMAT = 2
+_CHECKPOINT = 3072  # pages, 192 MiB
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE participants (
     name TEXT PRIMARY KEY, revoked INTEGER NOT NULL DEFAULT 0, statement TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE TABLE uploads (
-    number INTEGER PRIMARY KEY, participant TEXT NOT NULL, sequence INTEGER NOT NULL, digest BLOB NOT NULL, body BLOB,
+    number INTEGER PRIMARY KEY, participant TEXT NOT NULL, sequence INTEGER NOT NULL, digest BLOB NOT NULL,
     UNIQUE (participant, sequence)
 ) STRICT;
+CREATE TABLE bodies (number INTEGER PRIMARY KEY REFERENCES uploads, body BLOB NOT NULL) STRICT;
 CREATE TABLE snapshot (
     one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, parameters BLOB NOT NULL, stat BLOB NOT NULL,
     facts TEXT NOT NULL
@@ -76,6 +78,10 @@ class Store:
             raise ValueError(f"{folder} has no server's state; begin one with `tacit collaborate serve --model ...`.")
         self._sole = Sole(folder) if sole else None
         self._db = connect(path)
+        # Where SQLite was built to write zeros over what is deleted, forgetting an upload costs as much as keeping it.
+        # The longer the log grows, the more pages in it are used again before they are copied to the database.
+        self._db.execute("PRAGMA secure_delete = FAST")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
         facts = dict(self._db.execute("SELECT name, value FROM facts").fetchall())
         if facts.get("format") != str(FORMAT):
             self.close()
@@ -146,9 +152,14 @@ class Store:
     def commit(self, entries: Sequence[Entry]) -> None:
         """Write uploads down, all or none of them, in this order."""
         with transaction(self._db):
+            last = self._db.execute("SELECT coalesce(max(number), 0) FROM uploads").fetchone()[0]
+            numbered = list(enumerate(entries, last + 1))
             self._db.executemany(
-                "INSERT INTO uploads (participant, sequence, digest, body) VALUES (?, ?, ?, ?)",
-                [(entry.participant, entry.sequence, entry.digest, entry.body) for entry in entries],
+                "INSERT INTO uploads VALUES (?, ?, ?, ?)",
+                [(number, entry.participant, entry.sequence, entry.digest) for number, entry in numbered],
+            )
+            self._db.executemany(
+                "INSERT INTO bodies VALUES (?, ?)", [(number, entry.body) for number, entry in numbered]
             )
             self._db.executemany(
                 "INSERT INTO rounds VALUES (?, ?)",
@@ -174,7 +185,7 @@ class Store:
         """Keep the state, and forget what was in the uploads that led to it; those committed since stay."""
         with transaction(self._db):
             last = _write_snapshot(self._db, server)
-            self._db.execute("UPDATE uploads SET body = NULL WHERE body IS NOT NULL AND number <= ?", (last,))
+            self._db.execute("DELETE FROM bodies WHERE number <= ?", (last,))
 
     def server(self) -> ParameterServer:
         """The state that all committed uploads lead to: the snapshot, and what came after it."""
@@ -185,7 +196,9 @@ class Store:
         # Whoever was revoked since had been heard before: that comes last.
         server = ParameterServer.restore(arrays, {**json.loads(facts), "revoked": []}, self.rules)
         rows = self._db.execute(
-            "SELECT number, participant, sequence, body FROM uploads WHERE number > ? ORDER BY number", (number,)
+            "SELECT number, participant, sequence, body FROM uploads LEFT JOIN bodies USING (number) WHERE number > ? "
+            "ORDER BY number",
+            (number,),
         )
         for found, participant, sequence, body in rows:
             if participant not in server.participants:

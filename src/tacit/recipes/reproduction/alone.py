@@ -81,7 +81,8 @@ def figure8(setting: Setting) -> Result:
         for data, batch in cells
         for theta in THETAS
     ]
-    return Result(comparisons=comparisons, rows=table, panels=panels, notes=notes(setting, [(data, "cnn") for data in TITLES]))
+    convolutional = [(data, "cnn") for data in TITLES]
+    return Result(comparisons=comparisons, rows=table, panels=panels, notes=notes(setting, convolutional))
 
 
 def table4(setting: Setting) -> Result:
