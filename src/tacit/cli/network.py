@@ -107,7 +107,8 @@ def serve(
     """Run the parameter server of a collaboration until it is interrupted; started again, it goes on from its state.
 
     \b
-    Inputs are normalised, everywhere, by mean and standard deviation of the public records of --validate.
+    Inputs are normalised, everywhere, by mean and standard deviation of the public records of --validate, which must
+    be the same for all servers of a collaboration. A server of a slice has no whole model whose accuracy it could show.
 
     \b
     Examples:
@@ -129,7 +130,8 @@ def serve(
     terms = Terms(model=model, bound=bound, upload=upload, protocol=protocol, pool=pool, part=_slice(part))
     service = Service(open_state(state, terms, admit or (), public), lease=lease, patience=patience)
     server = GrpcServer(service, listen, credentials)
-    judge = None if public is None else Judge(service, public)
+    whole_model = service.agreement.size == service.agreement.parameters
+    judge = Judge(service, public) if public is not None and whole_model else None
     page = None if status_port is None else StatusPage(service, judge, status_port, host=status_host)
     ended = threading.Event()
     for wanted in (signal.SIGINT, signal.SIGTERM):

@@ -1,6 +1,6 @@
 """A participant for the fault test: uploads random multiples of 1/1024, charged first, and logs every draw.
 
-It goes on until the file ``stop`` appears beside its folder.
+It goes on until the file ``stop`` appears beside its folder. Each of ``addresses`` is a server that owns a slice.
 Sums of such numbers are exact in float32, so that they do not depend on the order.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ STEP = Step(Everyone(unit="participant"), (LaplaceSum(group="upload", clip_norm=
 """What each draw is charged with; the numbers in it do not matter here."""
 
 
-def run(address: str, keys: Path, name: str, folder: Path, log: Path) -> None:
+def run(addresses: Sequence[str], keys: Path, name: str, folder: Path, log: Path) -> None:
     speak_to(log)
     attempts = folder / "attempts"
     attempts.mkdir(parents=True, exist_ok=True)
@@ -43,8 +44,8 @@ def run(address: str, keys: Path, name: str, folder: Path, log: Path) -> None:
         return places, values
 
     person = Participant(name, flat, lambda: time.sleep(0.01), uploads)
-    link = Link(address, Credentials.read(keys, name), patience=120.0)
-    shards = find_shards([link])
+    own = Credentials.read(keys, name)
+    shards = find_shards([Link(address, own, patience=120.0) for address in addresses])
     membership = Membership(person, shards, open_outbox(folder, name, shards))
     while not (folder.parent / "stop").exists():
         membership.exchange()

@@ -22,9 +22,9 @@ from collaboration.network.faulty_participant import run as take_part
 from collaboration.network.faulty_server import run as serve
 from collaboration.network.helpers import PEOPLE, SIZE, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused
-from tacit.collaboration.network import Membership, Service, Store, codec, make_keys
+from tacit.collaboration.network import Agreement, Membership, Service, Store, codec, make_keys
 from tacit.collaboration.network.intake import ALREADY, APPLIED
-from tacit.collaboration.network.membership import Shard, open_outbox
+from tacit.collaboration.network.membership import Shard, identity, open_outbox
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.network.store import Entry
 from tacit.ledger import Ledger
@@ -281,22 +281,25 @@ def processes() -> ForkServerContext:
 
 
 class Cast:
-    """The server and the participants, each a process that can be killed and started again."""
+    """Servers, each with a slice, and participants: processes that can be killed and started again."""
 
-    def __init__(self, folder: Path, people: Sequence[str], protocol: str) -> None:
-        self.folder, self.people, self.port = folder, list(people), free_port()
+    def __init__(self, folder: Path, people: Sequence[str], protocol: str, cuts: Sequence[tuple[int, int]]) -> None:
+        self.folder, self.people = folder, list(people)
+        self.servers = {f"server{number}": free_port() for number in range(len(cuts))}
         make_keys(folder / "keys", servers=["127.0.0.1"], participants=people)
-        begin(folder / "server", agreement(protocol=protocol), people=people).close()
+        for (start, stop), letter, name in zip(cuts, "cdefgh", self.servers, strict=False):
+            agreed = agreement(protocol=protocol, start=start, stop=stop, collaboration=letter * 32)
+            begin(folder / name, agreed, people=people).close()
         self.running: dict[str, ForkServerProcess] = {}
         self._context = processes()
 
     def start(self, who: str) -> None:
         keys, log = self.folder / "keys", self.folder / f"{who}.log"
-        if who == "server":
-            process = self._context.Process(target=serve, args=(self.folder / "server", keys, self.port, log))
+        if who in self.servers:
+            process = self._context.Process(target=serve, args=(self.folder / who, keys, self.servers[who], log))
         else:
-            address = f"127.0.0.1:{self.port}"
-            process = self._context.Process(target=take_part, args=(address, keys, who, self.folder / who, log))
+            addresses = [f"127.0.0.1:{port}" for port in self.servers.values()]
+            process = self._context.Process(target=take_part, args=(addresses, keys, who, self.folder / who, log))
         process.start()
         self.running[who] = process
 
@@ -304,14 +307,15 @@ class Cast:
         self.running[who].kill()
         self.running[who].join()
 
-    def committed(self) -> int:
-        with closing(sqlite3.connect(f"file:{self.folder / 'server' / 'server.sqlite'}?mode=ro", uri=True)) as db:
+    def committed(self, server: str) -> int:
+        with closing(sqlite3.connect(f"file:{self.folder / server / 'server.sqlite'}?mode=ro", uri=True)) as db:
             return int(db.execute("SELECT count(*) FROM uploads").fetchone()[0])
 
     def wait_for(self, more: int, timeout: float = 120.0) -> None:
-        """Until so many more uploads were committed."""
-        target, deadline = self.committed() + more, time.monotonic() + timeout
-        while self.committed() < target:
+        """Until so many more uploads were committed, on each server."""
+        targets = {server: self.committed(server) + more for server in self.servers}
+        deadline = time.monotonic() + timeout
+        while any(self.committed(server) < target for server, target in targets.items()):
             fallen = [who for who in self.people if not self.running[who].is_alive()]
             if fallen or time.monotonic() > deadline:
                 logs = {path.name: path.read_text()[-800:] for path in self.folder.glob("*.log")}
@@ -322,7 +326,7 @@ class Cast:
 @contextmanager
 def playing(cast: Cast) -> Iterator[Cast]:
     try:
-        for who in ("server", *cast.people):
+        for who in (*cast.servers, *cast.people):
             cast.start(who)
         yield cast
     finally:
@@ -331,10 +335,22 @@ def playing(cast: Cast) -> Iterator[Cast]:
                 cast.kill(who)
 
 
-def play(folder: Path, *, people: int, server_kills: int, participant_kills: int, protocol: str, seed: int) -> None:
+WHOLE = ((0, SIZE),)
+
+
+def play(
+    folder: Path,
+    *,
+    people: int,
+    server_kills: int,
+    participant_kills: int,
+    protocol: str,
+    seed: int,
+    cuts: Sequence[tuple[int, int]] = WHOLE,
+) -> None:
     dice = random.Random(seed)
     names = [f"p{number}" for number in range(people)]
-    with playing(Cast(folder, names, protocol)) as cast:
+    with playing(Cast(folder, names, protocol, cuts)) as cast:
         cast.wait_for(2 * people)
         plan = ["server"] * server_kills + ["participant"] * participant_kills
         dice.shuffle(plan)
@@ -346,53 +362,80 @@ def play(folder: Path, *, people: int, server_kills: int, participant_kills: int
                 cast.start(name)
                 cast.wait_for(1)
                 continue
+            server = dice.choice(list(cast.servers))
             if number % 2 == 0:
-                (folder / "server" / "die").touch()  # between commit and acknowledgement
-                cast.running["server"].join(timeout=60)
-                assert cast.running["server"].exitcode == -signal.SIGKILL
+                (folder / server / "die").touch()  # between commit and acknowledgement
+                cast.running[server].join(timeout=60)
+                assert cast.running[server].exitcode == -signal.SIGKILL
                 deliberate += 1
             else:
                 time.sleep(dice.random() * 0.3)
-                cast.kill("server")
-            cast.start("server")
+                cast.kill(server)
+            cast.start(server)
             cast.wait_for(dice.randrange(1, people + 3))
         (folder / "stop").touch()
         for name in names:
             cast.running[name].join(timeout=120)
             assert cast.running[name].exitcode == 0, (folder / f"{name}.log").read_text()[-2000:]
-        cast.kill("server")
-        assert len(list((folder / "server").glob("died-*"))) == deliberate > 0
+        for server in cast.servers:
+            cast.kill(server)
+        assert len(list(folder.glob("server*/died-*"))) == deliberate > 0
 
-    check(folder, names)
+    check(folder, names, list(cast.servers))
 
 
-def check(folder: Path, names: Sequence[str]) -> None:
-    """Nothing lost, nothing twice, nothing that was not paid for."""
-    store = Store(folder / "server")
-    accepted: list[bytes] = []
+def check(folder: Path, names: Sequence[str], servers: Sequence[str]) -> None:
+    """Nothing lost, nothing twice, nothing that was not paid for, on any server."""
+    stores = [Store(folder / server) for server in servers]
+    expected, accepted = np.zeros(SIZE), 0
+    group = identity([Shard(link=None, agreement=store.agreement, due=0) for store in stores])  # type: ignore[arg-type]
     for name in names:
-        drawn = {hashlib.sha256(p.read_bytes()).digest(): p for p in (folder / name / "attempts").iterdir()}
-        outbox = Outbox(folder / name, participant=name, collaboration="c" * 32)
+        drawn = [path.read_bytes() for path in (folder / name / "attempts").iterdir()]
+        parts = {tuple(hashlib.sha256(slice_of(body, s.agreement)).digest() for s in stores): body for body in drawn}
+        outbox = Outbox(folder / name, participant=name, collaboration=group)
         assert outbox.unsent() == []
         digests = outbox.digests()
-        assert sorted(digests) == [(sequence, 0) for sequence in range(len(digests))]
-        for (sequence, _), digest in digests.items():
-            assert store.digest(name, sequence) == digest
-            accepted.append(drawn[digest].read_bytes())
-        assert store.digest(name, len(digests)) is None
-        assert len(Ledger.load(folder / name / "ledger.jsonl")) >= len(drawn) >= len(digests) > 0
+        count = len(digests) // len(stores)
+        assert sorted(digests) == [(sequence, part) for sequence in range(count) for part in range(len(stores))]
+        for sequence in range(count):
+            found = tuple(digests[sequence, part] for part in range(len(stores)))
+            assert tuple(store.digest(name, sequence) for store in stores) == found
+            expected += total([parts[found]])  # all its parts are of one draw
+        accepted += count
+        assert [store.digest(name, count) for store in stores] == [None] * len(stores)
+        assert len(Ledger.load(folder / name / "ledger.jsonl")) >= len(drawn) >= count > 0
         outbox.close()
-    server = store.server()
-    assert sum(server.participants.values()) == len(accepted)
-    assert np.array_equal(server.parameters.astype(np.float64), total(accepted))
-    store.close()
+    states = [store.server() for store in stores]
+    assert [sum(state.participants.values()) for state in states] == [accepted] * len(stores)
+    assert np.array_equal(np.concatenate([state.parameters for state in states]).astype(np.float64), expected)
+    for store in stores:
+        store.close()
+
+
+def slice_of(body: bytes, owned: Agreement) -> bytes:
+    """What a server that owns a slice gets of an upload."""
+    sequence, places, values = codec.unpack_upload(body, size=SIZE)
+    mine = (places >= owned.start) & (places < owned.stop)
+    return codec.pack_upload(sequence, places[mine] - owned.start, values[mine], size=owned.size)
 
 
 def test_processes_that_are_killed(tmp_path: Path) -> None:
     play(tmp_path, people=2, server_kills=3, participant_kills=2, protocol="asynchronous", seed=1)
 
 
+def test_servers_of_slices_that_are_killed(tmp_path: Path) -> None:
+    """While one is down an upload may be on the other already: it is sent to the one that lacks it, and only there."""
+    cuts = ((0, 13), (13, SIZE))
+    play(tmp_path, people=2, server_kills=4, participant_kills=2, protocol="asynchronous", seed=2, cuts=cuts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["asynchronous", "random-order", "round-robin"])
 def test_eight_participants_and_a_server_killed_twenty_times(protocol: str, tmp_path: Path) -> None:
     play(tmp_path, people=8, server_kills=20, participant_kills=10, protocol=protocol, seed=len(protocol))
+
+
+@pytest.mark.slow
+def test_eight_participants_and_three_servers_killed_twenty_times(tmp_path: Path) -> None:
+    cuts = ((0, 13), (13, 14), (14, SIZE))
+    play(tmp_path, people=8, server_kills=20, participant_kills=10, protocol="asynchronous", seed=3, cuts=cuts)

@@ -79,6 +79,34 @@ def own_scale(folder: Path, images: Tensor, noise_multiplier: float, ledger: Led
     return kept
 
 
+def _check_network(agreement: Agreement, own: FlatParameters) -> None:
+    """Refuse to train something else than the others."""
+    if layout_digest(own) != agreement.layout or own.vector.size != agreement.parameters:
+        raise ValueError(
+            f"the server's {agreement.model} has other parameters than ours; use the same version of tacit."
+        )
+
+
+def _check_channels(agreement: Agreement, images: Tensor) -> None:
+    """Refuse images that the network is not for."""
+    if images.shape[1] != len(agreement.mean):
+        raise ValueError(
+            f"the images have {images.shape[1]} channels; the collaboration is about {len(agreement.mean)}."
+        )
+
+
+def _check_masks(agreement: Agreement, *, wanted: int, certified: bool) -> None:
+    """Refuse to upload unmasked, or masked among fewer, what was to be masked among ``wanted``."""
+    if agreement.pool < wanted:
+        raise ValueError(
+            f"uploads are to be masked among at least {wanted}, but the server "
+            + (f"forms rounds of {agreement.pool}." if agreement.pool else "wants them as they are.")
+            + " Nothing was sent."
+        )
+    if agreement.pool and not certified:
+        raise ValueError("masked uploads need certificates: without them nobody knows with whom the masks are shared.")
+
+
 def join(
     shards: Sequence[Shard],
     name: str,
@@ -99,24 +127,10 @@ def join(
     """
     agreement = shards[0].agreement
     model = builder(agreement.model, channels=len(agreement.mean))()
-    size = FlatParameters(model).vector.size
-    if layout_digest(FlatParameters(model)) != agreement.layout or size != agreement.parameters:
-        raise ValueError(
-            f"the server's {agreement.model} has other parameters than ours; use the same version of tacit."
-        )
-    if records[0].shape[1] != len(agreement.mean):
-        raise ValueError(
-            f"the images have {records[0].shape[1]} channels; the collaboration is about {len(agreement.mean)}."
-        )
-    if agreement.pool < pool:
-        raise ValueError(
-            f"uploads are to be masked among at least {pool}, but the server "
-            + (f"forms rounds of {agreement.pool}." if agreement.pool else "wants them as they are.")
-            + " Nothing was sent."
-        )
+    _check_network(agreement, FlatParameters(model))
+    _check_channels(agreement, records[0])
+    _check_masks(agreement, wanted=pool, certified=credentials is not None)
     agreed = Agreed(settings.upload) if agreement.pool else None
-    if agreed is not None and credentials is None:
-        raise ValueError("masked uploads need certificates: without them nobody knows with whom the masks are shared.")
     with ExitStack() as stack:
         outbox = open_outbox(folder, name, shards)  # before all else: it makes the folder, for its owner alone
         stack.callback(outbox.close)
@@ -124,7 +138,11 @@ def join(
         account = Account(ledger or folder / "ledger.jsonl", budget(settings), outbox)
         stack.callback(account.close)
         workshop = Workshop(
-            settings, records=len(records[0]), parameters=size, places=agreed, spent=spent_before(outbox, ledger)
+            settings,
+            records=len(records[0]),
+            parameters=agreement.parameters,
+            places=agreed,
+            spent=spent_before(outbox, ledger),
         )
         source = SecureSource()
         common = Scale(mean=agreement.mean, std=agreement.std)

@@ -65,7 +65,7 @@ def find_shards(links: Sequence[Link]) -> list[Shard]:
 def identity(shards: Sequence[Shard]) -> str:
     """Of the collaboration: of its server, or of all of them together."""
     names = [shard.agreement.collaboration for shard in shards]
-    return names[0] if len(names) == 1 else hashlib.sha256(" ".join(names).encode()).hexdigest()
+    return names[0] if len(names) == 1 else hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
@@ -73,7 +73,10 @@ def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
     outbox = Outbox(folder, participant=name, collaboration=identity(shards))
     now = [json.loads(shard.agreement.to_json()) for shard in shards]
     before = json.loads(outbox.remember("agreement", json.dumps(now)))
-    changed = sorted({key for old, new in zip(before, now, strict=True) for key in new if old.get(key) != new[key]})
+    pairs = zip(before, now, strict=False)
+    changed = sorted({key for old, new in pairs for key in new if old.get(key) != new[key]})
+    if len(before) != len(now):  # one server can call itself what several are called together
+        changed = ["number of servers"]
     if changed:
         outbox.close()
         raise ValueError(
