@@ -6,8 +6,10 @@ in use. The median of several rounds. The targets are 1.5 ms without sparse vect
 
 **Load**: 150 clients over loopback, each with a certificate and a TLS connection of its own, in two processes, upload
 (θ_u = 0.1) or download (all) one message after the other from one server, whose uploads are on the disk before they are
-acknowledged. Beside it a bare gRPC echo, with the same certificates, threads and options, of a message of the same
-length. Throughput (target: at least half of the echo's) and latency; the two take turns.
+acknowledged. Beside it a bare gRPC echo, with the same certificates and options, of a message of the same length: it
+looks at nothing, keeps nothing, and sends all of it back, which an upload's acknowledgement (one byte) does not. So
+there is a bare sink as well, that answers with one byte: what gRPC and TLS alone would do with uploads. Throughput
+(target: at least half of the echo's) and latency; they take turns.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def measure(settings: Settings, rounds: int) -> float:
 # -- load ------------------------------------------------------------------------------------------------------------
 
 CLIENTS, PROCESSES, PARAMETERS = 150, 2, 140_106
+BARE = {"echo of an upload": "Echo", "sink of an upload": "Sink"}
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -90,7 +93,7 @@ def agreed() -> Agreement:
 
 
 def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:
-    """In a process of its own: the real server, or one that sends back what it gets."""
+    """In a process of its own: the real server, or one that sends back what it gets, or nothing but a byte."""
     credentials = Credentials.read(folder / "keys", "server")
     if bare:
         own = grpc.ssl_server_credentials(
@@ -98,8 +101,11 @@ def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:
         )
         options = [("grpc.max_receive_message_length", 1 << 24), ("grpc.so_reuseport", 0)]
         server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=options)
-        echo = {"Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, echo),))
+        bare_methods = {
+            "Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request),
+            "Sink": grpc.unary_unary_rpc_method_handler(lambda request, context: b"\x00"),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, bare_methods),))
         said.put(server.add_secure_port("127.0.0.1:0", own))
         server.start()
         stop.wait()
@@ -130,8 +136,9 @@ def run_clients(folder: Path, port: int, first: int, count: int, calls: int, kin
             link.push(0, codec.pack_upload(sequence, places, values, size=PARAMETERS))
         elif kind == "download":
             link.pull(1.0, size=PARAMETERS)
-        elif kind == "echo of an upload":
-            link.call("Echo", codec.pack_token(0) + codec.pack_upload(sequence, places, values, size=PARAMETERS))
+        elif kind in BARE:
+            body = codec.pack_token(0) + codec.pack_upload(sequence, places, values, size=PARAMETERS)
+            link.call(BARE[kind], body)
         else:
             link.call("Echo", bytes(4 * PARAMETERS + 20))
 
@@ -162,7 +169,7 @@ def run_clients(folder: Path, port: int, first: int, count: int, calls: int, kin
 def under_load(folder: Path, kind: str, calls: int) -> Row:
     """All clients at once; perf_counter is the same clock in all processes."""
     said, start, stop = SPAWN.Queue(), SPAWN.Event(), SPAWN.Event()
-    server = SPAWN.Process(target=run_server, args=(folder, kind.startswith("echo"), said, stop))
+    server = SPAWN.Process(target=run_server, args=(folder, kind not in ("upload", "download"), said, stop))
     server.start()
     port, each = said.get(timeout=60), CLIENTS // PROCESSES
     clients = [
@@ -196,7 +203,7 @@ def load(calls: int, rounds: int) -> list[Row]:
         for name in names:
             store.admit(name)
         store.close()
-        kinds = ("echo of an upload", "upload", "echo of a download", "download")
+        kinds = ("echo of an upload", "upload", "echo of a download", "download", "sink of an upload")
         found: dict[str, list[Row]] = {kind: [] for kind in kinds}
         for _ in range(rounds):
             for kind in kinds:
@@ -209,6 +216,7 @@ def load(calls: int, rounds: int) -> list[Row]:
     for echo, real in ((rows[0], rows[1]), (rows[2], rows[3])):
         real["ratio"], real["target"] = real["per_second"] / echo["per_second"], 0.5
         real["p50_ratio"], real["p99_ratio"] = real["p50_ms"] / echo["p50_ms"], real["p99_ms"] / echo["p99_ms"]
+    rows[1]["ratio_to_sink"] = rows[1]["per_second"] / rows[4]["per_second"]
     return rows
 
 
@@ -241,6 +249,7 @@ def main() -> None:
         for row in facts["load"]:
             ratio = f"{row['ratio']:>8.2f} {row['target']:>7}" if "ratio" in row else f"{'–':>8} {'–':>7}"
             print(f"{row['case']:<36} {row['per_second']:>9.0f} {row['p50_ms']:>8.1f} {row['p99_ms']:>8.1f} {ratio}")
+        print(f"uploads, of the sink: {facts['load'][1]['ratio_to_sink']:.2f}")
 
 
 if __name__ == "__main__":

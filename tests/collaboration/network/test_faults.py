@@ -134,6 +134,45 @@ def test_uploads_that_share_a_commit_survive_a_snapshot_in_between(every: int, t
     again.close()
 
 
+def test_when_whoever_writes_for_all_fails_nobody_waits_for_ever(tmp_path: Path) -> None:
+    """Those who wait are told; what comes later is taken."""
+    people = [f"p{number}" for number in range(6)]
+    service = Service(begin(tmp_path, agreement(), people=people))
+    rng = np.random.default_rng(0)
+    sent = {name: codec.pack_token(0) + bodies(rng, 0) for name in people}
+    commit, begun = service._state.store.commit, threading.Event()
+
+    def failing(entries: Sequence[Entry]) -> None:
+        begun.set()
+        while len(service._intake._queue) < 5 and len(entries) == 1:
+            time.sleep(0.001)  # the first one fails when all others wait
+        raise RuntimeError("nobody thought of this")
+
+    service._state.store.commit = failing  # type: ignore[method-assign]
+    errors: dict[str, Exception] = {}
+
+    def push(name: str) -> None:
+        try:
+            service.push(name, sent[name])
+        except (RuntimeError, Refused) as error:
+            errors[name] = error
+
+    threads = [threading.Thread(target=push, args=(name,), daemon=True) for name in people]
+    threads[0].start()
+    begun.wait()
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert sorted(errors) == people
+    kinds = [type(error) for error in errors.values()]
+    assert kinds.count(RuntimeError) == 2 and kinds.count(Refused) == 4  # who led the first group and the second
+    assert {error.reason for error in errors.values() if isinstance(error, Refused)} == {Reason.UNAVAILABLE}
+    service._state.store.commit = commit  # type: ignore[method-assign]
+    assert [service.push(name, sent[name]) for name in people] == [APPLIED] * 6
+    service.close()
+
+
 class Wire:
     """A link that loses requests or answers as it is told, to a service in this process."""
 

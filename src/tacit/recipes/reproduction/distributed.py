@@ -107,7 +107,7 @@ def figure9(setting: Setting) -> Result:
             "that θ, and training alone; its text says that round robin is almost as good as that.",
             "Random order, which the paper leaves out because it is as good as round robin, and the sweep over the "
             "download rate θ_d are in the CSV and in the last panel.",
-            *about(setting),
+            *about(setting, chosen.values()),
         ],
     )
 
@@ -249,13 +249,12 @@ def rows(runs: Runs, alone: Alone) -> list[dict[str, Value]]:
     return found
 
 
-def about(setting: Setting) -> list[str]:
-    """Notes that all of these figures need."""
-    notes = [SIZES, BEST]
+def about(setting: Setting, chosen: Iterable[Net], *, shown: str = BEST) -> list[str]:
+    """Notes that all of these figures need; ``shown`` says which accuracies there are."""
+    notes = [SIZES, shown]
     if setting.quick:
         every = ", ".join(
-            f"{net.title}: {net.epochs} epochs with α = {net.learning_rate:g}{_few(net)}"
-            for net in nets(setting).values()
+            f"{net.title}: {net.epochs} epochs with α = {net.learning_rate:g}{_few(net)}" for net in chosen
         )
         notes.append(
             f"Quick: mostly the MLPs, minibatches of 32, one seed; {every}. The paper trains CNNs for 80 epochs and "
@@ -314,6 +313,8 @@ def figure10(setting: Setting) -> Result:
             for upload in uploads[net]
             for words, way in _ways().items()
         ]
+        worst = min(reached(job) for job in jobs if _of(job, net))
+        comparisons.append(percent(f"{net.title}: the worst collaboration, minus standalone", None, worst - single))
     return Result(
         comparisons=comparisons,
         rows=rows(runs, alone),
@@ -322,8 +323,9 @@ def figure10(setting: Setting) -> Result:
             "The paper's point: among changes above τ some at random are nearly as good as the largest, and worse "
             "where fewer than θ_u reach τ. Its γ = 0.001 and τ = 0.0001 belong to α = 0.001 and M = 1; calibrated are "
             "γ and τ that `tacit collaborate calibrate` found on public records (see docs/collaboration.md).",
-            "Here minibatches have 32 images instead of 1.",
-            *about(setting),
+            "Here minibatches have 32 images instead of 1. γ and τ were calibrated for θ_u = 0.1: with a smaller θ_u "
+            "so many changes are above τ that the few of them that are uploaded are hardly chosen.",
+            *about(setting, chosen),
         ],
     )
 
@@ -385,7 +387,7 @@ def figure11(setting: Setting) -> Result:
         notes=[
             "The paper's point: a higher learning rate converges faster, whatever the number of participants. It "
             "prints no values. Pooled are the records of 30 participants.",
-            *about(setting),
+            *about(setting, chosen, shown="Accuracies are those after the last epoch."),
         ],
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tacit.collaboration import GaussianPrivacy, Settings, SparseVectorPrivacy, mechanism
 from tacit.collaboration.messages import portion
 from tacit.mechanisms import SparseVectorQuery
-from tacit.recipes.reproduction.collaborations import TITLES, Found, Job, collaborations, lonely, percent_of, said
+from tacit.recipes.reproduction.collaborations import TITLES, Found, Job, collaborations, lonely, percent_of
 from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, UPLOADS, Net, about, levels, nets
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 
@@ -201,8 +201,7 @@ def figure13(setting: Setting) -> Result:
             "Accuracies with noise are those after the last epoch: looking which was best would cost something. γ and "
             "τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, whose "
             "learning rate is lower. The paper prints no values.",
-            *about(setting)[:-1],
-            said(setting),
+            *about(setting, chosen),
         ],
     )
 
