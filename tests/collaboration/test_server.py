@@ -110,6 +110,27 @@ def test_parameters_stay_finite() -> None:
     assert state(one) == before
 
 
+@given(st.lists(st.sampled_from([-1.0, -0.75, 0.3, 1.0]), max_size=40), st.integers(min_value=0, max_value=60))
+def test_there_is_headroom_only_where_nothing_can_overflow(signs: list[float], exponent: int) -> None:
+    """Whatever was added, and however it was rounded, no parameter is larger than the server takes it to be."""
+    start = float(2**exponent)
+    bound = start * 2**-23  # about as large as a unit in the last place, where rounding adds most
+    one = ParameterServer(floats(start, -start / 3), Rules(bound=bound), ["a"])
+    for sequence, sign in enumerate(signs):
+        one.push("a", sequence, ints(0, 1), np.full(2, sign * bound, dtype=np.float32))
+    assert one._reach >= float(np.abs(one.parameters).max())
+    assert one.headroom(1000)
+
+
+def test_headroom_ends_before_the_largest_number_and_comes_back() -> None:
+    largest = float(np.finfo(np.float32).max)
+    one = ParameterServer(floats(0.25 * largest), Rules(bound=0.1 * largest), ["a"])
+    assert one.headroom(1) and not one.headroom(2)
+    for sequence in range(3):
+        one.push("a", sequence, ints(0), floats(-0.08 * largest))
+    assert one.headroom(2)  # the largest is looked up again: it has become smaller
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.uint16, np.int32, np.uint64])
 def test_positions_of_any_width(kind: type) -> None:
     one = server()

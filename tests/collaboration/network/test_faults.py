@@ -173,6 +173,18 @@ def test_when_whoever_writes_for_all_fails_nobody_waits_for_ever(tmp_path: Path)
     service.close()
 
 
+def test_uploads_that_could_overflow_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    largest = float(np.finfo(np.float32).max)
+    service = Service(begin(tmp_path, agreement(bound=0.4 * largest)))
+    body = codec.pack_upload(0, np.arange(1), np.full(1, 0.39 * largest, dtype=np.float32), size=SIZE)
+    batch = [service._intake._read(name, codec.pack_token(0) + body) for name in PEOPLE]
+    service._intake._take(batch)  # as if they had come at once
+    assert [upload.answer for upload in batch] == [APPLIED, APPLIED, None]
+    assert batch[2].refusal is not None and batch[2].refusal[0] is Reason.OVERFLOW
+    assert service.parameters()[0] == 2 and np.isfinite(service.parameters()[1]).all()
+    service.close()
+
+
 class Wire:
     """A link that loses requests or answers as it is told, to a service in this process."""
 
