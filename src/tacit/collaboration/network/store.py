@@ -37,7 +37,7 @@ CREATE TABLE uploads (
     number INTEGER PRIMARY KEY, participant TEXT NOT NULL, sequence INTEGER NOT NULL, digest BLOB NOT NULL,
     UNIQUE (participant, sequence)
 ) STRICT;
-CREATE TABLE bodies (number INTEGER PRIMARY KEY REFERENCES uploads, body BLOB NOT NULL) STRICT;
+CREATE TABLE bodies (number INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE snapshot (
     one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, parameters BLOB NOT NULL, stat BLOB NOT NULL,
     facts TEXT NOT NULL

@@ -46,11 +46,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="table4", title="best accuracy of selective SGD by θ", paper=f"{SHOKRI}, Table 4",
-            minutes=(2, 3900), run=alone.table4,
+            minutes=(15, 4500), run=alone.table4,
         ),
         Experiment(
             name="figure8", title="convergence of selective SGD", paper=f"{SHOKRI}, Figure 8",
-            minutes=(2, 3400), run=alone.figure8,
+            minutes=(13, 4000), run=alone.figure8,
         ),
         Experiment(
             name="figure9", title="distributed selective SGD by θ, protocol and participants",
