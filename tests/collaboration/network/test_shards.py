@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -214,3 +219,26 @@ def test_a_whole_run_with_two_servers_one_of_which_is_away_for_a_while(
     spent = account(Ledger.load(tmp_path / "ann" / "ledger.jsonl"), delta=1e-5)
     assert stand.claim.whole.epsilon == spent.epsilon <= 4.0  # type: ignore[attr-defined]
     assert len(Ledger.load(tmp_path / "ann" / "ledger.jsonl")) == 12  # four lots an epoch
+
+
+def test_the_command_serves_a_slice_with_public_records(records: Path, keys: Path, tmp_path: Path) -> None:
+    """They say how inputs are normalised; there is no accuracy, as there is no whole model."""
+    arguments = ["--state", str(tmp_path / "state"), "--model", "mlp", "--slice", "5:25", "--keys", str(keys)]
+    arguments += ["--listen", "127.0.0.1:0", "--validate", str(records), "--status-port", "0", "--json"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tacit.cli", "collaborate", "serve", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert server.stdout is not None
+        started = json.loads(server.stdout.readline())
+        assert (started["start"], started["stop"], started["parameters"]) == (5, 25, 140_106)
+        assert started["mean"] != [0.0] and started["status"].startswith("http://127.0.0.1:")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=30) == 0
+    finally:
+        if server.poll() is None:
+            server.kill()
+            server.wait()
