@@ -7,9 +7,9 @@ in use. The median of several rounds. The targets are 1.5 ms without sparse vect
 **Load**: 150 clients over loopback, each with a certificate and a TLS connection of its own, in two processes, upload
 (θ_u = 0.1) or download (all) one message after the other from one server, whose uploads are on the disk before they are
 acknowledged. Beside it a bare gRPC echo, with the same certificates and options, of a message of the same length: it
-looks at nothing, keeps nothing, and sends all of it back, which an upload's acknowledgement (one byte) does not. So
-there is a bare sink as well, that answers with one byte: what gRPC and TLS alone would do with uploads. Throughput
-(target: at least half of the echo's) and latency; they take turns.
+looks at nothing, keeps nothing, has 16 threads (more made it no quicker) and sends all of it back, whereas an upload's
+acknowledgement is one byte. So there is a bare sink as well that answers with one byte: what gRPC and TLS alone make of
+uploads. Throughput (target: at least half of the echo's) and latency; they take turns.
 """
 
 from __future__ import annotations
