@@ -185,6 +185,26 @@ def test_uploads_that_could_overflow_are_looked_at_one_by_one(tmp_path: Path) ->
     service.close()
 
 
+def test_what_was_in_an_upload_is_kept_until_a_snapshot_and_missed_before(tmp_path: Path) -> None:
+    service = Service(begin(tmp_path, agreement()), snapshot_every=2)
+    rng = np.random.default_rng(0)
+
+    def kept() -> list[int]:
+        with closing(sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)) as db:
+            return [row[0] for row in db.execute("SELECT number FROM bodies ORDER BY number")]
+
+    seen = []
+    for sequence in range(3):
+        service.push("ann", codec.pack_token(0) + bodies(rng, sequence))
+        seen.append(kept())
+    assert seen == [[1], [], [3]]
+    service._state.store.close()  # as if killed: no snapshot at the end
+    with closing(sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)) as db:
+        db.execute("DELETE FROM bodies")
+    with pytest.raises(ValueError, match="upload 3 is missing"):
+        Service(Store(tmp_path))
+
+
 class Wire:
     """A link that loses requests or answers as it is told, to a service in this process."""
 
