@@ -72,9 +72,10 @@ QUICK = {
     ),
 }
 FULL = {
-    (data, model): Net(data=data, model=model, epochs=80, learning_rate=0.01, bound=0.01, threshold=0.0001)
-    for data in ("mnist", "svhn")
-    for model in ("cnn", "mlp")
+    ("mnist", "cnn"): Net(data="mnist", model="cnn", epochs=80, learning_rate=0.05, bound=0.0114, threshold=0.00216),
+    ("mnist", "mlp"): Net(data="mnist", model="mlp", epochs=80, learning_rate=0.02, bound=0.004, threshold=5.5e-5),
+    ("svhn", "cnn"): Net(data="svhn", model="cnn", epochs=80, learning_rate=0.05, bound=0.0075, threshold=0.00074),
+    ("svhn", "mlp"): Net(data="svhn", model="mlp", epochs=80, learning_rate=0.02, bound=0.001, threshold=0.0007),
 }
 
 
