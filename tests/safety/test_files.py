@@ -257,9 +257,14 @@ def test_what_was_written_as_csv_comes_back(tmp_path_factory: pytest.TempPathFac
     buffer = io.StringIO(newline="")
     csv.writer(buffer).writerows([["p", "q"], *rows])
     path.write_text(buffer.getvalue(), encoding="utf-8", newline="")
-    found = [(str(p), str(q)) for piece in read(path, ["p", "q"]) for p, q in zip(piece["p"], piece["q"], strict=True)]
-    # An array of text drops zero bytes at the end of an entry, and entries are stripped of white space.
-    assert found == [tuple(str(np.char.strip(np.array(entry, dtype=str))) for entry in row) for row in rows]
+    pieces = list(read(path, ["p", "q"]))
+    found = [(_stripped(p), _stripped(q)) for piece in pieces for p, q in zip(piece["p"], piece["q"], strict=True)]
+    assert found == [tuple(_stripped(entry) for entry in row) for row in rows]
+
+
+def _stripped(entry: object) -> str:
+    """White space around an entry means nothing, and an array of text drops zero bytes at its end."""
+    return str(np.char.strip(np.array(str(entry), dtype=str)))
 
 
 @FEW
