@@ -96,13 +96,14 @@ class Outer(Contribution):
     def formed(self) -> Tensor:
         if self.bytes_each <= AT_ONCE:
             return self.instantiate(0, self.batch)
-        grads: Tensor | None = None
+        canonical: Tensor | None = None
         for lo, hi in self.chunks():
-            part = self.instantiate(lo, hi)
-            grads = part.new_empty((self.batch, *self.shape)) if grads is None else grads
-            grads[lo:hi] = part
-        assert grads is not None
-        return grads
+            a, g = self.factors(lo, hi)
+            if canonical is None:
+                canonical = a.new_empty((self.batch, self.blocks, self.width_out, self.width_in))
+            self.product(a, g, out=canonical[lo:hi])
+        assert canonical is not None
+        return self.shaped(canonical)
 
     def alone(self, i: int) -> Tensor:
         """From copies: a batched product may round by where in memory a matrix begins."""
@@ -171,11 +172,10 @@ class Outer(Contribution):
         sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
         return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
 
-    def product(self, a: Tensor, g: Tensor) -> Tensor:
-        n = a.shape[0]
-        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1)).view(
-            n, self.blocks, self.width_out, self.width_in
-        )
+    def product(self, a: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+        canonical = (a.shape[0], self.blocks, self.width_out, self.width_in)
+        each = None if out is None else out.flatten(0, 1)
+        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1), out=each).view(canonical)
 
     def shaped(self, canonical: Tensor) -> Tensor:
         lead = canonical.ndim - 3
