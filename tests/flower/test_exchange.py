@@ -198,7 +198,7 @@ def test_a_server_that_dies_anywhere_loses_no_upload_and_nobody_pays_twice(secur
             assert len(Ledger.load(place / str(node) / "ledger.jsonl")) == 2  # one charge for each upload
         replay = FlatParameters(network()).vector.copy()
         db = sqlite3.connect(place / "server" / "server.sqlite")
-        for (body,) in db.execute("SELECT body FROM uploads ORDER BY number"):
+        for (body,) in db.execute("SELECT body FROM bodies ORDER BY number"):
             _, indices, values = codec.unpack_upload(body, size=size)
             replay[indices] += values
         db.close()
