@@ -180,9 +180,8 @@ class Dense(Contribution):
     """The G_i themselves: for small tensors (biases, norm scales, positions)."""
 
     def __init__(self, grads: Tensor) -> None:
-        self.grads = (
-            grads.contiguous()
-        )  # calls that run over memory by columns would all change with the number of rows
+        # Calls that run over memory by columns would all change with the number of rows.
+        self.grads = grads.contiguous()
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
         self._squares: Tensor | None = None
 

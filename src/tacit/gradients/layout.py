@@ -125,7 +125,7 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
     owner = layout.owner[order]
     counts = torch.bincount(owner, minlength=batch)
     longest = int(counts.max()) if size else 0
-    if size and x.is_floating_point() and int(counts.min()) < longest:
+    if x.is_floating_point():
         warn_of_lengths()
     position = torch.arange(size, device=owner.device) - (counts.cumsum(0) - counts)[owner]
     padded = rows.new_zeros((batch, longest, *rows.shape[1:]))
@@ -134,10 +134,11 @@ def by_example(x: Tensor, layout: Layout, batch: int) -> Tensor:
 
 @functools.cache
 def warn_of_lengths() -> None:
-    """Once: who trains with such data is told again by docs/finite-precision.md and the statement."""
+    """Once, wherever lengths could differ: whether they do is a fact about the records, and nobody paid to log it."""
     log.warning(
-        "examples have different numbers of positions (packed sequences, masks): how all of them are rounded depends "
-        "on the longest in a batch, which the margin in S does not cover; pad to a fixed length to have it proved"
+        "examples can have different numbers of positions here (packed sequences, masks): how all of them are rounded "
+        "would depend on the longest in a batch, which the margin in S does not cover; pad to a fixed length to have "
+        "it proved"
     )
 
 

@@ -190,9 +190,8 @@ def _run(
 ) -> Any:
     data, mask, steps_index, column_index = plain(x), None, None, None
     if sizes is not None:
+        warn_of_lengths()
         counts = sizes.tolist()
-        if counts[-1] < counts[0]:
-            warn_of_lengths()
         steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
         column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
