@@ -1,7 +1,8 @@
 """Several processes on this machine, each running the same script, over gloo.
 
 One process imports everything and is then forked for each that is wanted: importing torch again and again would take
-longer than all the tests.
+longer than all the tests. A process that ended well waits for the others before it goes: otherwise one still connecting
+to it would find it gone, and the test would depend on which is faster.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ torch.set_num_threads(1)
 for line in sys.stdin:
     job = json.loads(line)
     children = []
+    nobody_left, running = os.pipe()  # reading ends when no process has the other end open any more
     for rank in range(job["world"]):
         child = os.fork()
         if child:
@@ -46,8 +48,13 @@ for line in sys.stdin:
             traceback.print_exc()
         finally:
             sys.stdout.flush(), sys.stderr.flush()
+            os.close(running)
+            if code == 0:
+                os.read(nobody_left, 1)
             os._exit(code)
+    os.close(running)
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+    os.close(nobody_left)
 """
 
 _START = """
