@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tacit.gradients.contributions import (
     Contribution,
@@ -32,6 +33,9 @@ from tacit.gradients.precision import (
     per_call,
     pieces,
 )
+
+ROOM = 1 << 20
+"""Bytes of factors that are weighted at a time."""
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
@@ -209,39 +213,57 @@ class Outer(Contribution):
         return self.batch <= records or self.product_adds_once(records * self.positions)
 
     def product_adds_once(self, terms: int) -> bool:
-        """As `adds_once`; not asked for every number of terms where the answer takes long to find."""
-        common = terms == per_call(self.positions) * self.positions
-        if not common and self.width_out * self.width_in > 1 << 18:
-            return False
         sizes = self.width_out, self.width_in, terms
         return adds_once(*sizes, precise_dtype(self.a), self.a.device, torch.get_num_threads())
+
+    def products(self, weights: Tensor, records: int) -> Chain:
+        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition.
+
+        The narrower factors are multiplied by the weights a few calls at a time, in memory that stays in the cache.
+        """
+        a, g = self.factors(0, self.batch)
+        narrow, wide = (a, g) if self.width_in < self.width_out else (g, a)
+        each = weights.to(a.dtype).view(-1, 1, 1, 1)
+        calls = max(1, ROOM // max(1, records * narrow[:1].nbytes))
+        room = narrow.new_empty((min(calls * records, self.batch), *narrow.shape[1:]))
+
+        def chain(out: Tensor, lo: int, hi: int) -> None:
+            total = out.view(self.width_out, self.width_in)
+            for start, end in pieces(hi, calls * records, lo):
+                weighted = torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
+                self.add_calls(total, weighted, wide[start:end], records, fresh=start == lo)
+
+        return chain
+
+    def add_calls(self, total: Tensor, narrow: Tensor, wide: Tensor, records: int, *, fresh: bool) -> None:
+        """total (zero, if `fresh`) plus one product for each `records` examples, the last one of those that are left.
+
+        That one has zeros after its terms, up to an eighth of a full call: so few sizes are soon all tried out.
+        """
+        count, rows = len(narrow) // records, records * self.positions
+        narrow, wide = narrow.view(-1, narrow.shape[-1]), wide.view(-1, wide.shape[-1])
+        if count:
+            several = [f[: count * rows].view(count, rows, -1) for f in (narrow, wide)]
+            a, g = several if self.width_in < self.width_out else several[::-1]
+            total.addbmm_(g.transpose(1, 2), a, beta=0 if fresh else 1)
+        left = len(narrow) - count * rows
+        if not left and (count or not fresh):
+            return
+        extra = 0 if fresh and not count else -left % -(-rows // 8)
+        rest = [F.pad(f[count * rows :], (0, 0, 0, extra)) if extra else f[count * rows :] for f in (narrow, wide)]
+        a, g = rest if self.width_in < self.width_out else rest[::-1]
+        if fresh and not count:
+            torch.mm(g.t(), a, out=total)
+        elif self.product_adds_once(left + extra):
+            total.addmm_(g.t(), a)
+        else:
+            total += torch.mm(g.t(), a)
 
     def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The factors, the narrower one multiplied by the weights."""
         a, g = self.factors(0, self.batch)
         weights = weights.to(a.dtype).view(-1, 1, 1, 1)
         return (a * weights, g) if self.width_in < self.width_out else (a, g * weights)
-
-    def products(self, weights: Tensor, records: int) -> Chain:
-        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition."""
-        a, g = (factor.view(self.batch * self.positions, -1) for factor in self.weighted(weights))
-        rows = records * self.positions
-
-        def chain(out: Tensor, lo: int, hi: int) -> None:
-            start, end = lo * self.positions, hi * self.positions
-            full = end - (end - start) % rows
-            total = out.view(self.width_out, self.width_in)
-            if full > start:
-                right, left = g[start:full].view(-1, rows, self.width_out), a[start:full].view(-1, rows, self.width_in)
-                total.addbmm_(right.transpose(1, 2), left, beta=0)
-            if start == full:
-                torch.mm(g[full:end].t(), a[full:end], out=total)
-            elif full < end and self.product_adds_once(end - full):
-                total.addmm_(g[full:end].t(), a[full:end])
-            elif full < end:
-                total += torch.mm(g[full:end].t(), a[full:end])
-
-        return chain
 
     def contraction(self, weights: Tensor) -> Call:
         """One call: Σ_i weights[i]·G_i over a range of examples."""

