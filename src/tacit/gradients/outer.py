@@ -224,37 +224,37 @@ class Outer(Contribution):
         a, g = self.factors(0, self.batch)
         narrow, wide = (a, g) if self.width_in < self.width_out else (g, a)
         each = weights.to(a.dtype).view(-1, 1, 1, 1)
-        calls = max(1, ROOM // max(1, records * narrow[:1].nbytes))
-        room = narrow.new_empty((min(calls * records, self.batch), *narrow.shape[1:]))
+        at_once = records * max(1, ROOM // max(1, records * narrow[:1].nbytes))
+        room = narrow.new_empty((min(at_once, self.batch), *narrow.shape[1:]))
 
         def chain(out: Tensor, lo: int, hi: int) -> None:
             total = out.view(self.width_out, self.width_in)
-            for start, end in pieces(hi, calls * records, lo):
-                weighted = torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
-                self.add_calls(total, weighted, wide[start:end], records, fresh=start == lo)
+            if lo == hi:
+                total.zero_()
+            for start, end in pieces(hi, at_once, lo):
+                torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
+                for first, last in pieces(end, records, start):
+                    weighted, other = room[first - start : last - start], wide[first:last]
+                    pair = (weighted, other) if narrow is a else (other, weighted)
+                    self.add_product(total, *pair, records, fresh=first == lo)
 
         return chain
 
-    def add_calls(self, total: Tensor, narrow: Tensor, wide: Tensor, records: int, *, fresh: bool) -> None:
-        """total (zero, if `fresh`) plus one product for each `records` examples, the last one of those that are left.
+    def add_product(self, total: Tensor, a: Tensor, g: Tensor, records: int, *, fresh: bool) -> None:
+        """total += Σ g ⊗ a over a few examples in one addition, or total = Σ g ⊗ a if `fresh`.
 
-        That one has zeros after its terms, up to an eighth of a full call: so few sizes are soon all tried out.
+        Of fewer than `records` examples, with zeros after the terms up to an eighth of them: so few sizes are soon all
+        tried out.
         """
-        count, rows = len(narrow) // records, records * self.positions
-        narrow, wide = narrow.view(-1, narrow.shape[-1]), wide.view(-1, wide.shape[-1])
-        if count:
-            several = [f[: count * rows].view(count, rows, -1) for f in (narrow, wide)]
-            a, g = several if self.width_in < self.width_out else several[::-1]
-            total.addbmm_(g.transpose(1, 2), a, beta=0 if fresh else 1)
-        left = len(narrow) - count * rows
-        if not left and (count or not fresh):
-            return
-        extra = 0 if fresh and not count else -left % -(-rows // 8)
-        rest = [F.pad(f[count * rows :], (0, 0, 0, extra)) if extra else f[count * rows :] for f in (narrow, wide)]
-        a, g = rest if self.width_in < self.width_out else rest[::-1]
-        if fresh and not count:
+        a, g = a.view(-1, self.width_in), g.view(-1, self.width_out)
+        if fresh:
             torch.mm(g.t(), a, out=total)
-        elif self.product_adds_once(left + extra):
+            return
+        full = records * self.positions  # for so many terms `adds_by_itself` has asked
+        extra = -len(a) % -(-full // 8)
+        if extra:
+            a, g = F.pad(a, (0, 0, 0, extra)), F.pad(g, (0, 0, 0, extra))
+        if len(a) == full or self.product_adds_once(len(a)):
             total.addmm_(g.t(), a)
         else:
             total += torch.mm(g.t(), a)

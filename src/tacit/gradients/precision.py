@@ -35,7 +35,10 @@ CALLS = (192, 16, 8, 4, 2, 1)
 """
 
 BLOCKS = (128, 1024, 2048)
-"""Sums of calls are added in float32 up to so many records, these sums up to so many, and so on."""
+"""Sums of calls are added in float32 up to so many records, these sums up to so many, and so on.
+
+Large calls are added up to the last of these directly: being few, they are rounded less than that (`margin`).
+"""
 
 LARGEST_BATCH = BLOCKS[-1]
 """Records that are summed in float32 at all; the sums of several such batches are added in float64."""
@@ -104,7 +107,7 @@ def per_call(positions: int) -> int:
 
 def chain_error(block: int, records: int) -> float:
     """Adding sums over `block` records up to one over `records`, in units of u·S: every partial sum is rounded."""
-    return records * (records / block + 1) / 2
+    return sum(min(done, records) for done in range(block, records + block, block))
 
 
 def margin() -> float:
@@ -118,7 +121,10 @@ def margin() -> float:
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
-    chains = sum(4 * UNIT * chain_error(block, records) for block, records in itertools.pairwise(sizes))
+    chains = 4 * UNIT * max(
+        sum(chain_error(block, records) for block, records in itertools.pairwise(sizes)),
+        chain_error(CALLS[0], LARGEST_BATCH),
+    )
     others = 4 * UNIT * 3 * LARGEST_BATCH + 2 * UNIT * LARGEST_LOT + 8 * UNIT
     return (calls + chains + others + 2 * NORM_SHARE) * (1 + 2.0**-7)
 
@@ -176,8 +182,8 @@ def one_by_one(call: Call, records: int) -> Chain:
 
 def gather(out: Tensor, lo: int, hi: int, records: int, chain: Chain) -> None:
     """out = Σ_i w_i·G_i over lo ≤ i < hi: calls of so many records, chained up to `BLOCKS`, and these chained again."""
-    sizes = [size for size in BLOCKS if records < size < hi - lo]
-    _gather(out, lo, hi, sizes, chain)
+    blocks = [size for size in BLOCKS if size < hi - lo] if records < BLOCKS[0] else []
+    _gather(out, lo, hi, blocks, chain)
 
 
 def _gather(out: Tensor, lo: int, hi: int, sizes: list[int], chain: Chain) -> None:
@@ -211,7 +217,7 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
     longer = left if outputs >= 32 else right
     each = torch.arange(longer.shape[1], device=device, dtype=dtype).mul_(37).remainder_(509).add_(3).div_(8)
     longer.copy_(each.expand_as(longer))
-    found.addbmm_(left.t().unsqueeze(0), right.unsqueeze(0))  # which is addmm_ for every matrix of the batch
+    found.addmm_(left.t(), right)
     expected = (each.double() * terms + start).to(dtype)
     return bool((found == (expected.unsqueeze(1) if longer is left else expected)).all())
 
