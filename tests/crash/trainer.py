@@ -94,13 +94,13 @@ def install(hooks: Hooks, folder: Path, run: Any) -> None:
     groups.add_noise_ = spy  # type: ignore[assignment]
     Ledger.record = recorded  # type: ignore[method-assign]
     journal._put, journal._sync = written, synced
-    flush = checkpoint._sync
+    flush = checkpoint.sync
 
     def saving(path: Path) -> None:
         hooks.reach("saving a checkpoint")
         flush(path)
 
-    checkpoint._sync = saving
+    checkpoint.sync = saving
 
 
 def train(folder: Path, steps: int, order: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
+import os
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
@@ -88,7 +89,7 @@ def test_an_interrupted_store_leaves_nothing(bare: Path, small_mnist: Any, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fetching.os, "replace", interrupt)
+        patch.setattr(os, "replace", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch("mnist")
     assert _files(bare) == []

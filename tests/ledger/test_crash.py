@@ -161,7 +161,7 @@ def test_a_new_journal_is_safe_in_its_directory_before_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = []
-    real = journal._sync_directory
-    monkeypatch.setattr(journal, "_sync_directory", lambda path: (synced.append(path), real(path)))
+    real = journal.sync
+    monkeypatch.setattr(journal, "sync", lambda path: (synced.append(path), real(path)))
     Ledger.open(tmp_path / "a" / "b" / "ledger.jsonl").close()
     assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}

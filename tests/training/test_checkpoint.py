@@ -429,7 +429,7 @@ def test_a_crash_at_any_moment_of_saving_leaves_a_checkpoint(
             return call
 
         with monkeypatch.context() as patch:
-            for owner, name in ((checkpoint, "save_file"), (checkpoint, "_sync"), (shutil, "rmtree")):
+            for owner, name in ((checkpoint, "save_file"), (checkpoint, "sync"), (shutil, "rmtree")):
                 patch.setattr(owner, name, counted(getattr(owner, name)))
             for name in ("rename", "write_text", "mkdir"):
                 patch.setattr(Path, name, counted(getattr(Path, name)))

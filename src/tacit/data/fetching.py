@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tacit._files import write_whole
 from tacit.data.catalogue import Entry, File, Layout, Wheel, entry
 from tacit.data.formats import digest, to_idx, verified
 from tacit.data.places import absent, cache, holding, places
@@ -122,16 +122,6 @@ def _intact(path: Path, file: File) -> bool:
 
 
 def _store(path: Path, contents: bytes) -> None:
-    """Write the file whole or not at all: a temporary file beside it takes its name when it is on the disk."""
     packed = gzip.compress(contents, 6, mtime=0) if path.suffix == ".gz" else contents
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(packed)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    write_whole(path, packed)

@@ -121,9 +121,13 @@ def margin() -> float:
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
-    chains = 4 * UNIT * max(
-        sum(chain_error(block, records) for block, records in itertools.pairwise(sizes)),
-        chain_error(CALLS[0], LARGEST_BATCH),
+    chains = (
+        4
+        * UNIT
+        * max(
+            sum(chain_error(block, records) for block, records in itertools.pairwise(sizes)),
+            chain_error(CALLS[0], LARGEST_BATCH),
+        )
     )
     others = 4 * UNIT * 3 * LARGEST_BATCH + 2 * UNIT * LARGEST_LOT + 8 * UNIT
     return (calls + chains + others + 2 * NORM_SHARE) * (1 + 2.0**-7)

@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tacit._files import sync
 from tacit.ledger.contents import WIDTH, Contents
 from tacit.ledger.events import Header, Step
 from tacit.ledger.reading import LedgerCorrupt, read
@@ -93,17 +94,6 @@ def _sync(fd: int) -> None:
         os.fdatasync(fd)
 
 
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems keep no directory to sync
-            raise
-    finally:
-        os.close(fd)
-
-
 def _put(fd: int, data: bytes, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
@@ -139,7 +129,7 @@ def _create(path: Path, header: Header) -> None:
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in missing:
-        _sync_directory(folder.parent)
+        sync(folder.parent)
     # A name nobody else has: a file that was not made here is never truncated.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -213,7 +203,7 @@ class Journal:
             try:
                 _check_regular(self._fd, path)
                 _lock(self._fd, path)
-                _sync_directory(path.parent)
+                sync(path.parent)
                 self.contents = self._recover()
             except BaseException:
                 self.close()

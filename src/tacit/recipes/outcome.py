@@ -6,7 +6,6 @@ Files are written whole or not at all: beside their place, synced, and renamed.
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from tacit._files import write_whole
 from tacit._version import __version__
 from tacit.accounting import Guarantee
 from tacit.features import Fitted
@@ -80,7 +80,7 @@ def described(value: Any) -> Any:
 
 def write_json(path: Path, facts: Mapping[str, Any]) -> None:
     """One JSON object, whole or not at all."""
-    _write(path, (json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    write_whole(path, (json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Tensors as safetensors, whole or not at all."""
-    _write(path, save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+    write_whole(path, save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -104,12 +104,3 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is damaged or missing: {' '.join(str(error).split())}.") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    with open(fresh, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)

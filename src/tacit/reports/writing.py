@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
+from tacit._files import write_whole
 from tacit.reports.card import card
 from tacit.reports.findings import Findings, Run, find
 from tacit.reports.page import page
@@ -42,16 +42,8 @@ def write(path: Path, text: str, *, keep: tuple[Path, ...] = ()) -> None:
         raise ValueError(f"cannot write the report to {path}: it is a directory; give the name of a file in it.")
     if any(path.exists() and kept.exists() and os.path.samefile(path, kept) for kept in keep):
         raise ValueError(f"cannot write the report over {path}: the run needs that file; choose another name.")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
-        try:
-            with open(draft, "x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, text.encode())
     except OSError as error:
         raise ValueError(
             f"cannot write the report to {path}: {error.strerror or error}; choose another place."

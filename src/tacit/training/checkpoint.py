@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tacit._files import sync
 from tacit.ledger import Ledger
 from tacit.training.held import bit_sum
 from tacit.training.pieces import cut_like, whole
@@ -92,12 +92,12 @@ def save(content: Content, directory: str | Path) -> None:
         save_file(content.others, fresh / "others.safetensors")
     (fresh / "run.json").write_text(json.dumps(content.facts, indent=1, allow_nan=False))
     for file in fresh.iterdir():
-        _sync(file)
-    _sync(fresh)
+        sync(file)
+    sync(fresh)
     if target.exists():
         target.rename(old)
     fresh.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -297,11 +297,3 @@ def _setting(name: str, value: Any, own: Any) -> Any:
     if isinstance(own, bool) and not isinstance(value, bool | None):
         raise ValueError(f"{name} of the optimizer is {value!r}; it must be true or false.")
     return value
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

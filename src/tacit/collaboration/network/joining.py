@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from tacit._files import write_whole
 from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.keys import Credentials
@@ -62,13 +62,7 @@ def own_scale(folder: Path, images: Tensor, noise_multiplier: float, ledger: Led
     if not path.exists():
         released = moments(shokri.inputs(images), noise_multiplier=noise_multiplier, ledger=ledger, source=source)
         found = scale([released])
-        draft = path.with_suffix(".new")
-        draft.touch(mode=0o600)
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(found), file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_whole(path, json.dumps(asdict(found)).encode(), mode=0o600)
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         kept = Scale(mean=tuple(map(float, facts["mean"])), std=tuple(map(float, facts["std"])))

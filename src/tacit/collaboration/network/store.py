@@ -12,7 +12,6 @@ exactly those that it lacks, and the state depends on nothing but the uploads an
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tacit._files import sync
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.codec import Agreement, unpack_upload
 from tacit.collaboration.network.database import Sole, connect, transaction
@@ -111,7 +111,7 @@ class Store:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             db.close()
             fresh.rename(path)
-            _sync(folder)
+            sync(folder)
         finally:
             sole.release()
         return cls(folder)
@@ -218,15 +218,6 @@ class Store:
         finally:
             if self._sole is not None:
                 self._sole.release()
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
