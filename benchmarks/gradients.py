@@ -366,9 +366,10 @@ def peak_memory(key: str, mode: str) -> float:
         return int(line.split()[1]) / 1024
 
     w = WORKLOADS[key]
-    tensors = [*w.build().parameters(), *data(w)]
+    batch = data(w) if mode == "tacit, batch at hand" else ()  # a copy of the rows; the peers are given the data itself
+    tensors = [*w.build().parameters(), *data(w), *batch]
     own = sum(t.numel() * t.element_size() for t in tensors) / 2**20
-    del tensors
+    del tensors, batch
     start, found = time.monotonic(), []
     MODES[mode](w)()
     while len(found) < 3 and (not found or time.monotonic() - start < 20):
@@ -430,7 +431,7 @@ def document(body: str, threads: int) -> str:
         "medians, modes interleaved in one process. `tacit` is as it is used, with the draw of the lot, the ledger and "
         "the rounding of what is released; *batch at hand* leaves out the draw and the ledger, which the steps of the "
         "peers, and the targets, do not have either. In brackets: peak memory in MB of setting up and taking a step, "
-        "above model and data.\n\n"
+        "above model and data (batch at hand: and the batch, whose rows the peers do not copy).\n\n"
         f"{datetime.date.today().isoformat()}; {processor}, {threads} thread(s); Python {platform.python_version()}, "
         f"torch {torch.__version__}{peer}.\n\n{body}\n"
     )
