@@ -29,7 +29,9 @@ def test_paper_1_is_as_printed(epsilon: float, noise: float, pca_noise: float) -
     rates = [printed.optimizer.at(epoch) for epoch in (0, 5, 10, 100)]
     assert rates == pytest.approx([0.1, 0.076, 0.052, 0.052])
     assert (printed.optimizer.momentum, printed.averaging) == (0.0, None)
-    assert abadi.averaged(epsilon) == replace(printed, name="abadi-averaged", averaging=Ema(decay=0.999))
+    assert abadi.averaged(epsilon) == replace(
+        printed, name="abadi-averaged", averaging=Ema(decay=abadi.AVERAGING[epsilon])
+    )
 
 
 @pytest.mark.parametrize(
