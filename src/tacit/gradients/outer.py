@@ -243,15 +243,15 @@ class Outer(Contribution):
     def add_product(self, total: Tensor, a: Tensor, g: Tensor, records: int, *, fresh: bool) -> None:
         """total += Σ g ⊗ a over a few examples in one addition, or total = Σ g ⊗ a if `fresh`.
 
-        Of fewer than `records` examples, with zeros after the terms up to an eighth of them: so few sizes are soon all
-        tried out.
+        Where they are fewer than `records`, zeros come after the terms, up to eighths of a full call: so few sizes are
+        soon all tried out.
         """
-        a, g = a.view(-1, self.width_in), g.view(-1, self.width_out)
+        a, g = a.flatten(0, 2), g.flatten(0, 2)
         if fresh:
             torch.mm(g.t(), a, out=total)
             return
         full = records * self.positions  # for so many terms `adds_by_itself` has asked
-        extra = -len(a) % -(-full // 8)
+        extra = min(-len(a) % -(-full // 8), full - len(a))
         if extra:
             a, g = F.pad(a, (0, 0, 0, extra)), F.pad(g, (0, 0, 0, extra))
         if len(a) == full or self.product_adds_once(len(a)):

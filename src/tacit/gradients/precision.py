@@ -37,7 +37,7 @@ CALLS = (192, 16, 8, 4, 2, 1)
 BLOCKS = (128, 1024, 2048)
 """Sums of calls are added in float32 up to so many records, these sums up to so many, and so on.
 
-Large calls are added up to the last of these directly: being few, they are rounded less than that (`margin`).
+Large calls are added up to the last of these directly, since they are few.
 """
 
 LARGEST_BATCH = BLOCKS[-1]
@@ -114,21 +114,16 @@ def margin() -> float:
     """A bound of what rounding adds to the sensitivity of a clipped sum, as a fraction of S.
 
     Calls of different sizes serve different parameters, whose errors are orthogonal. A call of one record has no
-    share: what it computes depends on that record alone and is in its norm. Additions of blocks come on top, those
-    from calls of one record being the most; so do three more additions of whole batches (records whose terms cancel,
+    share: what it computes depends on that record alone and is in its norm. Additions of blocks come on top: those
+    from calls of one record, which round every record more often than those from other small calls, and those of large
+    calls, in other parameters; so do three more additions of whole batches (records whose terms cancel,
     tables, several uses), the sum over a lot rounded to float32 in either data set, and roundings of weights, 8u.
     `NORM_SHARE` is what norms may be too small by.
     """
     calls = math.hypot(4 * UNIT * call_error(CALLS[0], 1), *(SHARE for _ in CALLS[1:-1]))
     sizes = (1, *BLOCKS)
-    chains = (
-        4
-        * UNIT
-        * max(
-            sum(chain_error(block, records) for block, records in itertools.pairwise(sizes)),
-            chain_error(CALLS[0], LARGEST_BATCH),
-        )
-    )
+    small = sum(chain_error(block, records) for block, records in itertools.pairwise(sizes))
+    chains = 4 * UNIT * math.hypot(small, chain_error(CALLS[0], LARGEST_BATCH))
     others = 4 * UNIT * 3 * LARGEST_BATCH + 2 * UNIT * LARGEST_LOT + 8 * UNIT
     return (calls + chains + others + 2 * NORM_SHARE) * (1 + 2.0**-7)
 

@@ -104,8 +104,10 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of the bits, modulo 2⁶⁴: any one changed value changes it, another order of the same values does not."""
-    bits = _bits(tensor)
-    if bits.is_contiguous() and bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
+    """The sum of the bits, modulo 2⁶⁴: any one changed value changes it; where the values lie in memory does not."""
+    bits = _bits(tensor).contiguous()
+    if bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
+        if bits.storage_offset() * bits.element_size() % 8:
+            bits = bits.clone()
         bits = bits.view(-1).view(torch.int64)
     return bits.sum(dtype=torch.int64)
