@@ -22,8 +22,10 @@ from tacit.collaboration import (
 )
 from tacit.data import Images
 from tacit.models import shokri
-from tacit.recipes.reproduction import Result, Setting, alone, collaborations, distributed, noisy
-from tacit.recipes.reproduction.collaborations import Job, Selective
+from tacit.recipes.reproduction import Result, Setting, alone, collaborations, convergence, distributed, noisy
+from tacit.recipes.reproduction.collaborations import Baseline, Found, Job, Selective
+from tacit.recipes.reproduction.plans import FULL, RATES, Limits, Net
+from tacit.recipes.reproduction.plans import QUICK as QUICKLY
 
 QUICK = [True, False]
 
@@ -105,9 +107,13 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert {row["model"] for row in result.rows} == {"mlp", "cnn"}
     ours = {c.what: c for c in result.comparisons}
     found = ours["MNIST, MLP, N = 30, round robin, θ_u = 0.1"]
-    assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.1 if quick else 57.9)
+    assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.9 if quick else 57.9)
     assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
-    assert ours["MNIST, MLP: the worst collaboration, minus standalone"].ours == pytest.approx((found.ours or 0) - 30)
+    assert ours["MNIST, MLP, θ_u = 0.1 minus pooled, last epochs"].ours == pytest.approx((found.ours or 0) - 60)
+    for words in ("best", "last"):
+        worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
+        assert worst == pytest.approx((found.ours or 0) - 30)
+    assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1"].ours == 0
     assert any("26,000" in note for note in result.notes)
     assert any(note.startswith("Quick") for note in result.notes) is quick
 
@@ -117,9 +123,16 @@ def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) ->
     result = distributed.figure10(setting(tmp_path, quick=quick))
     check(result)
     ways = {(settings.selection, settings.limit) for settings in tiny if settings.share == 0.01}
-    assert ("threshold", 0.001) in ways and len(ways) == 3
+    assert ("threshold", 0.001) in ways and {how for how, _ in ways} == {"largest", "threshold"}
+    by_upload = {
+        settings.upload: (settings.limit, settings.threshold)
+        for settings in tiny
+        if settings.share == 0.01 and settings.selection == "threshold" and settings.threshold != 0.0001
+    }
+    assert len(set(by_upload.values())) == len(by_upload) > 1  # γ and τ go with θ_u
+    assert any("last epoch" in c.what for c in result.comparisons)
     tiny.clear()
-    result = distributed.figure11(setting(tmp_path, quick=quick))
+    result = convergence.figure11(setting(tmp_path, quick=quick))
     check(result)
     slow = {settings.learning_rate for settings in tiny if settings.participants == 30}
     assert slow == {0.002 if quick else 0.005}  # the others were there already
@@ -148,7 +161,7 @@ def test_what_the_mechanism_costs(tmp_path: Path) -> None:
     result = noisy.figure12(setting(tmp_path))
     check(result)
     assert not (tmp_path / "runs").exists()
-    epochs = distributed.QUICK["mnist", "mlp"].epochs
+    epochs = QUICKLY.nets["mnist", "mlp"].noisy_epochs
     for row in result.rows:
         whole = 5 / 9 * float(row["epsilon_per_parameter"]) * int(row["releases"]) * epochs
         assert row["epsilon_whole"] == pytest.approx(whole, rel=1e-9)
@@ -157,6 +170,45 @@ def test_what_the_mechanism_costs(tmp_path: Path) -> None:
     sparse, gaussian = result.panels[1].lines
     assert all(s > 50 * g for s, g in zip(sparse.y, gaussian.y, strict=True))
     assert result.panels[0].log_y and all(c.bound for c in result.comparisons)
+
+
+def test_the_worst_collaboration_is_the_one_that_gained_least() -> None:
+    net = QUICKLY.nets["mnist", "mlp"]
+
+    def found(*history: float) -> list[Found]:
+        return [Found(history=history, epsilon=None, per_parameter=None, bytes_up=0, cpu_seconds=0.0)]
+
+    good, dipped = net.job(), net.job(protocol=Protocol.ASYNCHRONOUS, participants=90)
+    alone = {
+        good: [Baseline(standalone=0.5, centralised=(0.9,))],
+        dipped: [Baseline(standalone=0.6, centralised=(0.9,))],
+    }
+    runs = {good: found(0.7, 0.8), dipped: found(0.85, 0.55)}
+    best, last = distributed.worst(net, runs, alone)
+    assert (best.ours, last.ours) == (pytest.approx(25.0), pytest.approx(-5.0))
+    assert "best epoch" in best.what and "last epoch" in last.what
+
+
+def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
+    limits = (Limits(upload=0.01, bound=0.2, threshold=0.1), Limits(upload=0.1, bound=0.02, threshold=0.01))
+    net = Net(
+        data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits
+    )  # fmt: skip
+    found = {upload: net.job(upload=upload).settings for upload in (0.001, 0.01, 0.1, 1.0)}
+    assert [settings.bound for settings in found.values()] == [0.2, 0.2, 0.02, 0.02]
+    assert [settings.threshold for settings in found.values()] == [0.1, 0.1, 0.01, 0.01]
+    assert net.job(bound=1.0, participants=4).settings.bound == 1.0
+
+
+def test_the_plans_name_networks_that_they_have() -> None:
+    for plan in (QUICKLY, FULL):
+        for table in (plan.exchanges, plan.downloads, plan.selections, plan.rates, plan.sparse, plan.others):
+            assert set(table) <= set(plan.nets)
+        assert all(which == (net.data, net.model) for which, net in plan.nets.items())
+        assert all(net.learning_rate == RATES[net.model] for net in plan.nets.values())
+        assert set(plan.others) <= set(plan.sparse)
+        for net in plan.nets.values():
+            assert all(0 < known.threshold <= known.bound for known in net.limits)
 
 
 def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tacit.recipes.reproduction import Comparison, Experiment, Line, Panel, Result, Setting
-from tacit.reports.reproduction import draw, number, table, write
+from tacit.reports.reproduction import draw, markdown, number, table, write
 
 pyplot = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib (the plot extra)")
 
@@ -70,6 +71,23 @@ def test_curves_marks_and_levels_are_drawn(tmp_path: Path, monkeypatch: pytest.M
     assert other.lines[0].get_color() == ours.get_color() != level.get_color()
 
 
+def test_epochs_are_marked_by_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", kept.append)
+    curves = [Line(label="a", x=[1, 2, 3], y=[0, 1, 2]), Line(label="b", x=[0.5, 1.0, 3.0], y=[0, 1, 2])]
+    draw([Panel(title="", x="epoch", y="", lines=[curve]) for curve in curves], tmp_path / "a.png", title="two")
+    whole, any_number = (axes.get_xticks().tolist() for axes in kept[0].axes)
+    assert all(tick == round(tick) for tick in whole)
+    assert any(tick != round(tick) for tick in any_number)
+
+
+def test_the_page_names_seeds_that_are_not_the_usual_ones(tmp_path: Path) -> None:
+    single = replace(experiment(RESULT), seeds=(1, 1))
+    for count, words in ((1, "figure9` on"), (2, "figure9 --seeds 2` on")):
+        setting = Setting.make(quick=False, runs=tmp_path / "runs", seeds=count)
+        assert words in markdown(single, RESULT, setting, seconds=1)
+
+
 def test_five_panels_leave_no_empty_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     monkeypatch.setattr(pyplot, "close", kept.append)
@@ -79,7 +97,7 @@ def test_five_panels_leave_no_empty_axes(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_table_without_curves_has_no_picture(tmp_path: Path) -> None:
     plain = Result(comparisons=RESULT.comparisons, rows=RESULT.rows)
-    setting = Setting.make(quick=False, runs=tmp_path / "runs")
+    setting = Setting.make(quick=False, runs=tmp_path / "runs", seeds=3)
     files = write(experiment(plain), plain, setting, tmp_path, seconds=1)
     assert [path.name for path in files] == ["figure9.md", "figure9.csv"]
     assert "`tacit reproduce figure9` on" in files[0].read_text() and "png" not in files[0].read_text()

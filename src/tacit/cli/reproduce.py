@@ -22,7 +22,7 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A table or figure; left out: the list of them.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few values, one seed: minutes instead of hours.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Runs of each kind; 1 with --quick, else 3.")
+        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Runs of each kind; 1 with --quick, else 3 or 1.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the files.")] = Path("reproduction"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -53,9 +53,10 @@ def reproduce(
 
     if out.exists() and not out.is_dir():
         raise ValueError(f"out is {str(out)!r}, which is a file; give a directory.")
+    count = experiment.usual_seeds(quick=quick) if seeds is None else seeds
     started = time.monotonic()
     with _bar(experiment.title) as tell:
-        setting = Setting.make(quick=quick, runs=out / "runs", seeds=seeds, tell=tell)
+        setting = Setting.make(quick=quick, runs=out / "runs", seeds=count, tell=tell)
         result = experiment.run(setting)
     files = write(experiment, result, setting, out, seconds=time.monotonic() - started)
     rows = [

@@ -13,7 +13,7 @@ from tacit.collaboration.settings import Settings
 from tacit.collaboration.simulation import simulate
 
 _BOUNDS = (0.9, 0.99, 0.999)  # γ is tried at these quantiles of the changes
-_THRESHOLDS = (1, 2, 4)  # τ is tried where so many times the upload are above it
+_THRESHOLDS = (0.5, 1, 2)  # τ is tried where so many times the upload are above it, but not above γ
 _UNBOUNDED = 1e6
 _CLOSE = 0.005  # of the best accuracy; among what comes so close the smallest bound is taken, which needs least noise
 
@@ -63,8 +63,9 @@ def calibrate(public: Problem, settings: Settings, *, records: int) -> Calibrati
     bounded = [attempt(seen.quantile(share), None) for share in _BOUNDS]
     best = max(trial.accuracy for trial in bounded)
     bound = min(trial.bound for trial in bounded if trial.accuracy >= best - _CLOSE)
-    shares = sorted({max(1 - times * settings.upload, 0.0) for times in _THRESHOLDS})
-    picked = max((attempt(bound, seen.quantile(share)) for share in shares), key=lambda trial: trial.accuracy)
+    shares = (max(1 - times * settings.upload, 0.0) for times in _THRESHOLDS)
+    thresholds = sorted({min(seen.quantile(share), bound) for share in shares})
+    picked = max((attempt(bound, threshold) for threshold in thresholds), key=lambda trial: trial.accuracy)
     assert picked.threshold is not None
     return Calibration(
         bound=bound,

@@ -39,9 +39,9 @@ def write(experiment: Experiment, result: Result, setting: Setting, directory: P
 
 def markdown(experiment: Experiment, result: Result, setting: Setting, *, seconds: float) -> str:
     """The page: what it is, the table, what has to be said about it, and where and when it was made."""
-    usual = Setting.make(quick=setting.quick, runs=setting.runs.directory).seeds
+    usual = experiment.usual_seeds(quick=setting.quick)
     command = f"tacit reproduce {experiment.name}{' --quick' if setting.quick else ''}"
-    command += f" --seeds {len(setting.seeds)}" if setting.seeds != usual else ""
+    command += f" --seeds {len(setting.seeds)}" if len(setting.seeds) != usual else ""
     lines = [f"# {experiment.paper}: {experiment.title}", ""]
     if result.panels:
         lines += [f"![{experiment.title}]({experiment.name}.png)", ""]
@@ -122,6 +122,8 @@ def _axes(axes: Any, panel: Panel, colours: Mapping[str, str]) -> None:
         if len(marks) <= _MOST_TICKS and marks[-1] < _WIDEST * marks[0]:
             axes.set_xticks(marks, [f"{mark:g}" for mark in marks], rotation=45 if len(marks) > 6 else 0)
         axes.minorticks_off()
+    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no epoch 1.5
     if panel.log_y:
         axes.set_yscale("log")
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)

@@ -83,21 +83,27 @@ class Setting:
     tell: Tell
 
     @classmethod
-    def make(cls, *, quick: bool, runs: Path, seeds: int | None = None, tell: Tell | None = None) -> Setting:
-        """One seed in the quick setting and three in the full one, if nothing else is said."""
-        count = seeds if seeds is not None else 1 if quick else 3
-        if count < 1:
-            raise ValueError(f"seeds is {count}; at least one run is needed.")
+    def make(cls, *, quick: bool, runs: Path, seeds: int, tell: Tell | None = None) -> Setting:
+        """With so many seeds, from 1 on."""
+        if seeds < 1:
+            raise ValueError(f"seeds is {seeds}; at least one run is needed.")
         silent: Tell = lambda words, share: None  # noqa: E731
-        return cls(quick=quick, runs=Runs(runs), seeds=tuple(range(1, count + 1)), tell=tell or silent)
+        return cls(quick=quick, runs=Runs(runs), seeds=tuple(range(1, seeds + 1)), tell=tell or silent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """One figure or table of a paper. ``minutes``: roughly, on two cores, in the quick and in the full setting."""
+    """One figure or table of a paper, in the quick and in the full setting.
+
+    ``minutes``: roughly, on two cores. ``seeds``: how many runs of each kind if nothing else is said.
+    """
 
     name: str
     title: str
     paper: str
     minutes: tuple[float, float]
+    seeds: tuple[int, int] = (1, 3)
     run: Callable[[Setting], Result]
+
+    def usual_seeds(self, *, quick: bool) -> int:
+        return self.seeds[0 if quick else 1]

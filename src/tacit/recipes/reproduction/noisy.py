@@ -9,9 +9,10 @@ from dataclasses import replace
 from tacit.collaboration import GaussianPrivacy, Settings, SparseVectorPrivacy, mechanism
 from tacit.collaboration.messages import portion
 from tacit.mechanisms import SparseVectorQuery
-from tacit.recipes.reproduction.collaborations import TITLES, Found, Job, collaborations, lonely, percent_of
-from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, UPLOADS, Net, about, levels, nets
+from tacit.recipes.reproduction.collaborations import Found, Job, collaborations, lonely, percent_of
+from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, about, levels
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
+from tacit.recipes.reproduction.plans import UPLOADS, Net, plan
 
 PARAMETERS = {("mnist", "mlp"): 140_106, ("svhn", "mlp"): 402_250, ("mnist", "cnn"): 105_506, ("svhn", "cnn"): 313_546}
 """Table 3."""
@@ -30,18 +31,19 @@ HONEST = (
 
 def figure12(setting: Setting) -> Result:
     """The mechanism itself: what the paper's ε/c costs in honest ε, and how much noise it adds. No training."""
-    net = nets(setting)["mnist", "mlp" if setting.quick else "cnn"]
-    size = PARAMETERS[net.data, net.model]
+    chosen = plan(setting)
+    net = chosen.nets[next(iter(chosen.sparse))]
+    size, epochs = PARAMETERS[net.data, net.model], net.noisy_epochs
     table: list[dict[str, Value]] = []
     for upload in reversed(UPLOADS):
         for budget in AXIS:
             query = sparse_query(upload, budget, size)
             charged = query.event()
-            whole = (charged.threshold_epsilon + charged.release_epsilon) * net.epochs * (1 + 1e-12)
+            whole = (charged.threshold_epsilon + charged.release_epsilon) * epochs * (1 + 1e-12)
             table.append(
                 {
                     "upload": upload, "releases": query.releases, "epsilon_per_parameter": budget,
-                    "epsilon_per_epoch_paper": query.epsilon, "epochs": net.epochs, "epsilon_whole": whole,
+                    "epsilon_per_epoch_paper": query.epsilon, "epochs": epochs, "epsilon_whole": whole,
                     "noise_of_value_over_gamma": math.sqrt(2) * query.release_scale / query.bound,
                     "noise_of_comparison_over_gamma": math.sqrt(2) * 2 * query.threshold_scale / query.bound,
                 }
@@ -54,9 +56,13 @@ def figure12(setting: Setting) -> Result:
         )
         for upload in reversed(UPLOADS)
     ]
-    gaussian = [_gaussian_noise(epsilon, net.epochs, portion(0.1, size)) for epsilon in _EPSILONS]
+    gaussian = [_gaussian_noise(epsilon, epochs, portion(0.1, size)) for epsilon in _EPSILONS]
     noise = [
-        Line(label="sparse vector, θ_u = 0.1", x=_EPSILONS, y=[_sparse_noise(e, net.epochs, size) for e in _EPSILONS]),
+        Line(
+            label="sparse vector, θ_u = 0.1",
+            x=_EPSILONS,
+            y=[_sparse_noise(e, epochs, size) for e in _EPSILONS],
+        ),
         Line(label="Gaussian, θ_u = 0.1", x=_EPSILONS, y=gaussian),
     ]
     comparisons = [
@@ -79,7 +85,7 @@ def figure12(setting: Setting) -> Result:
         columns=("the paper's ε/c", "honest ε"),
         panels=[
             Panel(
-                title=f"{net.title}, {net.epochs} epochs", x="ε/c, as the paper counts", y="honest ε, whole training",
+                title=f"{net.title}, {epochs} epochs", x="ε/c, as the paper counts", y="honest ε, whole training",
                 lines=costs, log_x=True, log_y=True,
             ),
             Panel(
@@ -126,69 +132,64 @@ def _gaussian_noise(epsilon: float, epochs: int, releases: int) -> float:
 
 def figure13(setting: Setting) -> Result:
     """Accuracy over ε/c as in the paper; and over the honest ε, beside Gaussian uploads and DP-SGD."""
-    model = "mlp" if setting.quick else "cnn"
-    chosen = [nets(setting)[data, model] for data in TITLES]
-    cells = {(net, people): _uploads(net, setting) for net in chosen for people in _people(setting)}
+    chosen = plan(setting)
+    cells = {chosen.nets[which]: sparse for which, sparse in chosen.sparse.items()}
+    better = {chosen.nets[which]: others for which, others in chosen.others.items()}
     jobs = {
-        (net, people, upload, budget): _sparse(net, people, upload, budget)
-        for (net, people), uploads in cells.items()
-        for upload in uploads
-        for budget in _axis(net, setting)
+        (net, upload, budget): _sparse(net, upload, budget)
+        for net, sparse in cells.items()
+        for upload, budgets in sparse.items()
+        for budget in budgets
     }
     others = {
         (net, name, epsilon): _other(net, name, epsilon)
-        for net in chosen
-        for name, epsilons in _epsilons(net, setting).items()
+        for net, mechanisms in better.items()
+        for name, epsilons in mechanisms.items()
         for epsilon in epsilons
     }
     runs = collaborations(setting, [*jobs.values(), *others.values()], part=(0, 0.9))
-    alone = lonely(setting, [net.job(participants=people) for net, people in cells], part=(0.9, 1))
+    alone = lonely(setting, [net.job() for net in cells], part=(0.9, 1))
 
     def reached(job: Job) -> float:
         return percent_of([run.last for run in runs[job]])
 
     panels, comparisons = [], []
-    for (net, people), uploads in cells.items():
-        base = levels(alone[net.job(participants=people)])
+    for net, sparse in cells.items():
         lines = [
-            Line(
-                label=f"θ_u = {upload:g}",
-                x=_axis(net, setting),
-                y=[reached(jobs[net, people, upload, budget]) for budget in _axis(net, setting)],
-            )
-            for upload in uploads
+            Line(label=f"θ_u = {upload:g}", x=budgets, y=[reached(jobs[net, upload, budget]) for budget in budgets])
+            for upload, budgets in sparse.items()
         ]
-        title = f"{net.title}, sparse vector, N = {people}"
-        panels.append(_panel(title, "ε/c, as the paper counts", lines, base))
+        title = f"{net.title}, sparse vector, N = 30"
+        panels.append(_panel(title, "ε/c, as the paper counts", lines, levels(alone[net.job()])))
         comparisons += [
             percent(
-                f"{net.title}, N = {people}, θ_u = {upload:g}, ε/c = {budget:g} "
-                f"(honest ε = {math.ceil(_epsilon(runs[jobs[net, people, upload, budget]])):,})",
+                f"{net.title}, N = 30, θ_u = {upload:g}, ε/c = {budget:g} "
+                f"(honest ε = {math.ceil(_epsilon(runs[jobs[net, upload, budget]])):,})",
                 None,
-                reached(jobs[net, people, upload, budget]),
+                reached(jobs[net, upload, budget]),
             )
-            for upload in uploads
-            for budget in _axis(net, setting)
+            for upload, budgets in sparse.items()
+            for budget in budgets
         ]
-    for net in chosen:
-        base = levels(alone[net.job()])
-        upload = 0.1
-        sparse = [jobs[net, 30, upload, budget] for budget in _axis(net, setting)]
+    for net, mechanisms in better.items():
+        upload, budgets = next(iter(cells[net].items()))
+        found = [jobs[net, upload, budget] for budget in budgets]
         lines = [
             Line(
                 label=f"sparse vector, θ_u = {upload:g} (participant)",
-                x=[_epsilon(runs[job]) for job in sparse],
-                y=[reached(job) for job in sparse],
+                x=[_epsilon(runs[job]) for job in found],
+                y=[reached(job) for job in found],
             )
         ]
-        for name, epsilons in _epsilons(net, setting).items():
-            found = {epsilon: reached(others[net, name, epsilon]) for epsilon in epsilons}
-            lines.append(Line(label=_WORDS[name], x=list(found), y=list(found.values())))
+        for name, epsilons in mechanisms.items():
+            values = {epsilon: reached(others[net, name, epsilon]) for epsilon in epsilons}
+            lines.append(Line(label=_WORDS[name], x=list(values), y=list(values.values())))
             comparisons += [
                 percent(f"{net.title}, N = 30, {_WORDS[name]}, honest ε = {epsilon:g}", None, value)
-                for epsilon, value in found.items()
+                for epsilon, value in values.items()
             ]
-        panels.append(_panel(f"{net.title}, N = 30", "honest ε, whole training", lines, base))
+        panels.append(_panel(f"{net.title}, N = 30", "honest ε, whole training", lines, levels(alone[net.job()])))
+    epochs = ", ".join(f"{net.title}: {net.noisy_epochs}" for net in cells)
     return Result(
         comparisons=comparisons,
         rows=_rows(runs),
@@ -198,10 +199,11 @@ def figure13(setting: Setting) -> Result:
             "Beside it, at the honest ε: Gaussian uploads, which like sparse vector protect a participant's whole data "
             f"set, and local DP-SGD, which protects each example; δ = {DELTA:g}. An example is not a participant: the "
             "two cannot be compared as promises, only as what is promised for what accuracy.",
-            "Accuracies with noise are those after the last epoch: looking which was best would cost something. γ and "
-            "τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, whose "
-            "learning rate is lower. The paper prints no values.",
-            *about(setting, chosen),
+            f"Accuracies with noise are those after the last epoch ({epochs}): looking which was best would cost "
+            "something. Pooled and standalone, without noise, are those of Figure 9, with as many epochs as there. γ "
+            "and τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, "
+            "whose learning rate is lower. The paper prints no values.",
+            *about(setting, cells),
         ],
     )
 
@@ -209,39 +211,15 @@ def figure13(setting: Setting) -> Result:
 _WORDS = {"gaussian": "Gaussian (participant)", "dp-sgd": "DP-SGD (example)"}
 
 
-def _epsilons(net: Net, setting: Setting) -> dict[str, tuple[float, ...]]:
-    """Of the better mechanisms."""
-    if setting.quick:
-        mnist = net.data == "mnist"
-        return {"gaussian": (100.0, 1000.0) if mnist else (1000.0,), "dp-sgd": (1.0, 8.0) if mnist else (8.0,)}
-    return {"gaussian": (10.0, 100.0, 1000.0), "dp-sgd": (1.0, 2.0, 8.0)}
-
-
-def _people(setting: Setting) -> tuple[int, ...]:
-    return (30,) if setting.quick else (30, 90, 150)
-
-
-def _uploads(net: Net, setting: Setting) -> tuple[float, ...]:
-    if setting.quick:
-        return (0.1, 0.01) if net.data == "mnist" else (0.1,)
-    return tuple(reversed(UPLOADS))
-
-
-def _axis(net: Net, setting: Setting) -> tuple[float, ...]:
-    if setting.quick:
-        return (1.0, 10.0, 100.0) if net.data == "mnist" else (10.0, 100.0)
-    return AXIS
-
-
-def _sparse(net: Net, people: int, upload: float, per_parameter: float) -> Job:
+def _sparse(net: Net, upload: float, per_parameter: float) -> Job:
     releases = portion(upload, PARAMETERS[net.data, net.model])
     privacy = SparseVectorPrivacy(epsilon_per_epoch=per_parameter * releases)
-    return net.job(participants=people, upload=upload, privacy=privacy)
+    return net.job(upload=upload, epochs=net.noisy_epochs, privacy=privacy)
 
 
 def _other(net: Net, name: str, epsilon: float) -> Job:
-    job = net.job(bound=None) if name == "dp-sgd" else net.job()
-    settings: Settings = job.settings
+    job = net.job(epochs=net.noisy_epochs)
+    settings: Settings = replace(job.settings, bound=None) if name == "dp-sgd" else job.settings
     return replace(job, settings=replace(settings, privacy=mechanism(name, epsilon=epsilon, settings=settings)))
 
 
