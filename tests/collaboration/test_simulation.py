@@ -127,11 +127,19 @@ def test_records_held_by_several_are_said_to_be(small: Problem) -> None:
 def test_calibration_finds_a_bound_that_does_not_hurt(small: Problem) -> None:
     settings = replace(SETTINGS, epochs=4, participants=6)
     found = calibrate(small, settings, records=40)
-    assert 0 < found.threshold < found.bound < 1
+    assert 0 < found.threshold <= found.bound < 1
+    tried = [trial.threshold for trial in found.trials if trial.threshold is not None]
+    assert len(set(tried)) == len(tried) > 1 and max(tried) <= found.bound  # no bounded change would reach more
     assert 0 < found.clip_norm < 10
     picked = max(trial.accuracy for trial in found.trials if trial.threshold is None and trial.bound == found.bound)
     assert picked >= max(trial.accuracy for trial in found.trials if trial.threshold is None) - 0.005
     assert picked > found.unbounded_accuracy - 0.1
+
+
+def test_the_threshold_rises_as_fewer_are_uploaded(small: Problem) -> None:
+    settings = replace(SETTINGS, epochs=2, participants=4)
+    few, many = (calibrate(small, replace(settings, upload=share), records=40) for share in (0.01, 0.2))
+    assert few.threshold > many.threshold
 
 
 def test_images_become_a_problem() -> None:

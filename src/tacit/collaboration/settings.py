@@ -17,9 +17,9 @@ class Settings:
 
     Each participant holds the fraction ``share`` of the training set. ``selection`` is ``"largest"``, ``"threshold"``
     or ``"random"``; uploads by sparse vector or Gaussian noise make their own. γ and τ must not come from the
-    participants' records: `calibrate` finds them on public ones. The defaults suit the MLP with θ_u = 0.1; for
-    other settings it finds a τ up to 30 times as large. With a ``seed`` everything is repeatable, and noise protects
-    nobody.
+    participants' records: `calibrate` finds them on public ones. The defaults suit the MLP with θ_u = 0.1; the fewer
+    are uploaded, the larger a τ it finds, up to 80 times as large. With a ``seed`` everything is repeatable, and noise
+    protects nobody.
     """
 
     participants: int = 30

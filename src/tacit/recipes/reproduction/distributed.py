@@ -64,9 +64,9 @@ def figure9(setting: Setting) -> Result:
             "that θ, and training alone; its text says that round robin is almost as good as that.",
             "Random order, which the paper leaves out because it is as good as round robin, and the sweep over the "
             "download rate θ_d are in the CSV and in the last panel.",
-            "In an asynchronous run accuracy dips now and then, whatever α is: half of the participants work on "
-            "parameters of an epoch ago, and all of them correct again what was corrected since. What changes fastest "
-            "is corrected completely by each of them, so together they overshoot. A tight γ limits that.",
+            "In an asynchronous run accuracy dips now and then, in the same epochs whatever α is: half of the "
+            "participants work on parameters of an epoch ago. Probably all of them correct again what was corrected "
+            "since, and overshoot together. The tighter γ is, the less it dips.",
             *about(setting, nets),
         ],
     )
