@@ -13,10 +13,10 @@ def figure11(setting: Setting) -> Result:
     chosen = plan(setting)
     nets = [chosen.nets[which] for which in chosen.rates]
     jobs = [
-        net.job(participants=people, learning_rate=times * net.learning_rate)
+        net.job(participants=people, learning_rate=net.learning_rate / part)
         for net, cells in zip(nets, chosen.rates.values(), strict=True)
-        for people, multiples in cells.items()
-        for times in multiples
+        for people, parts in cells.items()
+        for part in parts
     ]
     runs = collaborations(setting, jobs, part=(0, 0.7))
     alone = lonely(setting, [job for job in jobs if job.settings.participants == 30], part=(0.7, 1))

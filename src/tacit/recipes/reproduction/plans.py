@@ -60,7 +60,7 @@ class Plan:
     """The networks, and what is run of each.
 
     Figure 9: θ_u by protocol and participants (``exchanges``), and θ_d (``downloads``). Figure 10: θ_u
-    (``selections``). Figure 11: multiples of α by participants (``rates``). Figure 13, with 30 participants: ε/c by θ_u
+    (``selections``). Figure 11: by what α is divided, by participants (``rates``). Figure 13, with 30 participants: ε/c by θ_u
     (``sparse``), and the honest ε of other mechanisms (``others``).
     """
 
@@ -68,7 +68,7 @@ class Plan:
     exchanges: Mapping[Which, Mapping[tuple[Protocol, int], tuple[float, ...]]]
     downloads: Mapping[Which, tuple[float, ...]]
     selections: Mapping[Which, tuple[float, ...]]
-    rates: Mapping[Which, Mapping[int, tuple[float, ...]]]
+    rates: Mapping[Which, Mapping[int, tuple[int, ...]]]
     sparse: Mapping[Which, Mapping[float, tuple[float, ...]]]
     others: Mapping[Which, Mapping[str, tuple[float, ...]]]
 
@@ -116,7 +116,7 @@ QUICK = Plan(
     },
     downloads={("mnist", "mlp"): (0.1, 0.5, 1.0)},
     selections={("mnist", "mlp"): (0.001, 0.01, 0.1), ("svhn", "mlp"): (0.1,)},
-    rates={("mnist", "mlp"): {30: (1.0, 0.1), 90: (1.0,)}, ("svhn", "mlp"): {30: (1.0, 0.1)}},
+    rates={("mnist", "mlp"): {30: (1, 10), 90: (1,)}, ("svhn", "mlp"): {30: (1, 10)}},
     sparse={
         ("mnist", "mlp"): {0.1: (1.0, 10.0, 100.0), 0.01: (1.0, 10.0, 100.0)},
         ("svhn", "mlp"): {0.1: (10.0, 100.0)},
@@ -144,7 +144,7 @@ FULL = Plan(
     },
     downloads={("mnist", "mlp"): (0.1, 0.5, 1.0)},
     selections={("mnist", "cnn"): (0.01, 0.1), ("svhn", "cnn"): (0.1,)},
-    rates={("mnist", "cnn"): {30: (1.0, 0.1), 90: (1.0,)}, ("svhn", "cnn"): {30: (1.0, 0.1)}},
+    rates={("mnist", "cnn"): {30: (1, 10), 90: (1,)}, ("svhn", "cnn"): {30: (1, 10)}},
     sparse={
         ("mnist", "cnn"): {0.1: (0.1, 1.0, 10.0, 100.0), 0.01: (0.1, 1.0, 10.0, 100.0)},
         ("svhn", "cnn"): {0.1: (1.0, 10.0, 100.0)},
