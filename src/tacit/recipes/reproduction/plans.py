@@ -60,8 +60,8 @@ class Plan:
     """The networks, and what is run of each.
 
     Figure 9: θ_u by protocol and participants (``exchanges``), and θ_d (``downloads``). Figure 10: θ_u
-    (``selections``). Figure 11: by what α is divided, by participants (``rates``). Figure 13, with 30 participants: ε/c by θ_u
-    (``sparse``), and the honest ε of other mechanisms (``others``).
+    (``selections``). Figure 11: by what α is divided, for each number of participants (``rates``). Figure 13, with 30
+    participants: ε/c by θ_u (``sparse``), and the honest ε of other mechanisms (``others``).
     """
 
     nets: Mapping[Which, Net]
