@@ -113,6 +113,8 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     for words in ("best", "last"):
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)
+    assert "MNIST, MLP: the worst asynchronous one with γ = 0.001, minus standalone, last epoch" in ours
+    assert {s.bound for s in tiny if s.share == 0.01 and s.protocol is Protocol.ASYNCHRONOUS} > {0.001}
     assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1"].ours == 0
     assert any("26,000" in note for note in result.notes)
     assert any(note.startswith("Quick") for note in result.notes) is quick
@@ -202,7 +204,15 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
 
 def test_the_plans_name_networks_that_they_have() -> None:
     for plan in (QUICKLY, FULL):
-        for table in (plan.exchanges, plan.downloads, plan.selections, plan.rates, plan.sparse, plan.others):
+        for table in (
+            plan.exchanges,
+            plan.tight,
+            plan.downloads,
+            plan.selections,
+            plan.rates,
+            plan.sparse,
+            plan.others,
+        ):
             assert set(table) <= set(plan.nets)
         assert all(which == (net.data, net.model) for which, net in plan.nets.items())
         assert all(net.learning_rate == RATES[net.model] for net in plan.nets.values())
