@@ -118,7 +118,7 @@ QUICK = Plan(
     },
     tight={("mnist", "mlp"): (0.01, 0.1, 1.0)},
     downloads={("mnist", "mlp"): (0.1, 0.5, 1.0)},
-    selections={("mnist", "mlp"): (0.001, 0.01, 0.1), ("svhn", "mlp"): (0.1,)},
+    selections={("mnist", "mlp"): (0.001, 0.01, 0.1), ("svhn", "mlp"): (0.01, 0.1)},
     rates={("mnist", "mlp"): {30: (1, 10), 90: (1,)}, ("svhn", "mlp"): {30: (1, 10)}},
     sparse={
         ("mnist", "mlp"): {0.1: (1.0, 10.0, 100.0), 0.01: (1.0, 10.0, 100.0)},
