@@ -167,7 +167,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "W1": Workload("MLP 60-1000-10", 1.5, 600, (60,), lambda: mlp(60), 60),
     "W2": Workload("MLP 784-1000-10", 1.15, 600, (784,), lambda: mlp(784), 40),
     "W2b": Workload("MLP 784-1000-10", 1.12, 2048, (784,), lambda: mlp(784), 20, heavy=True),
-    "W3a": Workload("CIFAR CNN, convolutions frozen", 1.0, 2000, (3, 24, 24), lambda: cifar_cnn(True), 3, heavy=True),
+    "W3a": Workload("CIFAR CNN, convolutions frozen", 1.0, 2000, (3, 24, 24), lambda: cifar_cnn(True), 7, heavy=True),
     "W3b": Workload("CIFAR CNN", 1.7, 256, (3, 24, 24), lambda: cifar_cnn(False), 9),
     "W4": Workload("small MNIST CNN", 1.35, 512, (1, 28, 28), mnist_cnn, 25),
     "W5": Workload("transformer, 2 layers, d 128, sequence 128", 1.25, 64, (128,), Transformer, 9, True),

@@ -31,6 +31,7 @@ from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
+from tacit.training.heap import freed_memory_kept
 from tacit.training.lot import Lot
 from tacit.training.parameters import WatchedParameters
 from tacit.training.plain import Stateful
@@ -88,6 +89,7 @@ class PrivateRun:
         self._updates = Updates(optimizer, engine.parameters, self._take)
         self._until_closed = ExitStack()
         self._until_closed.enter_context(quiet)
+        self._until_closed.enter_context(freed_memory_kept())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""Memory kept from step to step: what it saves, and that it ends with the last run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library is set up")
+
+PROGRAM = """
+import resource
+import torch
+from tacit.training.heap import freed_memory_kept
+
+torch.set_num_threads(1)
+MEGABYTES = {megabytes}
+
+def faults():
+    '''Pages of three tensors that had to be fetched again, of each thousand.'''
+    seen = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        tensors = [torch.ones(MEGABYTES << 18) for _ in range(3)]
+        del tensors
+        seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return 1000 * sum(seen[3:]) // (9 * (MEGABYTES << 8))
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) >> 8
+
+found = [faults()]
+with freed_memory_kept():
+    found.append(faults())
+    with freed_memory_kept():
+        found.append(faults())
+    found.append(faults())
+    kept = resident()
+found += [faults(), kept - resident()]
+print(*found)
+"""
+
+
+def run(megabytes: int, **variables: str) -> list[int]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(megabytes=megabytes)],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.parametrize("megabytes", [30, 100])
+def test_pages_are_fetched_once_until_the_last_run_is_closed(megabytes: int) -> None:
+    before, inside, nested, still, after, returned = run(megabytes)
+    assert min(before, after) > 300
+    assert max(inside, nested, still) < 30
+    assert returned > 2 * megabytes
+
+
+def test_what_the_user_has_set_up_stays() -> None:
+    _, inside, *_ = run(100, MALLOC_TRIM_THRESHOLD_="131072")
+    assert inside > 900
+    _, inside, *_ = run(100, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=131072")
+    assert inside > 900
+
+
+def test_a_run_keeps_memory_while_it_is_open() -> None:
+    import torch
+
+    import tacit
+    from tacit.training import heap
+
+    model = torch.nn.Linear(3, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    open_before = heap._open.runs
+    run = tacit.make_private(model, optimizer, data, lot_size=5, steps=1, clipping=tacit.Flat(1.0), noise_multiplier=1)
+    assert heap._open.runs == open_before + (not heap._set_up_by_user())
+    run.close()
+    assert heap._open.runs == open_before
