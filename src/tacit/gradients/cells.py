@@ -2,13 +2,14 @@
 
 The backward pass yields the gradient of every gate at every step. With these a recurrent layer is two linear maps
 (of the inputs and of the previous states) whose weights are used once per step, so the rules for linear maps apply.
-Tensors are time-major: [time, columns, features]. `mask` is one where a column is still running, or None.
+Tensors are [columns, time, features], as those rules want them; `mask` is one where a column is still running, or None.
+Factors of a gradient that do not depend on later steps are computed for all steps at once, where the gradient will be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,19 @@ class Trace:
     before: Tensor
     cells: Tensor | None = None
     squashed: Tensor | None = None
-    projected: Tensor | None = None
     memory: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """Gradients of a layer: of its gates, as the inputs and as the states reach them, and of what it was given."""
+
+    gates_in: Tensor
+    gates_rec: Tensor
+    x: Tensor | None
+    h: Tensor
+    c: Tensor | None = None
+    projected: Tensor | None = None
 
 
 def _order(reverse: bool, steps: int) -> range:
@@ -32,16 +44,28 @@ def _order(reverse: bool, steps: int) -> range:
 
 def _kept(mask: Tensor | None, t: int, new: Tensor, old: Tensor) -> None:
     if mask is not None:
-        torch.where(mask[t] > 0, new, old, out=new)
+        torch.where(mask[:, t] > 0, new, old, out=new)
 
 
-def _blocks(w: Tensor, order: tuple[int, ...]) -> Tensor:
-    parts = w.chunk(len(order), 0)
-    return torch.cat([parts[i] for i in order])
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    flat = x.reshape(-1, x.shape[2])
+    out = flat @ weight.t() if bias is None else torch.addmm(bias, flat, weight.t())
+    return out.view(*x.shape[:2], -1)
 
 
-_LSTM = (3, 0, 1, 2)
-"""Gate order used inside: output, input, forget, candidate. Three sigmoids in a row, three cell gradients in a row."""
+def _parts(gates: Tensor, widths: Sequence[int]) -> list[tuple[Tensor, ...]]:
+    """The gates, so many features each, at every step."""
+    return [part.unbind(1) for part in gates.split(list(widths), 2)]  # type: ignore[no-untyped-call]
+
+
+def _input_gradient(d_gates: Tensor, w_ih: Tensor, wanted: bool) -> Tensor | None:
+    return (d_gates.view(-1, d_gates.shape[2]) @ w_ih).view(*d_gates.shape[:2], -1) if wanted else None
+
+
+def _lstm_blocks(w: Tensor) -> Tensor:
+    """Gates in the order used in the forward pass: output, input, forget, candidate, with the sigmoids in a row."""
+    i, f, g, o = w.chunk(4, 0)
+    return torch.cat([o, i, f, g])
 
 
 def lstm_forward(
@@ -55,37 +79,32 @@ def lstm_forward(
     reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Trace]:
-    steps, columns, _ = x.shape
+    columns, steps, _ = x.shape
     hidden = w_hh.shape[0] // 4
-    w_in, w_rec = _blocks(w_ih, _LSTM), _blocks(w_hh, _LSTM).t()
-    flat = x.reshape(-1, x.shape[2])
-    inputs = flat @ w_in.t() if bias is None else torch.addmm(_blocks(bias, _LSTM), flat, w_in.t())
-    gates = inputs.view(steps, columns, 4 * hidden)
-    cells, squashed = x.new_empty(steps, columns, hidden), x.new_empty(steps, columns, hidden)
-    memory = x.new_empty(steps, columns, hidden) if w_hr is not None else None
-    outs = x.new_empty(steps, columns, h.shape[1])
-    before = x.new_empty(steps, columns, h.shape[1])
-    memory_before = x.new_empty(steps, columns, hidden)
-    sigmoids, candidates = gates[..., : 3 * hidden].unbind(0), gates[..., 3 * hidden :].unbind(0)
-    o, i, f = (g.unbind(0) for g in gates[..., : 3 * hidden].chunk(3, 2))
+    w_rec = _lstm_blocks(w_hh).t()
+    gates = _affine(x, _lstm_blocks(w_ih), None if bias is None else _lstm_blocks(bias))
+    squashed, cells = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
+    memory = x.new_empty(columns, steps, hidden) if w_hr is not None else None
+    outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
+    sigmoids, candidates = _parts(gates, (3 * hidden, hidden))
+    o, i, f, _ = _parts(gates, (hidden,) * 4)
     for t in _order(reverse, steps):
-        before[t] = h
-        memory_before[t] = c
-        gates[t].addmm_(h, w_rec)
+        before[:, t] = h
+        cells[:, t] = c
+        gates[:, t].addmm_(h, w_rec)
         sigmoids[t].sigmoid_()
         candidates[t].tanh_()
-        cell = torch.mul(f[t], c, out=cells[t])
+        cell = torch.mul(f[t], c)
         cell.addcmul_(i[t], candidates[t])
-        torch.tanh(cell, out=squashed[t])
-        if w_hr is None:
-            out = torch.mul(o[t], squashed[t], out=outs[t])
+        torch.tanh(cell, out=squashed[:, t])
+        if memory is None or w_hr is None:
+            out = torch.mul(o[t], squashed[:, t], out=outs[:, t])
         else:
-            assert memory is not None
-            out = torch.mm(torch.mul(o[t], squashed[t], out=memory[t]), w_hr.t(), out=outs[t])
+            out = torch.mm(torch.mul(o[t], squashed[:, t], out=memory[:, t]), w_hr.t(), out=outs[:, t])
         _kept(mask, t, cell, c)
         _kept(mask, t, out, h)
         h, c = out, cell
-    return outs, h, c, Trace(gates, before, memory_before, squashed, memory)
+    return outs, h, c, Trace(gates, before, cells, squashed, memory)
 
 
 def lstm_backward(
@@ -99,48 +118,43 @@ def lstm_backward(
     reverse: bool,
     mask: Tensor | None,
     wants_input: bool,
-) -> dict[str, Any]:
-    gates, squashed, memory_before = trace.gates, trace.squashed, trace.cells
+) -> Found:
+    gates, squashed, cells = trace.gates, trace.squashed, trace.cells
     assert squashed is not None
-    assert memory_before is not None
-    steps, columns, width = gates.shape
+    assert cells is not None
+    columns, steps, width = gates.shape
     hidden = width // 4
     o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
-    # Everything that does not depend on later steps is computed for all steps at once.
-    factors = gates.new_empty(steps, columns, 3, hidden)
-    torch.mul(g, i * (1 - i), out=factors[:, :, 0])
-    torch.mul(memory_before, f * (1 - f), out=factors[:, :, 1])
-    torch.mul(i, 1 - g * g, out=factors[:, :, 2])
-    for_cell = o * (1 - squashed * squashed)
-    for_output = squashed * o * (1 - o)
     d_gates = torch.empty_like(gates)
-    w_rec = _blocks(w_hh, _LSTM)
-    out_part, cell_part = d_gates[..., :hidden].unbind(0), d_gates[..., hidden:].unflatten(2, (3, hidden)).unbind(0)  # type: ignore[no-untyped-call]
-    d_projected = [None] * steps
-    d_c = d_c.clone()
+    for_i, for_f, for_g, for_o = d_gates.split(hidden, 2)  # type: ignore[no-untyped-call]
+    torch.mul(i, 1 - i, out=for_i).mul_(g)
+    torch.mul(f, 1 - f, out=for_f).mul_(cells)
+    torch.mul(g, g, out=for_g).neg_().add_(1).mul_(i)
+    torch.mul(o, 1 - o, out=for_o).mul_(squashed)
+    for_cell = (squashed * squashed).neg_().add_(1).mul_(o)
+    of_cell = [part.unflatten(1, (3, hidden)) for part in d_gates[..., : 3 * hidden].unbind(1)]  # type: ignore[no-untyped-call]
+    of_output, at_cell, forget = for_o.unbind(1), for_cell.unbind(1), f.unbind(1)
+    d_projected = d_gates.new_empty(columns, steps, d_h.shape[1]) if w_hr is not None else None
     d_state = d_h
     for t in _order(not reverse, steps):
         if d_out is not None:
-            d_state = d_state + d_out[t]
+            d_state = d_state + d_out[:, t]
         kept_h = kept_c = None
         if mask is not None:
-            kept_h, kept_c = d_state * (1 - mask[t]), d_c * (1 - mask[t])
-            d_state, d_c = d_state * mask[t], d_c * mask[t]
-        if w_hr is not None:
-            d_projected[t] = d_state  # type: ignore[call-overload]
+            kept_h, kept_c = d_state * (1 - mask[:, t]), d_c * (1 - mask[:, t])
+            d_state, d_c = d_state * mask[:, t], d_c * mask[:, t]
+        if d_projected is not None and w_hr is not None:
+            d_projected[:, t] = d_state
             d_state = d_state @ w_hr
-        d_c = torch.addcmul(d_c, d_state, for_cell[t])
-        torch.mul(d_state, for_output[t], out=out_part[t])
-        torch.mul(d_c.unsqueeze(1), factors[t], out=cell_part[t])
-        d_c = d_c * f[t]
-        d_state = torch.mm(d_gates[t], w_rec)
+        d_c = torch.addcmul(d_c, d_state, at_cell[t])
+        of_output[t].mul_(d_state)
+        of_cell[t].mul_(d_c.unsqueeze(1))
+        d_c = d_c * forget[t]
+        d_state = torch.mm(d_gates[:, t], w_hh)
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
-    d_x = (d_gates.view(-1, width) @ _blocks(w_ih, _LSTM)).view(steps, columns, -1) if wants_input else None
-    out_gate, others = d_gates.split((hidden, 3 * hidden), 2)  # type: ignore[no-untyped-call]
-    ordered = torch.cat([others, out_gate], 2)
-    projected = torch.stack(d_projected) if w_hr is not None else None  # type: ignore[arg-type]
-    return {"x": d_x, "h": d_state, "c": d_c, "in": ordered, "rec": ordered, "projected": projected}
+    d_x = _input_gradient(d_gates, w_ih, wants_input)
+    return Found(d_gates, d_gates, d_x, d_state, d_c, d_projected)
 
 
 def gru_forward(
@@ -153,28 +167,26 @@ def gru_forward(
     reverse: bool,
     mask: Tensor | None,
 ) -> tuple[Tensor, Tensor, Trace]:
-    steps, columns, _ = x.shape
+    columns, steps, _ = x.shape
     hidden = w_hh.shape[0] // 3
-    flat = x.reshape(-1, x.shape[2])
-    inputs = flat @ w_ih.t() if b_ih is None else torch.addmm(b_ih, flat, w_ih.t())
-    gates = inputs.view(steps, columns, 3 * hidden)
-    recurrent = x.new_empty(steps, columns, hidden)
-    outs, before = x.new_empty(steps, columns, hidden), x.new_empty(steps, columns, hidden)
-    both, candidate = gates[..., : 2 * hidden].unbind(0), gates[..., 2 * hidden :].unbind(0)
-    r, z = (g.unbind(0) for g in gates[..., : 2 * hidden].chunk(2, 2))
+    gates = _affine(x, w_ih, b_ih)
+    recurrent = x.new_empty(columns, steps, hidden)
+    outs, before = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
+    both, candidate = _parts(gates, (2 * hidden, hidden))
+    r, z, _ = _parts(gates, (hidden,) * 3)
     w_gates, w_new = w_hh[: 2 * hidden].t(), w_hh[2 * hidden :].t()
     b_gates, b_new = (None, None) if b_hh is None else (b_hh[: 2 * hidden], b_hh[2 * hidden :])
     if b_gates is not None:
         gates[..., : 2 * hidden] += b_gates
     for t in _order(reverse, steps):
-        before[t] = h
+        before[:, t] = h
         both[t].addmm_(h, w_gates).sigmoid_()
         if b_new is None:
-            torch.mm(h, w_new, out=recurrent[t])
+            torch.mm(h, w_new, out=recurrent[:, t])
         else:
-            torch.addmm(b_new, h, w_new, out=recurrent[t])
-        candidate[t].addcmul_(r[t], recurrent[t]).tanh_()
-        out = torch.lerp(candidate[t], h, z[t], out=outs[t])
+            torch.addmm(b_new, h, w_new, out=recurrent[:, t])
+        candidate[t].addcmul_(r[t], recurrent[:, t]).tanh_()
+        out = torch.lerp(candidate[t], h, z[t], out=outs[:, t])
         _kept(mask, t, out, h)
         h = out
     return outs, h, Trace(gates, before, recurrent)
@@ -189,36 +201,37 @@ def gru_backward(
     reverse: bool,
     mask: Tensor | None,
     wants_input: bool,
-) -> dict[str, Any]:
+) -> Found:
     gates, before, recurrent = trace.gates, trace.before, trace.cells
     assert recurrent is not None
-    steps, columns, width = gates.shape
+    steps, width = gates.shape[1:]
     hidden = width // 3
     r, z, n = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
-    for_new = (1 - z) * (1 - n * n)
-    for_update = (before - n) * z * (1 - z)
-    for_reset = recurrent * r * (1 - r)
     d_in, d_rec = torch.empty_like(gates), torch.empty_like(gates)
-    d_r, d_z, d_n = (g.unbind(0) for g in d_in.split(hidden, 2))  # type: ignore[no-untyped-call]
-    d_both, d_rec_n = d_rec[..., : 2 * hidden].unbind(0), d_rec[..., 2 * hidden :].unbind(0)
-    in_both = d_in[..., : 2 * hidden].unbind(0)
+    for_r, for_z, for_n = d_in.split(hidden, 2)  # type: ignore[no-untyped-call]
+    torch.mul(r, 1 - r, out=for_r).mul_(recurrent)
+    torch.mul(z, 1 - z, out=for_z).mul_(before - n)
+    torch.mul(n, n, out=for_n).neg_().add_(1).mul_(1 - z)
+    d_r, d_z, d_n = (part.unbind(1) for part in (for_r, for_z, for_n))
+    in_both = d_in[..., : 2 * hidden].unbind(1)
+    rec_both, rec_n = _parts(d_rec, (2 * hidden, hidden))
+    reset, update = r.unbind(1), z.unbind(1)
     d_state = d_h
     for t in _order(not reverse, steps):
         if d_out is not None:
-            d_state = d_state + d_out[t]
+            d_state = d_state + d_out[:, t]
         kept = None
         if mask is not None:
-            kept, d_state = d_state * (1 - mask[t]), d_state * mask[t]
-        torch.mul(d_state, for_new[t], out=d_n[t])
-        torch.mul(d_state, for_update[t], out=d_z[t])
-        torch.mul(d_n[t], for_reset[t], out=d_r[t])
-        d_both[t].copy_(in_both[t])
-        torch.mul(d_n[t], r[t], out=d_rec_n[t])
-        d_state = torch.addmm(d_state * z[t], d_rec[t], w_hh)
+            kept, d_state = d_state * (1 - mask[:, t]), d_state * mask[:, t]
+        d_n[t].mul_(d_state)
+        d_z[t].mul_(d_state)
+        d_r[t].mul_(d_n[t])
+        rec_both[t].copy_(in_both[t])
+        torch.mul(d_n[t], reset[t], out=rec_n[t])
+        d_state = torch.addmm(d_state * update[t], d_rec[:, t], w_hh)
         if kept is not None:
             d_state = d_state + kept
-    d_x = (d_in.view(-1, width) @ w_ih).view(steps, columns, -1) if wants_input else None
-    return {"x": d_x, "h": d_state, "c": None, "in": d_in, "rec": d_rec, "projected": None}
+    return Found(d_in, d_rec, _input_gradient(d_in, w_ih, wants_input), d_state)
 
 
 def rnn_forward(
@@ -231,17 +244,14 @@ def rnn_forward(
     mask: Tensor | None,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Trace]:
-    steps, columns, _ = x.shape
-    flat = x.reshape(-1, x.shape[2])
-    inputs = flat @ w_ih.t() if bias is None else torch.addmm(bias, flat, w_ih.t())
-    gates = inputs.view(steps, columns, -1)
+    gates = _affine(x, w_ih, bias)
     before, outs = torch.empty_like(gates), torch.empty_like(gates)
     w_rec = w_hh.t()
-    for t in _order(reverse, steps):
-        before[t] = h
-        state = gates[t].addmm_(h, w_rec)
+    for t in _order(reverse, x.shape[1]):
+        before[:, t] = h
+        state = gates[:, t].addmm_(h, w_rec)
         state = state.relu_() if relu else state.tanh_()
-        out = outs[t].copy_(state)
+        out = outs[:, t].copy_(state)
         _kept(mask, t, out, h)
         h = out
     return outs, h, Trace(gates, before)
@@ -257,21 +267,17 @@ def rnn_backward(
     mask: Tensor | None,
     wants_input: bool,
     relu: bool,
-) -> dict[str, Any]:
+) -> Found:
     state = trace.gates
-    steps, columns, width = state.shape
-    slope = (state > 0).to(state.dtype) if relu else 1 - state * state
-    d_gates = torch.empty_like(state)
+    d_gates = (state > 0).to(state.dtype) if relu else (state * state).neg_().add_(1)
     d_state = d_h
-    for t in _order(not reverse, steps):
+    for t in _order(not reverse, state.shape[1]):
         if d_out is not None:
-            d_state = d_state + d_out[t]
+            d_state = d_state + d_out[:, t]
         kept = None
         if mask is not None:
-            kept, d_state = d_state * (1 - mask[t]), d_state * mask[t]
-        torch.mul(d_state, slope[t], out=d_gates[t])
-        d_state = torch.mm(d_gates[t], w_hh)
+            kept, d_state = d_state * (1 - mask[:, t]), d_state * mask[:, t]
+        d_state = torch.mm(d_gates[:, t].mul_(d_state), w_hh)
         if kept is not None:
             d_state = d_state + kept
-    d_x = (d_gates.view(-1, width) @ w_ih).view(steps, columns, -1) if wants_input else None
-    return {"x": d_x, "h": d_state, "c": None, "in": d_gates, "rec": d_gates, "projected": None}
+    return Found(d_gates, d_gates, _input_gradient(d_gates, w_ih, wants_input), d_state)

@@ -41,9 +41,7 @@ class RecurrentLayer(torch.autograd.Function):
             relu = job.kind == "rnn_relu"
             out, h_last, trace = cells.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
             results = (out, h_last.clone())
-        ctx.save_for_backward(
-            x, trace.gates, trace.before, trace.cells, trace.squashed, trace.projected, w_ih, w_hh, w_hr
-        )
+        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.memory, w_ih, w_hh, w_hr)
         ctx.job, ctx.epoch = job, job.recorder.epoch
         ctx.set_materialize_grads(False)
         return results
@@ -53,7 +51,7 @@ class RecurrentLayer(torch.autograd.Function):
         job: _Job = ctx.job
         x, gates, before, cell, squashed, memory, w_ih, w_hh, w_hr = ctx.saved_tensors
         trace = cells.Trace(gates, before, cell, squashed, memory)
-        like = before[0]
+        like = before[:, 0]
         d_h = torch.zeros_like(like) if d_h is None else d_h
         wants = ctx.needs_input_grad[1]
         if job.kind == "lstm":
@@ -65,7 +63,7 @@ class RecurrentLayer(torch.autograd.Function):
             relu = job.kind == "rnn_relu"
             found = cells.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
         job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
-        return None, found["x"], found["h"], found["c"], None
+        return None, found.x, found.h, found.c, None
 
 
 class _Job:
@@ -87,15 +85,15 @@ class _Job:
     def _rows(self, x: Tensor) -> Tensor:
         batch = self.recorder.batch
         assert batch is not None
-        own = by_example(x[:, : self.count], self.columns, batch)
+        own = by_example(x[: self.count], self.columns.at(0), batch)
         return own.reshape(batch, 1, -1, x.shape[-1]).contiguous()
 
     def pairs(
-        self, x: Tensor, before: Tensor, memory: Tensor | None, found: dict[str, Any]
+        self, x: Tensor, before: Tensor, memory: Tensor | None, found: cells.Found
     ) -> list[tuple[Tensor, Contribution]]:
         w_ih, w_hh, b_ih, b_hh, w_hr = self.weights
-        g_in = self._rows(found["in"])
-        g_rec = g_in if found["rec"] is found["in"] else self._rows(found["rec"])
+        g_in = self._rows(found.gates_in)
+        g_rec = g_in if found.gates_rec is found.gates_in else self._rows(found.gates_rec)
         pairs: list[tuple[Tensor, Contribution]] = []
         for weight, a, g in ((w_ih, x, g_in), (w_hh, before, g_rec)):
             if trainable(weight):
@@ -104,7 +102,8 @@ class _Job:
         if trainable(w_hr):
             assert w_hr is not None
             assert memory is not None
-            pairs.append((w_hr, Outer(self._rows(memory), self._rows(found["projected"]), w_hr.shape)))
+            assert found.projected is not None
+            pairs.append((w_hr, Outer(self._rows(memory), self._rows(found.projected), w_hr.shape)))
         for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
             if trainable(bias):
                 assert bias is not None
@@ -196,18 +195,19 @@ def _run(
         column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
         assert layout.owner is not None
         columns = Layout(1, 1, layout.owner[: counts[0]])
-        mask = data.new_zeros(len(counts), counts[0], 1)
-        mask[steps_index, column_index] = 1
-        data = data.new_zeros(len(counts), counts[0], data.shape[1]).index_put((steps_index, column_index), data)
+        mask = data.new_zeros(counts[0], len(counts), 1)
+        mask[column_index, steps_index] = 1
+        data = data.new_zeros(counts[0], len(counts), data.shape[1]).index_put((column_index, steps_index), data)
     else:
         columns = layout.at(1)
-        data = data.transpose(0, 1) if batch_first else data
-    count = data.shape[1]
-    # Products round by where in memory a matrix begins: one record more would move all steps but the first, if each did
-    # not begin a line. The empty columns are dropped below.
-    padding = (0, 0, 0, -count % LINE)
-    data, states = F.pad(data, padding), [F.pad(_state(recorder, s, columns), padding) for s in states]
-    mask = None if mask is None else F.pad(mask, padding)
+        data = data if batch_first else data.transpose(0, 1)
+    data, count = data.contiguous(), data.shape[0]
+    # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
+    # then, which are dropped below.
+    states, extra = [_state(recorder, s, columns) for s in states], -count % LINE
+    if extra:
+        states, data = [F.pad(s, (0, 0, 0, extra)) for s in states], F.pad(data, (0, 0, 0, 0, 0, extra))
+        mask = None if mask is None else F.pad(mask, (0, 0, 0, 0, 0, extra))
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     lasts: list[list[Tensor]] = [[] for _ in states]
@@ -227,11 +227,11 @@ def _run(
         data = outs[0] if directions == 1 else torch.cat(outs, 2)
         if dropout and training and layer < layers - 1:
             data = F.dropout(data, dropout, True)
-    data = data[:, :count]
+    data = data[:count]
     finals = tuple(mark(torch.stack(kept)[:, :count], recorder, columns) for kept in lasts)
     if sizes is not None:
-        data = data[steps_index, column_index]
-    elif batch_first:
+        data = data[column_index, steps_index]
+    elif not batch_first:
         data = data.transpose(0, 1)
     return (mark(data, recorder, layout), *finals)
 
