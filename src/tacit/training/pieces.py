@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -18,6 +19,15 @@ def is_shard(tensor: Any) -> bool:
 def local(tensor: Tensor) -> Tensor:
     """What this process holds of the tensor: the same memory."""
     return tensor.detach().to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def as_part_of(like: Tensor, mine: Tensor) -> Tensor:
+    """``mine``, which this process holds, as such a tensor as ``like``."""
+    if not is_shard(like):
+        return mine
+    part = torch.empty_like(like)
+    local(part).copy_(mine)
+    return part
 
 
 def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:

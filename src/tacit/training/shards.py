@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from tacit.gradients.shards import sharded_modules
 from tacit.ledger import Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
-from tacit.training.pieces import is_shard
+from tacit.training.pieces import is_shard, local
 from tacit.training.sums import GradientSums
 
 Scatter = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -86,9 +87,10 @@ class ShardedSums(GradientSums):
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch of every process, every record clipped."""
         if not self._batches:
-            for total in self._sums.values():
-                total.zero_()
-            self._widen()
+            self._sums = {
+                name: torch.zeros_like(local(parameter), dtype=torch.float64)
+                for name, parameter in self._parameters.items()
+            }
         waiting: dict[str, Tensor] = {}
         for name, total in engine.clipped_sums(clipping):
             if waiting and sum(each.numel() for each in waiting.values()) + total.numel() > _TOGETHER:
@@ -98,13 +100,9 @@ class ShardedSums(GradientSums):
         self._exchange(waiting)
         self._batches += 1
 
-    @property
-    def _is_wide(self) -> bool:
-        return self._batches > 0
-
     def _exchange(self, totals: Mapping[str, Tensor]) -> None:
         for name, mine in zip(totals, self._scatter(list(totals.values())), strict=True):
-            self._wide[name] += mine
+            self._sums[name] += mine
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, sums, self.source, counts=source)
