@@ -248,14 +248,18 @@ def test_sizes_of_terms_are_bounds_however_many_entries_there_are() -> None:
     assert float(guarded_squares(wide)[0]) * (1 + row_rounding(1 << 21) * precision.UNIT) >= true
 
 
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize(("positions", "width"), [(1, 48), (3, 40), (16, 32), (64, 16)])
-def test_with_the_same_factors_one_record_more_leaves_norms_and_calls_as_they_were(positions: int, width: int) -> None:
+def test_with_the_same_factors_one_record_more_leaves_norms_and_calls_as_they_were(
+    positions: int, width: int, times: int
+) -> None:
     """Part of the premise, as it is on this machine: places are counted from the start of a batch."""
     torch.manual_seed(1)
-    a, g, w = torch.randn(130, 1, positions, width), torch.randn(130, 1, positions, width), torch.rand(130)
+    outputs = times * width
+    a, g, w = torch.randn(130, 1, positions, width), torch.randn(130, 1, positions, outputs), torch.rand(130)
     calls = []
     for n in (128, 129, 130):
-        outer = Outer(a[:n].clone(), g[:n].clone(), (width, width))
+        outer = Outer(a[:n].clone(), g[:n].clone(), (outputs, width))
         call, size, sums = outer.contraction(w[:n].clone()), precision.per_call(positions), []
         for lo, hi in precision.pieces(128, size):
             sums.append(call(lo, hi))
@@ -266,7 +270,18 @@ def test_with_the_same_factors_one_record_more_leaves_norms_and_calls_as_they_we
 
 
 @pytest.mark.parametrize(
-    ("positions", "inputs", "outputs"), [(20, 9, 7), (20, 10, 7), (6, 17, 13), (33, 18, 14), (16, 16, 16)]
+    ("positions", "inputs", "outputs"),
+    [
+        (20, 9, 7),
+        (20, 10, 7),
+        (6, 17, 13),
+        (33, 18, 14),
+        (16, 16, 16),
+        (20, 7, 20),
+        (33, 9, 41),
+        (16, 16, 48),
+        (6, 1, 9),
+    ],
 )
 def test_terms_that_cancel_add_up_to_the_same_in_every_place(
     positions: int, inputs: int, outputs: int, flat: Any

@@ -40,6 +40,9 @@ ROOM = 1 << 20
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
 
+NARROW, NARROW_SUM = 32, 128
+"""Matrices with at most so many columns, and twice as many rows, are formed transposed: up to five times as fast."""
+
 
 class Outer(Contribution):
     """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
@@ -100,19 +103,19 @@ class Outer(Contribution):
     def formed(self) -> Tensor:
         if self.bytes_each <= AT_ONCE:
             return self.instantiate(0, self.batch)
-        canonical: Tensor | None = None
+        found: Tensor | None = None
         for lo, hi in self.chunks():
             a, g = self.factors(lo, hi)
-            if canonical is None:
-                canonical = a.new_empty((self.batch, self.blocks, self.width_out, self.width_in))
-            self.product(a, g, out=canonical[lo:hi])
-        assert canonical is not None
-        return self.shaped(canonical)
+            if found is None:
+                found = a.new_empty((self.batch, self.blocks, *self.sides(NARROW)))
+            self.product(a, g, out=found[lo:hi])
+        assert found is not None
+        return self.shaped(self.canonical(found))
 
     def alone(self, i: int) -> Tensor:
         """From copies: a batched product may round by where in memory a matrix begins."""
         a, g = self.factors(i, i + 1)
-        return self.shaped(self.product(a.clone(), g.clone()))
+        return self.shaped(self.canonical(self.product(a.clone(), g.clone())))
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         return chunks(self.batch, self.bytes_each)
@@ -176,10 +179,21 @@ class Outer(Contribution):
         sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
         return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
 
+    def turned(self, narrow: int) -> bool:
+        return self.width_in <= narrow and 2 * self.width_in <= self.width_out
+
+    def sides(self, narrow: int) -> tuple[int, int]:
+        return (self.width_in, self.width_out) if self.turned(narrow) else (self.width_out, self.width_in)
+
     def product(self, a: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
-        canonical = (a.shape[0], self.blocks, self.width_out, self.width_in)
+        """G_i for every block of every example, or their transposes (see `canonical`)."""
+        left, right = (a, g) if self.turned(NARROW) else (g, a)
         each = None if out is None else out.flatten(0, 1)
-        return torch.bmm(g.flatten(0, 1).transpose(1, 2), a.flatten(0, 1), out=each).view(canonical)
+        found = torch.bmm(left.flatten(0, 1).transpose(1, 2), right.flatten(0, 1), out=each)
+        return found.view(a.shape[0], self.blocks, *self.sides(NARROW))
+
+    def canonical(self, product: Tensor) -> Tensor:
+        return product.transpose(2, 3) if self.turned(NARROW) else product
 
     def shaped(self, canonical: Tensor) -> Tensor:
         lead = canonical.ndim - 3
@@ -191,7 +205,7 @@ class Outer(Contribution):
         )
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
-        return self.shaped(self.product(*self.factors(lo, hi)))
+        return self.shaped(self.canonical(self.product(*self.factors(lo, hi))))
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
         records = per_call(positions)
@@ -213,8 +227,8 @@ class Outer(Contribution):
         return self.batch <= records or self.product_adds_once(records * self.positions)
 
     def product_adds_once(self, terms: int) -> bool:
-        sizes = self.width_out, self.width_in, terms
-        return adds_once(*sizes, precise_dtype(self.a), self.a.device, torch.get_num_threads())
+        sides = self.sides(NARROW_SUM)
+        return adds_once(*sides, terms, precise_dtype(self.a), self.a.device, torch.get_num_threads())
 
     def products(self, weights: Tensor, records: int) -> Chain:
         """Calls of so many records, each a matrix product that is added to the sum of those before in one addition.
@@ -227,37 +241,41 @@ class Outer(Contribution):
         at_once = records * max(1, ROOM // max(1, records * narrow[:1].nbytes))
         room = narrow.new_empty((min(at_once, self.batch), *narrow.shape[1:]))
 
+        turned = self.turned(NARROW_SUM)
+
         def chain(out: Tensor, lo: int, hi: int) -> None:
-            total = out.view(self.width_out, self.width_in)
+            total = out.new_empty(self.sides(NARROW_SUM)) if turned else out.view(self.sides(NARROW_SUM))
             if lo == hi:
                 total.zero_()
             for start, end in pieces(hi, at_once, lo):
                 torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
                 for first, last in pieces(end, records, start):
                     weighted, other = room[first - start : last - start], wide[first:last]
-                    pair = (weighted, other) if narrow is a else (other, weighted)
-                    self.add_product(total, *pair, records, fresh=first == lo)
+                    left, right = (weighted, other) if (narrow is a) == turned else (other, weighted)
+                    self.add_product(total, left, right, records, fresh=first == lo)
+            if turned:
+                out.view(self.width_out, self.width_in).copy_(total.t())
 
         return chain
 
-    def add_product(self, total: Tensor, a: Tensor, g: Tensor, records: int, *, fresh: bool) -> None:
-        """total += Σ g ⊗ a over a few examples in one addition, or total = Σ g ⊗ a if `fresh`.
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor, records: int, *, fresh: bool) -> None:
+        """total += Σ left ⊗ right over a few examples in one addition, or total = Σ left ⊗ right if `fresh`.
 
         Where they are fewer than `records`, zeros come after the terms, up to eighths of a full call: so few sizes are
         soon all tried out.
         """
-        a, g = a.flatten(0, 2), g.flatten(0, 2)
+        left, right = left.flatten(0, 2), right.flatten(0, 2)
         if fresh:
-            torch.mm(g.t(), a, out=total)
+            torch.mm(left.t(), right, out=total)
             return
         full = records * self.positions  # for so many terms `adds_by_itself` has asked
-        extra = min(-len(a) % -(-full // 8), full - len(a))
-        if extra:
-            a, g = F.pad(a, (0, 0, 0, extra)), F.pad(g, (0, 0, 0, extra))
-        if len(a) == full or self.product_adds_once(len(a)):
-            total.addmm_(g.t(), a)
+        terms = len(left)
+        if extra := min(-terms % -(-full // 8), full - terms):
+            left, right, terms = F.pad(left, (0, 0, 0, extra)), F.pad(right, (0, 0, 0, extra)), terms + extra
+        if terms == full or self.product_adds_once(terms):
+            total.addmm_(left.t(), right)
         else:
-            total += torch.mm(g.t(), a)
+            total += torch.mm(left.t(), right)
 
     def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The factors, the narrower one multiplied by the weights."""
@@ -273,7 +291,9 @@ class Outer(Contribution):
             left = a[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_in)
             right = g[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_out)
             if self.blocks == 1:
-                return self.shaped(torch.mm(right[0].t(), left[0]).unsqueeze(0))
+                turned = self.turned(NARROW_SUM)
+                total = torch.mm(left[0].t(), right[0]).t() if turned else torch.mm(right[0].t(), left[0])
+                return self.shaped(total.unsqueeze(0))
             return self.shaped(torch.bmm(right.transpose(1, 2), left))
 
         return call
