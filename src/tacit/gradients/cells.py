@@ -30,8 +30,7 @@ class Trace:
 class Found:
     """Gradients of a layer: of its gates, as the inputs and as the states reach them, and of what it was given."""
 
-    gates_in: Tensor
-    gates_rec: Tensor
+    gates: list[Tensor]
     x: Tensor | None
     h: Tensor
     c: Tensor | None = None
@@ -154,7 +153,7 @@ def lstm_backward(
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
     d_x = _input_gradient(d_gates, w_ih, wants_input)
-    return Found(d_gates, d_gates, d_x, d_state, d_c, d_projected)
+    return Found([d_gates, d_gates], d_x, d_state, d_c, d_projected)
 
 
 def gru_forward(
@@ -231,7 +230,7 @@ def gru_backward(
         d_state = torch.addmm(d_state * update[t], d_rec[:, t], w_hh)
         if kept is not None:
             d_state = d_state + kept
-    return Found(d_in, d_rec, _input_gradient(d_in, w_ih, wants_input), d_state)
+    return Found([d_in, d_rec], _input_gradient(d_in, w_ih, wants_input), d_state)
 
 
 def rnn_forward(
@@ -280,4 +279,4 @@ def rnn_backward(
         d_state = torch.mm(d_gates[:, t].mul_(d_state), w_hh)
         if kept is not None:
             d_state = d_state + kept
-    return Found(d_gates, d_gates, _input_gradient(d_gates, w_ih, wants_input), d_state)
+    return Found([d_gates, d_gates], _input_gradient(d_gates, w_ih, wants_input), d_state)

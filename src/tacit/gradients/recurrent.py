@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -90,25 +91,22 @@ class _Job:
 
     def pairs(
         self, x: Tensor, before: Tensor, memory: Tensor | None, found: cells.Found
-    ) -> list[tuple[Tensor, Contribution]]:
+    ) -> Iterator[tuple[Tensor, Contribution]]:
+        """One after the other: gate gradients are gone once what they give is settled."""
         w_ih, w_hh, b_ih, b_hh, w_hr = self.weights
-        g_in = self._rows(found.gates_in)
-        g_rec = g_in if found.gates_rec is found.gates_in else self._rows(found.gates_rec)
-        pairs: list[tuple[Tensor, Contribution]] = []
-        for weight, a, g in ((w_ih, x, g_in), (w_hh, before, g_rec)):
+        for weight, bias, a in ((w_ih, b_ih, x), (w_hh, b_hh, before)):
+            g = self._rows(found.gates.pop(0))
             if trainable(weight):
                 assert weight is not None
-                pairs.append((weight, Outer(self._rows(a), g, weight.shape)))
+                yield weight, Outer(self._rows(a), g, weight.shape)
+            if trainable(bias):
+                assert bias is not None
+                yield bias, Dense(own_sums(g, (1, 2)))
         if trainable(w_hr):
             assert w_hr is not None
             assert memory is not None
             assert found.projected is not None
-            pairs.append((w_hr, Outer(self._rows(memory), self._rows(found.projected), w_hr.shape)))
-        for bias, g in ((b_ih, g_in), (b_hh, g_rec)):
-            if trainable(bias):
-                assert bias is not None
-                pairs.append((bias, Dense(own_sums(g, (1, 2)))))
-        return pairs
+            yield w_hr, Outer(self._rows(memory), self._rows(found.projected), w_hr.shape)
 
 
 @operation("lstm gru rnn_tanh rnn_relu", always=True)
