@@ -6,8 +6,8 @@
 
 A private step is forward, backward, clipping, noise and the SGD update; `tacit` is timed as it is used, with the draw
 of the lot and the ledger, and once more without these ("batch at hand"), as the peers are. All modes of a workload run
-in one process in random order; the figure is the ratio of median CPU times (user + system). Memory is the peak of
-setting up and taking a step, above model and data, each mode in a process of its own.
+in one process in random order; the figure is the ratio of median CPU times (user + system). Memory is the peak in use
+while setting up and taking a step, above model and data, each mode in a process of its own.
 """
 
 from __future__ import annotations
@@ -382,8 +382,18 @@ def peak_memory(key: str, mode: str) -> float:
     return statistics.median(found)
 
 
-def in_process(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+EACH_FOR_ITSELF = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16), "MALLOC_TRIM_THRESHOLD_": str(1 << 16)}
+"""Memory that is freed is gone at once: the peak is then what was in use, and not what the C library had kept."""
+
+
+def in_process(*arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
 
 
@@ -401,7 +411,10 @@ def table(keys: list[str], modes: list[str], repeats: int | None, memory: bool) 
             lines.append(f"| {key} {w.title} | {w.batch} | failed | | " + " | ".join("" for _ in others) + " |")
             continue
         peaks = {
-            m: in_process("--memory-of", key, m) if memory and not isinstance(times[m], str) else None for m in modes
+            m: in_process("--memory-of", key, m, environment=EACH_FOR_ITSELF)
+            if memory and not isinstance(times[m], str)
+            else None
+            for m in modes
         }
 
         def cell(mode: str, text: str, peaks: dict[str, Any] = peaks) -> str:

@@ -89,7 +89,8 @@ class PrivateRun:
         self._updates = Updates(optimizer, engine.parameters, self._take)
         self._until_closed = ExitStack()
         self._until_closed.enter_context(quiet)
-        self._until_closed.enter_context(freed_memory_kept())
+        if not self._shards:  # parameters are cut up where memory is short: what is gathered must be given back
+            self._until_closed.enter_context(freed_memory_kept())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
