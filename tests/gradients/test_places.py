@@ -203,6 +203,32 @@ def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, p
             assert torch.equal(found, wanted[:n]), n
 
 
+@pytest.mark.parametrize("inputs", [1, 2, 3, 5, 7, 8, 9, 11, 15, 50, 101, 785])
+def test_a_linear_map_computes_a_row_alike_in_every_place(inputs: int) -> None:
+    """Everybody has the same record, forwards and backwards: one record more moves another to the last place."""
+    torch.manual_seed(0)
+    for outputs in (1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 50):
+        model = nn.Linear(inputs, outputs)
+        x = torch.randn(1, inputs).expand(203, inputs).clone().requires_grad_()
+        with gradients.record(model):
+            out = model(x)
+            (out * torch.randn(1, outputs)).sum().backward()
+        plain = out.detach().as_subclass(Tensor)
+        assert torch.equal(plain, plain[:1].expand_as(plain)), outputs
+        assert x.grad is not None
+        assert torch.equal(x.grad, x.grad[:1].expand_as(x.grad)), outputs
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_computes_a_record_alike_in_every_place(kind: Any) -> None:
+    torch.manual_seed(0)
+    for inputs, hidden in ((20, 5), (7, 8), (6, 5), (1, 1), (3, 11), (50, 10), (13, 17), (9, 30)):
+        for extra in ({}, {"proj_size": 3}) if kind is nn.LSTM and hidden > 3 else ({},):
+            model = kind(inputs, hidden, batch_first=True, **extra)
+            found = factors(model, torch.randn(1, 4, inputs).expand(67, 4, inputs).clone())
+            assert all(torch.equal(each, each[:1].expand_as(each)) for each in found), (inputs, hidden, extra)
+
+
 def test_whether_a_sum_is_taken_in_float64_does_not_depend_on_how_many_are_summed() -> None:
     """One record more would change every call of the batch."""
     for width in (FEW, FEW + 1):

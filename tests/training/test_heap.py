@@ -39,7 +39,7 @@ with freed_memory_kept():
         found.append(faults())
     found.append(faults())
     kept = resident()
-found += [faults(), kept - resident()]
+found += [kept - resident(), faults()]
 print(*found)
 """
 
@@ -59,17 +59,19 @@ def run(megabytes: int, **variables: str) -> list[int]:
 def test_pages_are_fetched_once_until_the_last_run_is_closed() -> None:
     tries = [run(100) for _ in range(2)]
     assert all(before > 900 and max(inside, nested, still) < 30 for before, inside, nested, still, *_ in tries)
-    # Where the heap met something else in the address space, about one process in ten, its end cannot be given back.
-    while len(tries) < 8 and tries[-1][-1] < 200:
+    assert all(returned > 200 for *_, returned, _ in tries)
+    # Where the heap met something else in the address space, about one process in ten, its end is kept all the same.
+    while len(tries) < 8 and tries[-1][-1] < 900:
         tries.append(run(100))
-    *_, after, returned = tries[-1]
-    assert after > 900
-    assert returned > 200
+    assert tries[-1][-1] > 900
 
 
 def test_tensors_below_the_threshold_of_the_library() -> None:
-    _, inside, nested, still, *_ = run(30)
-    assert max(inside, nested, still) < 30
+    tries = [run(30)]
+    while len(tries) < 8 and tries[-1][-1] < 900:
+        tries.append(run(30))
+    assert all(max(inside, nested, still) < 30 for _, inside, nested, still, *_ in tries)
+    assert tries[-1][-1] > 900
 
 
 def test_what_the_user_has_set_up_stays() -> None:

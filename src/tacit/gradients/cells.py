@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit.gradients.alike import add_product_, linear, product
+
 
 @dataclass(slots=True)
 class Trace:
@@ -46,19 +48,13 @@ def _kept(mask: Tensor | None, t: int, new: Tensor, old: Tensor) -> None:
         torch.where(mask[:, t] > 0, new, old, out=new)
 
 
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    flat = x.reshape(-1, x.shape[2])
-    out = flat @ weight.t() if bias is None else torch.addmm(bias, flat, weight.t())
-    return out.view(*x.shape[:2], -1)
-
-
 def _parts(gates: Tensor, widths: Sequence[int]) -> list[tuple[Tensor, ...]]:
     """The gates, so many features each, at every step."""
     return [part.unbind(1) for part in gates.split(list(widths), 2)]  # type: ignore[no-untyped-call]
 
 
 def _input_gradient(d_gates: Tensor, w_ih: Tensor, wanted: bool) -> Tensor | None:
-    return (d_gates.view(-1, d_gates.shape[2]) @ w_ih).view(*d_gates.shape[:2], -1) if wanted else None
+    return product(d_gates.flatten(0, 1), w_ih).reshape(*d_gates.shape[:2], -1) if wanted else None
 
 
 def _lstm_blocks(w: Tensor) -> Tensor:
@@ -81,7 +77,7 @@ def lstm_forward(
     columns, steps, _ = x.shape
     hidden = w_hh.shape[0] // 4
     w_rec = _lstm_blocks(w_hh).t()
-    gates = _affine(x, _lstm_blocks(w_ih), None if bias is None else _lstm_blocks(bias))
+    gates = linear(x, _lstm_blocks(w_ih), None if bias is None else _lstm_blocks(bias))
     squashed, cells = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
     memory = x.new_empty(columns, steps, hidden) if w_hr is not None else None
     outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
@@ -90,7 +86,7 @@ def lstm_forward(
     for t in _order(reverse, steps):
         before[:, t] = h
         cells[:, t] = c
-        gates[:, t].addmm_(h, w_rec)
+        add_product_(gates[:, t], h, w_rec)
         sigmoids[t].sigmoid_()
         candidates[t].tanh_()
         cell = torch.mul(f[t], c)
@@ -99,7 +95,7 @@ def lstm_forward(
         if memory is None or w_hr is None:
             out = torch.mul(o[t], squashed[:, t], out=outs[:, t])
         else:
-            out = torch.mm(torch.mul(o[t], squashed[:, t], out=memory[:, t]), w_hr.t(), out=outs[:, t])
+            out = outs[:, t].copy_(product(torch.mul(o[t], squashed[:, t], out=memory[:, t]), w_hr.t()))
         _kept(mask, t, cell, c)
         _kept(mask, t, out, h)
         h, c = out, cell
@@ -144,12 +140,12 @@ def lstm_backward(
             d_state, d_c = d_state * mask[:, t], d_c * mask[:, t]
         if d_projected is not None and w_hr is not None:
             d_projected[:, t] = d_state
-            d_state = d_state @ w_hr
+            d_state = product(d_state, w_hr)
         d_c = torch.addcmul(d_c, d_state, at_cell[t])
         of_output[t].mul_(d_state)
         of_cell[t].mul_(d_c.unsqueeze(1))
         d_c = d_c * forget[t]
-        d_state = torch.mm(d_gates[:, t], w_hh)
+        d_state = product(d_gates[:, t], w_hh)
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
     d_x = _input_gradient(d_gates, w_ih, wants_input)
@@ -168,23 +164,19 @@ def gru_forward(
 ) -> tuple[Tensor, Tensor, Trace]:
     columns, steps, _ = x.shape
     hidden = w_hh.shape[0] // 3
-    gates = _affine(x, w_ih, b_ih)
-    recurrent = x.new_empty(columns, steps, hidden)
+    gates = linear(x, w_ih, b_ih)
+    recurrent = x.new_zeros(columns, steps, hidden)
     outs, before = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
     both, candidate = _parts(gates, (2 * hidden, hidden))
     r, z, _ = _parts(gates, (hidden,) * 3)
     w_gates, w_new = w_hh[: 2 * hidden].t(), w_hh[2 * hidden :].t()
-    b_gates, b_new = (None, None) if b_hh is None else (b_hh[: 2 * hidden], b_hh[2 * hidden :])
-    if b_gates is not None:
-        gates[..., : 2 * hidden] += b_gates
+    if b_hh is not None:
+        gates[..., : 2 * hidden] += b_hh[: 2 * hidden]
+        recurrent += b_hh[2 * hidden :]
     for t in _order(reverse, steps):
         before[:, t] = h
-        both[t].addmm_(h, w_gates).sigmoid_()
-        if b_new is None:
-            torch.mm(h, w_new, out=recurrent[:, t])
-        else:
-            torch.addmm(b_new, h, w_new, out=recurrent[:, t])
-        candidate[t].addcmul_(r[t], recurrent[:, t]).tanh_()
+        add_product_(both[t], h, w_gates).sigmoid_()
+        candidate[t].addcmul_(r[t], add_product_(recurrent[:, t], h, w_new)).tanh_()
         out = torch.lerp(candidate[t], h, z[t], out=outs[:, t])
         _kept(mask, t, out, h)
         h = out
@@ -227,7 +219,7 @@ def gru_backward(
         d_r[t].mul_(d_n[t])
         rec_both[t].copy_(in_both[t])
         torch.mul(d_n[t], reset[t], out=rec_n[t])
-        d_state = torch.addmm(d_state * update[t], d_rec[:, t], w_hh)
+        d_state = add_product_(d_state * update[t], d_rec[:, t], w_hh)
         if kept is not None:
             d_state = d_state + kept
     return Found([d_in, d_rec], _input_gradient(d_in, w_ih, wants_input), d_state)
@@ -243,12 +235,12 @@ def rnn_forward(
     mask: Tensor | None,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Trace]:
-    gates = _affine(x, w_ih, bias)
+    gates = linear(x, w_ih, bias)
     before, outs = torch.empty_like(gates), torch.empty_like(gates)
     w_rec = w_hh.t()
     for t in _order(reverse, x.shape[1]):
         before[:, t] = h
-        state = gates[:, t].addmm_(h, w_rec)
+        state = add_product_(gates[:, t], h, w_rec)
         state = state.relu_() if relu else state.tanh_()
         out = outs[:, t].copy_(state)
         _kept(mask, t, out, h)
@@ -276,7 +268,7 @@ def rnn_backward(
         kept = None
         if mask is not None:
             kept, d_state = d_state * (1 - mask[:, t]), d_state * mask[:, t]
-        d_state = torch.mm(d_gates[:, t].mul_(d_state), w_hh)
+        d_state = product(d_gates[:, t].mul_(d_state), w_hh)
         if kept is not None:
             d_state = d_state + kept
     return Found([d_gates, d_gates], _input_gradient(d_gates, w_ih, wants_input), d_state)

@@ -25,11 +25,13 @@ class Measured:
         self.uses: dict[str, Uses] = {}
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
+        self._read: list[tuple[Tensor, int]] = []
+        """What the squares were computed from, and its versions then."""
         self._captures = 0
         """How many captures the squares were computed from."""
 
     def forget(self) -> None:
-        self.uses, self._squares, self._captures = {}, {}, 0
+        self.uses, self._squares, self._captures, self._read = {}, {}, 0, []
 
     def norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.
@@ -57,6 +59,7 @@ class Measured:
         if not recorder.captures and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
         if self._squares and self._captures == recorder.captures:
+            self._refuse_writes()
             return self._squares
         if recorder.parts:
             means.check_reduction(recorder)
@@ -74,7 +77,17 @@ class Measured:
         if len({s.dtype for s in squares.values()}) > 1:
             squares = {name: s.double() for name, s in squares.items()}
         self._squares, self._captures = squares, recorder.captures
+        self._read = [(t, t._version) for t in recorder.reads]
         return squares
+
+    def _refuse_writes(self) -> None:
+        """Norms that were found before no longer belong to gradients whose factors were written to since."""
+        for t, version in self._read:
+            if t._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place "
+                    "after the norms were taken; take the clipped sum first, or leave the tensor alone until then"
+                )
 
     @torch.no_grad()
     def weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.gradients import alike
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
@@ -70,24 +71,6 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
     return by_example(x, layout, batch).reshape(batch, 1, -1, width).contiguous()
 
 
-LINE = 16
-"""Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
-
-
-def _rows_alike(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, computed for each row as it would be beside any number of others.
-
-    Products with very few rows, and with one output or input, use kernels that compute the last rows in another way.
-    Empty rows are put in the last places then. (Not for all that a library may do: see docs/finite-precision.md.)
-    """
-    rows = x.numel() // max(1, x.shape[-1])
-    extra = -rows % LINE
-    if not extra or (min(weight.shape) > 1 and rows > LINE):
-        return F.linear(x.contiguous(), weight, bias)
-    out = F.linear(F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, extra)), weight, bias)
-    return out[:rows].view(*x.shape[:-1], weight.shape[0])
-
-
 @operation("linear")
 def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = bound("input weight bias", args, kwargs)
@@ -99,7 +82,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     features = plain(x)
     if layout.dim == features.ndim - 1:
         return fallback(recorder, "linear", func, args, kwargs)
-    out = _rows_alike(features, bare(weight), bare(bias))
+    out = alike.linear(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients import cells
+from tacit.gradients.alike import LINE
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, by_example, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
-from tacit.gradients.operations import LINE, layout_of, operation, trainable
+from tacit.gradients.operations import layout_of, operation, trainable
 from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
@@ -63,7 +64,8 @@ class RecurrentLayer(torch.autograd.Function):
         else:
             relu = job.kind == "rnn_relu"
             found = cells.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
-        job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
+        if job.recorder.capturing:
+            job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
         return None, found.x, found.h, found.c, None
 
 
@@ -143,21 +145,25 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         for state in out[1:]:
             mark(state, recorder, columns)
         return out
-    return _run(
-        recorder,
-        kind,
-        x,
-        layout,
-        sizes,
-        states,
-        list(weights),
-        has_bias,
-        layers,
-        dropout,
-        training,
-        bidirectional,
-        batch_first,
-    )
+    mixed = torch.is_autocast_enabled(x.device.type)
+    with torch.autocast(x.device.type, enabled=False):  # layers are computed by hand here, in the type of their weights
+        if mixed:
+            x, states = x.to(weights[0].dtype), [s.to(weights[0].dtype) for s in states]
+        return _run(
+            recorder,
+            kind,
+            x,
+            layout,
+            sizes,
+            states,
+            list(weights),
+            has_bias,
+            layers,
+            dropout,
+            training,
+            bidirectional,
+            batch_first,
+        )
 
 
 def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
@@ -199,13 +205,13 @@ def _run(
     else:
         columns = layout.at(1)
         data = data if batch_first else data.transpose(0, 1)
-    data, count = data.contiguous(), data.shape[0]
+    count = data.shape[0]
     # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
     # then, which are dropped below.
-    states, extra = [_state(recorder, s, columns) for s in states], -count % LINE
-    if extra:
-        states, data = [F.pad(s, (0, 0, 0, extra)) for s in states], F.pad(data, (0, 0, 0, 0, 0, extra))
-        mask = None if mask is None else F.pad(mask, (0, 0, 0, 0, 0, extra))
+    # Copies for every number of columns: what somebody writes to the input later must not matter for some of them only.
+    states = [F.pad(_state(recorder, s, columns), (0, 0, 0, -count % LINE)) for s in states]
+    data = F.pad(data.contiguous(), (0, 0, 0, 0, 0, -count % LINE))
+    mask = None if mask is None else F.pad(mask, (0, 0, 0, 0, 0, -count % LINE))
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     lasts: list[list[Tensor]] = [[] for _ in states]

@@ -2,7 +2,7 @@
 
 PyTorch takes memory for CPU tensors from the C library, and the GNU C library gives large pieces back to the operating
 system at once. Each step then pays for its pages anew, which on some machines is a third of the time of a step. What is
-kept is what the largest step needed; it goes back when the last run is closed.
+kept goes back when the last run is closed; from then on the library gives back what is above 32 MB, or 64 MB in all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def freed_memory_kept() -> Iterator[None]:
 
 class _Open:
     def __init__(self) -> None:
-        self.lock, self.runs = threading.Lock(), 0
+        # A run that was dropped may be closed by the garbage collector, in the middle of opening another.
+        self.lock, self.runs = threading.RLock(), 0
 
 
 _open = _Open()
@@ -58,4 +59,6 @@ def _gnu() -> ctypes.CDLL | None:
     if sys.platform != "linux":
         return None
     library = ctypes.CDLL(None)
-    return library if hasattr(library, "gnu_get_libc_version") else None
+    return (
+        library if all(hasattr(library, name) for name in ("gnu_get_libc_version", "mallopt", "malloc_trim")) else None
+    )

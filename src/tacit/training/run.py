@@ -139,6 +139,7 @@ class PrivateRun:
         finally:
             self._lot = None
             self.engine.discard()
+            self._sums.clear()
             self._undo_writes()
             if not lot.done:
                 self.abandoned += 1

@@ -1,0 +1,49 @@
+"""Matrix products that compute a row alike in every place and beside any number of others.
+
+As the library computes them they do not, and the theorem of docs/finite-precision.md wants them to. Products of few
+rows, and with one output or input, take kernels that compute the last rows in another way; those of few inputs or
+outputs round a row by where in memory it begins, unless rows are multiples of 16 bytes. Zeros are added in these cases.
+That this is enough was found by trying (`tests/gradients/test_places.py`), and is not promised for every library.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+LINE = 16
+"""Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
+
+_WHOLE = 4
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, with zeros where they are needed."""
+    outputs, inputs = weight.shape
+    rows = x.numel() // max(1, inputs)
+    last = -rows % LINE if min(outputs, inputs) <= 1 or rows <= LINE else 0
+    more_in = -inputs % _WHOLE if min(outputs, inputs) <= LINE else 0
+    more_out = _WHOLE - 1 if outputs == 1 else 0
+    if not (last or more_in or more_out):
+        return F.linear(x.contiguous(), weight, bias)
+    if more_in or more_out:
+        weight = F.pad(weight, (0, more_in, 0, more_out))
+        bias = None if bias is None else F.pad(bias, (0, more_out))
+    out = F.linear(F.pad(x.reshape(rows, inputs), (0, more_in, 0, last)), weight, bias)
+    return out[:rows, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x @ matrix`` for many rows, with zeros where they are needed."""
+    inputs, outputs = matrix.shape
+    more_in, more_out = -inputs % _WHOLE, -outputs % _WHOLE
+    if min(inputs, outputs) > LINE or not (more_in or more_out):
+        return x @ matrix
+    return (F.pad(x, (0, more_in)) @ F.pad(matrix, (0, more_out, 0, more_in)))[:, :outputs]
+
+
+def add_product_(total: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+    """``total += product(x, matrix)``"""
+    if min(matrix.shape) > LINE or not (matrix.shape[0] % _WHOLE or matrix.shape[1] % _WHOLE):
+        return total.addmm_(x, matrix)
+    return total.add_(product(x, matrix))

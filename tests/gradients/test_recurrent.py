@@ -1,0 +1,184 @@
+"""Recurrent layers: what a caller may do with inputs, outputs and gradients is the same for any number of records."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tacit import gradients
+from tacit.gradients.outer import NARROW, Outer
+from tacit.gradients.precision import MARGIN
+
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_to_the_input_after_the_backward_pass_is_not_read(kind: Any, first: bool, flat: Any) -> None:
+    """With a multiple of 16 records as with others: one record more would turn everybody's gradient round."""
+    torch.manual_seed(0)
+    model = kind(4, 5, batch_first=first)
+    x = torch.randn(33, 3, 4)
+
+    def run(n: int) -> dict[str, Tensor]:
+        inputs = x[:n].clone() if first else x[:n].transpose(0, 1).contiguous()
+        with gradients.record(model, batch_dim=0 if first else 1) as tape:
+            model(inputs)[0].sum().backward()
+        inputs.neg_()
+        return tape.clipped_sum(flat(1.0))
+
+    sums = {n: run(n) for n in (15, 16, 17, 31, 32, 33)}
+    for n in (15, 16, 31, 32):
+        moved = sum(float((sums[n + 1][name] - each).double().square().sum()) for name, each in sums[n].items()) ** 0.5
+        assert moved <= 1 + MARGIN, n
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_may_be_overwritten_as_pytorch_lets_them(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"before": nn.Linear(4, 6), "layer": kind(6, 6, batch_first=True)})
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.parts["before"](x)
+            y += self.parts["layer"](y)[0]
+            return y  # type: ignore[no-any-return]
+
+    whole = Residual()
+    for n in range(1, 34):
+        with gradients.record(whole) as tape:
+            whole(torch.randn(n, 3, 4)).sum().backward()
+        assert tape.norms().shape[0] == n
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_are_computed_alike_wherever_the_batch_begins_in_memory(kind: Any) -> None:
+    torch.manual_seed(0)
+    for inputs, hidden in ((20, 5), (8, 8), (30, 3), (30, 2)):
+        model, raw = kind(inputs, hidden, batch_first=True), torch.randn(33 * 3 * inputs + 1)
+
+        x, found = raw[1:].view(33, 3, inputs), {}
+        for n in (15, 16, 17, 32, 33):
+            with gradients.record(model):
+                found[n] = model(x[:n])[0].detach().as_subclass(Tensor)
+        assert all(torch.equal(each, found[33][:n]) for n, each in found.items()), (inputs, hidden)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_backward_pass_adds_the_same_again(kind: Any, flat: Any) -> None:
+    torch.manual_seed(0)
+    model, x = kind(4, 5, batch_first=True), torch.randn(6, 3, 4)
+
+    def total(times: int) -> dict[str, Tensor]:
+        with gradients.record(model) as tape:
+            loss = model(x)[0].sin().sum()
+            for _ in range(times):
+                loss.backward(retain_graph=True)
+        return tape.clipped_sum(flat(1e9))
+
+    once, twice = total(1), total(2)
+    for name, each in once.items():
+        torch.testing.assert_close(twice[name], 2 * each)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_state_may_be_overwritten(kind: Any, flat: Any) -> None:
+    torch.manual_seed(0)
+    model, x = kind(4, 5, batch_first=True), torch.randn(6, 3, 4)
+
+    def total(overwritten: bool) -> dict[str, Tensor]:
+        with gradients.record(model) as tape:
+            out, last = model(x)
+            if overwritten:
+                (last[0] if isinstance(last, tuple) else last).zero_()
+            out.sin().sum().backward()
+        return tape.clipped_sum(flat(1e9))
+
+    plain, written = total(False), total(True)
+    assert all(torch.equal(written[name], each) for name, each in plain.items())
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(4, 4), *(lambda kind=kind: kind(4, 4, batch_first=True) for kind in KINDS)]
+)
+def test_gradients_of_inputs_are_not_taken_for_those_of_parameters(make: Callable[[], nn.Module], flat: Any) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(6, 3, 4)
+
+    def loss(own: Tensor) -> Tensor:
+        out = model(own)
+        return (out[0] if isinstance(out, tuple) else out).sin().sum()
+
+    def total(adversarial: bool) -> dict[str, Tensor]:
+        engine = gradients.attach(model, reduction="sum")
+        try:
+            own = engine.trace(x, 6)
+            if adversarial:
+                torch.autograd.grad(loss(own.requires_grad_()), [own])
+                own = own.detach()
+            loss(own).backward()
+            return engine.clipped_sum(flat(1e9))
+        finally:
+            engine.detach()
+
+    plain, other = total(False), total(True)
+    for name, each in plain.items():
+        torch.testing.assert_close(other[name], each)
+
+
+def test_writing_to_what_was_read_after_the_norms_were_taken_is_refused(flat: Any) -> None:
+    model, x = nn.Linear(4, 2), torch.randn(5, 4)
+    with gradients.record(model) as tape:
+        model(x).sum().backward()
+    tape.norms()
+    x.mul_(1000)
+    with pytest.raises(RuntimeError, match=r"\(5, 4\).*modified in place after the norms"):
+        tape.clipped_sum(flat(1.0))
+
+
+MIXED = """
+import torch
+from torch import nn
+from tacit import gradients
+for kind in (nn.GRU, nn.RNN):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), kind(6, 8, batch_first=True)), torch.randn(5, 4, 6)
+    norms = []
+    for mixed in (False, True):
+        with gradients.record(model) as tape:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+                loss = model(x)[0].float().sin().sum()
+            loss.backward()
+        norms.append(tape.norms())
+    assert torch.allclose(norms[0], norms[1], rtol=0.05), norms
+    assert not torch.equal(norms[0], norms[1])
+"""
+
+
+def test_mixed_precision_runs_recurrent_layers_in_the_type_of_their_weights() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    subprocess.run([sys.executable, "-c", MIXED], env=environment, check=True)
+
+
+@pytest.mark.parametrize("positions", [600, 5])
+def test_narrow_gradients_are_formed_as_they_are_wherever_they_are_formed(positions: int) -> None:
+    """Transposed on the way, in pieces and at once."""
+    torch.manual_seed(0)
+    for inputs in (NARROW, NARROW // 2):
+        a, g = torch.randn(4, 1, positions, inputs), torch.randn(4, 1, positions, 3 * inputs)
+        wanted = torch.einsum("bkti,bkto->boi", a.double(), g.double())
+        outer = Outer(a, g, (3 * inputs, inputs))
+        for formed in (outer.instantiate(0, 4), outer.formed(), outer.settle().instantiate(0, 4), outer.alone(2)):
+            expected = wanted if len(formed) == 4 else wanted[2:3]
+            torch.testing.assert_close(formed.double(), expected, rtol=1e-4, atol=1e-4 * positions**0.5)
