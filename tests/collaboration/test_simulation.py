@@ -124,6 +124,20 @@ def test_records_held_by_several_are_said_to_be(small: Problem) -> None:
     assert "held by 2 participants" in notes
 
 
+def test_a_public_part_of_a_problem(small: Problem) -> None:
+    count = len(small.inputs)
+    part = small.last(20)
+    assert torch.equal(part.inputs, small.inputs[count - 20 : count - 4])
+    assert torch.equal(part.labels, small.labels[count - 20 : count - 4])
+    assert torch.equal(part.test_inputs, small.inputs[count - 4 :])
+    assert torch.equal(part.test_labels, small.labels[count - 4 :])
+    for records in (4, count + 1):
+        with pytest.raises(
+            ValueError, match=f"the last {records} records were asked for; it must be from 5 to {count}"
+        ):
+            small.last(records)
+
+
 def test_calibration_finds_a_bound_that_does_not_hurt(small: Problem) -> None:
     settings = replace(SETTINGS, epochs=4, participants=6)
     found = calibrate(small, settings, records=40)
