@@ -150,6 +150,18 @@ def test_calibration_finds_a_bound_that_does_not_hurt(small: Problem) -> None:
     assert picked > found.unbounded_accuracy - 0.1
 
 
+def test_the_smallest_bound_that_comes_close_enough_is_taken(small: Problem) -> None:
+    settings = replace(SETTINGS, epochs=4, participants=6)
+    for close in (0.0, 1.0):
+        found = calibrate(small, settings, records=40, close=close)
+        bounded = [trial for trial in found.trials if trial.threshold is None]
+        best = max(trial.accuracy for trial in bounded)
+        assert len({trial.accuracy for trial in bounded}) > 1  # else there is nothing to choose
+        assert found.bound == min(trial.bound for trial in bounded if trial.accuracy >= best - close)
+    with pytest.raises(ValueError, match=r"close is 1.5; it is a difference of accuracies"):
+        calibrate(small, settings, records=40, close=1.5)
+
+
 def test_the_threshold_rises_as_fewer_are_uploaded(small: Problem) -> None:
     settings = replace(SETTINGS, epochs=2, participants=4)
     few, many = (calibrate(small, replace(settings, upload=share), records=40) for share in (0.01, 0.2))

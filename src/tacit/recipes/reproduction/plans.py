@@ -92,8 +92,8 @@ LIMITS = {
         Limits(upload=0.1, bound=0.001, threshold=0.0007, selection="threshold"),
     ),
     ("mnist", "cnn"): (
-        Limits(upload=0.01, bound=0.0026, threshold=0.0026, selection="largest"),
-        Limits(upload=0.1, bound=0.0091, threshold=0.0023, selection="largest"),
+        Limits(upload=0.01, bound=0.02, threshold=0.011, selection="largest"),
+        Limits(upload=0.1, bound=0.012, threshold=0.0028, selection="largest"),
     ),
     ("svhn", "cnn"): (Limits(upload=0.1, bound=0.0075, threshold=0.00074, selection="largest"),),
 }
