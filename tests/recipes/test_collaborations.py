@@ -22,7 +22,16 @@ from tacit.collaboration import (
 )
 from tacit.data import Images
 from tacit.models import shokri
-from tacit.recipes.reproduction import Result, Setting, alone, collaborations, convergence, distributed, noisy
+from tacit.recipes.reproduction import (
+    Result,
+    Setting,
+    alone,
+    collaborations,
+    convergence,
+    distributed,
+    noisy,
+    selections,
+)
 from tacit.recipes.reproduction.collaborations import PUBLIC, SHARES, Baseline, Found, Job, Selective
 from tacit.recipes.reproduction.plans import FULL, RATES, Limits, Net
 from tacit.recipes.reproduction.plans import QUICK as QUICKLY
@@ -124,7 +133,7 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quick", QUICK)
 def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
-    result = distributed.figure10(setting(tmp_path, quick=quick))
+    result = selections.figure10(setting(tmp_path, quick=quick))
     check(result)
     ways = {(settings.selection, settings.limit) for settings in tiny if settings.share == 0.012}
     assert ("threshold", 0.001) in ways and {how for how, _ in ways} == {"largest", "threshold"}

@@ -1,4 +1,4 @@
-"""Figures 9 and 10 of Shokri & Shmatikov 2015: distributed selective SGD without noise."""
+"""Figure 9 of Shokri & Shmatikov 2015: distributed selective SGD without noise; and what its other figures share."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def figure9(setting: Setting) -> Result:
             "Beside ours are numbers of the paper's Table 4 (one party, M = 1): SGD on all records, selective SGD with "
             "that θ, and training alone; its text says that round robin is almost as good as that.",
             "Which of its two selections of changes the figure has, the paper does not say. Here it is the one that "
-            f"was better on public images (docs/collaboration.md): {_selections(cells)}; with θ_u = 1 all are uploaded.",
+            f"was better on public images (docs/collaboration.md): {_selections(cells)}; with θ_u = 1 all are sent.",
             "The sweep over the download rate θ_d is in the last panel; everything, with the lowest and highest of "
             "several seeds, is in the CSV.",
             "In an asynchronous run accuracy dips now and then: half of the participants work on parameters of an "
@@ -286,59 +286,3 @@ def rivals(alone: Alone) -> str:
         "Pooled and standalone have as many epochs as the collaboration, and each has the α of its own which is best "
         f"on the test set: a choice in their favour. {every}."
     )
-
-
-# -- Figure 10 -------------------------------------------------------------------------------------------------------
-
-
-def figure10(setting: Setting) -> Result:
-    """The largest changes, or random ones above a threshold: at the paper's γ and τ, and at calibrated ones."""
-    chosen = plan(setting)
-    cells = {chosen.nets[which]: uploads for which, uploads in chosen.selections.items()}
-    jobs = {
-        net: {(words, upload): net.job(upload=upload, **way) for words, way in _WAYS.items() for upload in uploads}
-        for net, uploads in cells.items()
-    }
-    runs, alone = together(setting, {net: list(ways.values()) for net, ways in jobs.items()})
-    comparisons, panels = [], []
-    for net, uploads in cells.items():
-        reached = {which: best(runs[job]) for which, job in jobs[net].items()}
-        lines = [Line(label=words, x=uploads, y=[reached[words, upload] for upload in uploads]) for words in _WAYS]
-        lines += marks(alone[net], uploads)
-        panels.append(Panel(title=net.title, x="uploaded share θ_u", y="test accuracy (%)", lines=lines, log_x=True))
-        comparisons += [
-            percent(
-                f"{net.title}, θ_u = {upload:g}, {words}",
-                TABLE[net.data, net.model].get(upload) if words == "largest" and net.model == "cnn" else None,
-                reached[words, upload],
-            )
-            for upload in uploads
-            for words in _WAYS
-        ]
-        comparisons.append(percent(f"{net.title}, standalone", None, levels(alone[net])[1]))
-        fitting = {job for (words, _), job in jobs[net].items() if words != _PAPERS}
-        comparisons += worst(net, {job: runs[job] for job in fitting}, alone)
-    return Result(
-        comparisons=comparisons,
-        rows=rows(runs, alone),
-        panels=panels,
-        notes=[
-            "The paper says of random ones above τ that fewer than θ_u may be uploaded, so that accuracy is sometimes "
-            "lower; it prints no values. Its γ = 0.001 and τ = 0.0001 belong to α = 0.001 and M = 1, and are here only "
-            "to show that they do not fit minibatches of 32: the worst collaboration is among the others.",
-            "Calibrated are γ and τ that were found on public records, for each θ_u by itself (see "
-            "docs/collaboration.md): the smaller θ_u, the larger τ has to be. Else so many changes are above it that "
-            "the few of them that are uploaded are hardly chosen.",
-            rivals(alone),
-            seeds(setting, cells),
-            *about(setting, cells),
-        ],
-    )
-
-
-_PAPERS = "random above τ, paper's γ and τ"
-_WAYS: dict[str, dict[str, object]] = {
-    "largest": {"selection": "largest"},
-    _PAPERS: {"selection": "threshold", "bound": PAPER_GAMMA, "threshold": PAPER_TAU},
-    "random above τ, calibrated": {"selection": "threshold"},
-}

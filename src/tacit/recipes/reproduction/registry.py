@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tacit.recipes.reproduction import alone, cifar, convergence, distributed, mnist, noisy, spending, sweeps
+from tacit.recipes.reproduction import (
+    alone,
+    cifar,
+    convergence,
+    distributed,
+    mnist,
+    noisy,
+    selections,
+    spending,
+    sweeps,
+)
 from tacit.recipes.reproduction.experiment import Experiment
 from tacit.recipes.reproduction.headline import headline
 
@@ -58,7 +68,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="figure10", title="the largest changes, or random ones above a threshold",
-            paper=f"{SHOKRI}, Figure 10", minutes=(12, 250), seeds=(1, 1), run=distributed.figure10,
+            paper=f"{SHOKRI}, Figure 10", minutes=(12, 250), seeds=(1, 1), run=selections.figure10,
         ),
         Experiment(
             name="figure11", title="convergence of distributed selective SGD", paper=f"{SHOKRI}, Figure 11",
