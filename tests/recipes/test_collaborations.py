@@ -123,7 +123,7 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     for words in ("best", "last"):
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)
-    assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1, last epoch"].ours == 0
+    assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1, last quarter"].ours == 0
     seeds = " (by seed 0.00, 0.00, 0.00)" if quick else ""
     for upload in ("0.001", "0.01", "0.1", "1"):
         assert f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch{seeds}" in ours
@@ -277,6 +277,7 @@ def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(first) == 2 and first[0] != first[1] and first[0].epsilon is not None
     assert 4.5 < first[0].epsilon <= 5.0 and first[0].per_parameter is None and first[0].bytes_up > 0
     assert first[0].best == max(first[0].history) and first[0].last == first[0].history[-1]
+    assert replace(first[0], history=(9.0, *[1.0] * 5, 2.0, 4.0)).late == 3.0 and first[0].late == first[0].last
     assert told[0][1] == 0 and told[-1][1] <= 1 and [s for _, s in told] == sorted(s for _, s in told)
     base = collaborations.lonely(runs, [job])
     assert [len(found.centralised) for found in base[job]] == [2, 2]

@@ -87,6 +87,11 @@ class Found:
     def best(self) -> float:
         return max(self.history)
 
+    @property
+    def late(self) -> float:
+        """The mean of the last quarter of the epochs: neither the best of them nor a dip at the end decides it."""
+        return fmean(self.history[-max(len(self.history) // 4, 1) :])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
