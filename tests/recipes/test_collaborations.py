@@ -205,7 +205,7 @@ def test_the_worst_collaboration_is_the_one_that_gained_least() -> None:
 def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     limits = (
         Limits(upload=0.01, bound=0.2, threshold=0.1, selection="largest"),
-        Limits(upload=0.1, bound=0.02, threshold=0.01, selection="threshold"),
+        Limits(upload=0.1, bound=0.02, threshold=0.01, selection="threshold", asynchronous=0.001),
     )
     net = Net(
         data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits,
@@ -216,6 +216,10 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     assert [settings.threshold for settings in found.values()] == [0.1, 0.1, 0.01, 0.01]
     assert [settings.selection for settings in found.values()] == ["largest", "largest", "threshold", "largest"]
     assert net.job(bound=1.0, participants=4).settings.bound == 1.0
+    late = [net.job(upload=upload, protocol=Protocol.ASYNCHRONOUS).settings for upload in (0.01, 0.1, 1.0)]
+    assert [settings.bound for settings in late] == [0.2, 0.001, 0.001]
+    assert {settings.protocol for settings in late} == {Protocol.ASYNCHRONOUS}
+    assert net.job(protocol=Protocol.RANDOM_ORDER).settings.bound == 0.02
 
 
 def test_the_plans_name_networks_that_they_have() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tacit.recipes.reproduction.collaborations import Baseline, Found, Job, collaborations, lonely, percent_of
-from tacit.recipes.reproduction.distributed import about, repeated, seeds
 from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, Value, percent
-from tacit.recipes.reproduction.plans import plan
+from tacit.recipes.reproduction.plans import plan, repeated
+from tacit.recipes.reproduction.remarks import about, seeds
 
 
 def figure11(setting: Setting) -> Result:

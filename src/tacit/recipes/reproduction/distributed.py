@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from tacit.collaboration import Protocol
 from tacit.recipes.reproduction.collaborations import (
-    BEST,
-    PROTECTS,
-    SIZES,
     Baseline,
     Found,
     Job,
@@ -19,7 +15,8 @@ from tacit.recipes.reproduction.collaborations import (
     percent_of,
 )
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
-from tacit.recipes.reproduction.plans import ASYNCHRONOUS, RANDOM_ORDER, ROUND_ROBIN, UPLOADS, Net, plan
+from tacit.recipes.reproduction.plans import ASYNCHRONOUS, RANDOM_ORDER, ROUND_ROBIN, UPLOADS, Net, plan, repeated
+from tacit.recipes.reproduction.remarks import about, rivals, seeds, selected, tighter
 
 TABLE = {
     ("mnist", "cnn"): {"pooled": 99.17, 0.1: 99.14, 0.01: 98.71, 0.001: 96.45, "alone": 93.16},
@@ -52,11 +49,6 @@ def together(
         runs |= collaborations(setting, many, part=(begin + 0.5 * whole, begin + 0.6 * whole))
         alone[net] = baselines(setting, net, part=(begin + 0.6 * whole, begin + whole))
     return runs, alone
-
-
-def repeated(setting: Setting, net: Net) -> Setting:
-    """With all seeds of a network."""
-    return replace(setting, seeds=tuple(range(1, len(setting.seeds) * net.repeats + 1)))
 
 
 def baselines(setting: Setting, net: Net, *, part: tuple[float, float] = (0, 1)) -> list[Baseline]:
@@ -95,25 +87,17 @@ def figure9(setting: Setting) -> Result:
             "Beside ours are numbers of the paper's Table 4 (one party, M = 1): SGD on all records, selective SGD with "
             "that θ, and training alone; its text says that round robin is almost as good as that.",
             "Which of its two selections of changes the figure has, the paper does not say. Here it is the one that "
-            f"was better on public images (docs/collaboration.md): {_selections(cells)}; with θ_u = 1 all are sent.",
+            f"was better on public images (docs/collaboration.md): {selected(cells)}; with θ_u = 1 all are sent.",
             "The sweep over the download rate θ_d is in the last panel; everything, with the lowest and highest of "
             "several seeds, is in the CSV.",
             "In an asynchronous run accuracy dips now and then: half of the participants work on parameters of an "
             "epoch ago. Probably all of them correct again what was corrected since, and overshoot together. The "
-            "tighter γ is, the less it dips. The best epoch, chosen on the test set, flatters what goes up and down; "
-            "the mean of the last quarter of the epochs does not.",
+            f"tighter γ is, the less it dips{tighter(cells)}. The best epoch, chosen on the test set, flatters what "
+            "goes up and down; the mean of the last quarter of the epochs does not.",
             rivals(alone),
             seeds(setting, cells),
             *about(setting, cells),
         ],
-    )
-
-
-def _selections(nets: Iterable[Net]) -> str:
-    words = {"largest": "the largest", "threshold": "random ones above τ"}
-    return "; ".join(
-        f"{net.title}: {', '.join(f'{words[known.selection]} for θ_u = {known.upload:g}' for known in net.limits)}"
-        for net in nets
     )
 
 
@@ -262,34 +246,3 @@ def rows(runs: Runs, alone: Alone) -> list[dict[str, Value]]:
                 }
             )  # fmt: skip
     return found
-
-
-def about(setting: Setting, nets: Iterable[Net], *, shown: str = BEST) -> list[str]:
-    """Notes that all of these figures need; ``shown`` says which accuracies there are."""
-    every = "; ".join(f"{net.title}: {net.epochs} epochs with α = {net.learning_rate:g}" for net in nets)
-    size = "Quick" if setting.quick else "Full, cut to what two cores do in a night"
-    sizes = (
-        f"{size}: minibatches of 32; {every}. The paper trains CNNs for 80 epochs and more, at up to 150 participants "
-        "everywhere, so ours are below its accuracies, most of all on SVHN; what can be compared is the order."
-    )
-    return [SIZES, shown, sizes, PROTECTS]
-
-
-def seeds(setting: Setting, nets: Iterable[Net]) -> str:
-    """Which were used."""
-    few, many = len(setting.seeds), {net.title: len(repeated(setting, net).seeds) for net in nets}
-    words = [f"1 to {count} for {title} with 30 participants" for title, count in many.items() if count > few]
-    return f"Seeds: {', '.join([*words, '1' if few == 1 else f'1 to {few}'])}{' for the rest' if words else ''}."
-
-
-def rivals(alone: Alone) -> str:
-    """With which learning rates pooled and lonely training were tried, and with which they are shown."""
-    every = "; ".join(
-        f"{net.title}: α = {', '.join(f'{rate:g}' for rate in net.baseline_rates)} were tried, pooled records are best "
-        f"with {found[0].centralised_rate:g}, standalone with {found[0].standalone_rate:g}"
-        for net, found in alone.items()
-    )
-    return (
-        "Pooled and standalone have as many epochs as the collaboration, and each has the α of its own which is best "
-        f"on the test set: a choice in their favour. {every}."
-    )

@@ -10,9 +10,10 @@ from tacit.collaboration import GaussianPrivacy, Settings, SparseVectorPrivacy, 
 from tacit.collaboration.messages import portion
 from tacit.mechanisms import SparseVectorQuery
 from tacit.recipes.reproduction.collaborations import Found, Job, collaborations, percent_of
-from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, about, baselines, levels, rivals
+from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, baselines, levels
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.plans import UPLOADS, Net, plan
+from tacit.recipes.reproduction.remarks import about, rivals
 
 PARAMETERS = {("mnist", "mlp"): 140_106, ("svhn", "mlp"): 402_250, ("mnist", "cnn"): 105_506, ("svhn", "cnn"): 313_546}
 """Table 3."""

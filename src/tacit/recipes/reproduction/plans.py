@@ -20,13 +20,15 @@ Which = tuple[str, str]
 class Limits:
     """What `tacit collaborate calibrate` found on public records for one θ_u (``upload``): γ, τ, and which changes.
 
-    ``selection`` is the better one there of the largest changes and random ones above τ.
+    ``selection`` is the better one there of the largest changes and random ones above τ. ``asynchronous`` is the γ of
+    asynchronous exchanges if they need a tighter one: the one with which the worst of the last epochs is best.
     """
 
     upload: float
     bound: float
     threshold: float
     selection: str
+    asynchronous: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,13 @@ class Net:
     def title(self) -> str:
         return f"{TITLES[self.data]}, {self.model.upper()}"
 
-    def job(self, *, upload: float = 0.1, **changes: object) -> Job:
+    def job(self, *, upload: float = 0.1, protocol: Protocol = ROUND_ROBIN, **changes: object) -> Job:
         """The usual collaboration, with ``changes``."""
         limits = min(self.limits, key=lambda known: abs(math.log(known.upload / upload)))
+        bound = limits.asynchronous if protocol is ASYNCHRONOUS and limits.asynchronous else limits.bound
         usual = Settings(
-            epochs=self.epochs, learning_rate=self.learning_rate, share=self.share, upload=upload,
-            bound=limits.bound, threshold=limits.threshold, selection="largest" if upload == 1 else limits.selection,
+            epochs=self.epochs, learning_rate=self.learning_rate, share=self.share, upload=upload, protocol=protocol,
+            bound=bound, threshold=limits.threshold, selection="largest" if upload == 1 else limits.selection,
         )  # fmt: skip
         return Job(data=self.data, model=self.model, settings=replace(usual, **changes))  # type: ignore[arg-type]
 
@@ -85,7 +88,7 @@ LIMITS = {
     ("mnist", "mlp"): (
         Limits(upload=0.001, bound=0.024, threshold=0.019, selection="threshold"),
         Limits(upload=0.01, bound=0.008, threshold=0.0052, selection="threshold"),
-        Limits(upload=0.1, bound=0.0031, threshold=0.00074, selection="largest"),
+        Limits(upload=0.1, bound=0.0031, threshold=0.00074, selection="largest", asynchronous=0.001),
     ),
     ("svhn", "mlp"): (
         Limits(upload=0.01, bound=0.0021, threshold=0.0016, selection="largest"),
@@ -171,3 +174,8 @@ FULL = Plan(
 
 def plan(setting: Setting) -> Plan:
     return QUICK if setting.quick else FULL
+
+
+def repeated(setting: Setting, net: Net) -> Setting:
+    """With all seeds of a network."""
+    return replace(setting, seeds=tuple(range(1, len(setting.seeds) * net.repeats + 1)))

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tacit.recipes.reproduction.distributed import (
     PAPER_GAMMA,
     PAPER_TAU,
     TABLE,
-    about,
     best,
     levels,
     marks,
-    rivals,
     rows,
-    seeds,
     together,
     worst,
 )
 from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, percent
 from tacit.recipes.reproduction.plans import plan
+from tacit.recipes.reproduction.remarks import about, rivals, seeds
 
 _PAPERS = "random above τ, paper's γ and τ"
-_WAYS: dict[str, dict[str, object]] = {
+_WAYS: dict[str, dict[str, Any]] = {
     "largest": {"selection": "largest"},
     _PAPERS: {"selection": "threshold", "bound": PAPER_GAMMA, "threshold": PAPER_TAU},
     "random above τ, calibrated": {"selection": "threshold"},
