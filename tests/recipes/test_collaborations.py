@@ -120,6 +120,8 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.9 if quick else 57.9)
     assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
     assert ours["MNIST, MLP, θ_u = 0.1 minus pooled, last epochs"].ours == pytest.approx((found.ours or 0) - 60)
+    quarter = ours["MNIST, MLP, θ_u = 0.1 minus pooled, last quarter"].ours  # the mean of 0.5 + 0.001 of each epoch
+    assert quarter == pytest.approx((found.ours or 0) - 60 - (0.2 if quick else 0.95))
     for words in ("best", "last"):
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)

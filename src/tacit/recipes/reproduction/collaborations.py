@@ -89,8 +89,7 @@ class Found:
 
     @property
     def late(self) -> float:
-        """The mean of the last quarter of the epochs: neither the best of them nor a dip at the end decides it."""
-        return fmean(self.history[-max(len(self.history) // 4, 1) :])
+        return last_quarter(self.history)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +114,11 @@ class Selective:
     batch_size: int
     learning_rate: float
     epochs: int
+
+
+def last_quarter(history: Sequence[float]) -> float:
+    """The mean of the last quarter of the epochs: neither the best of them nor a dip at the end decides it."""
+    return fmean(history[-max(len(history) // 4, 1) :])
 
 
 class _Data:
