@@ -302,13 +302,15 @@ def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_selective_sgd_of_one_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collaborations, "load", pictures)
-    small = alone.Size(records=40, held=20, tests=30, epochs=2)
+    small = alone.Size(records=40, held=20, tests=30, epochs=2, epochs_32=1)
     monkeypatch.setattr(alone, "QUICK", dict.fromkeys(alone.QUICK, small))
     figure = alone.figure8(setting(tmp_path))
     check(figure)
     assert len(figure.panels) == 4 and [line.label for line in figure.panels[0].lines] == [
         "SGD", "θ = 0.1", "θ = 0.01", "θ = 0.001",
     ]  # fmt: skip
+    assert [len(panel.lines[0].x) for panel in figure.panels] == [2, 1, 2, 1]
+    assert any("2 epochs (1 with M = 32)" in note for note in figure.notes)
     before = set((tmp_path / "runs").iterdir())
     table = alone.table4(setting(tmp_path))
     check(table)
