@@ -105,7 +105,7 @@ RATES = {("mnist", "mlp"): 0.1, ("svhn", "mlp"): 0.02, ("mnist", "cnn"): 0.1, ("
 """α at M = 32."""
 BASELINE_RATES = {
     ("mnist", "mlp"): (0.05, 0.1, 0.2, 0.4), ("svhn", "mlp"): (0.002, 0.005, 0.01, 0.02),
-    ("mnist", "cnn"): (0.1, 0.2), ("svhn", "cnn"): (0.02, 0.05),
+    ("mnist", "cnn"): (0.1,), ("svhn", "cnn"): (0.02, 0.05),
 }  # fmt: skip
 
 
