@@ -124,6 +124,20 @@ def test_records_held_by_several_are_said_to_be(small: Problem) -> None:
     assert "held by 2 participants" in notes
 
 
+def test_a_public_part_of_a_problem(small: Problem) -> None:
+    count = len(small.inputs)
+    part = small.last(20)
+    assert torch.equal(part.inputs, small.inputs[count - 20 : count - 4])
+    assert torch.equal(part.labels, small.labels[count - 20 : count - 4])
+    assert torch.equal(part.test_inputs, small.inputs[count - 4 :])
+    assert torch.equal(part.test_labels, small.labels[count - 4 :])
+    for records in (4, count + 1):
+        with pytest.raises(
+            ValueError, match=f"the last {records} records were asked for; it must be from 5 to {count}"
+        ):
+            small.last(records)
+
+
 def test_calibration_finds_a_bound_that_does_not_hurt(small: Problem) -> None:
     settings = replace(SETTINGS, epochs=4, participants=6)
     found = calibrate(small, settings, records=40)
@@ -134,6 +148,18 @@ def test_calibration_finds_a_bound_that_does_not_hurt(small: Problem) -> None:
     picked = max(trial.accuracy for trial in found.trials if trial.threshold is None and trial.bound == found.bound)
     assert picked >= max(trial.accuracy for trial in found.trials if trial.threshold is None) - 0.005
     assert picked > found.unbounded_accuracy - 0.1
+
+
+def test_the_smallest_bound_that_comes_close_enough_is_taken(small: Problem) -> None:
+    settings = replace(SETTINGS, epochs=4, participants=6)
+    for close in (0.0, 1.0):
+        found = calibrate(small, settings, records=40, close=close)
+        bounded = [trial for trial in found.trials if trial.threshold is None]
+        best = max(trial.accuracy for trial in bounded)
+        assert len({trial.accuracy for trial in bounded}) > 1  # else there is nothing to choose
+        assert found.bound == min(trial.bound for trial in bounded if trial.accuracy >= best - close)
+    with pytest.raises(ValueError, match=r"close is 1.5; it is a difference of accuracies"):
+        calibrate(small, settings, records=40, close=1.5)
 
 
 def test_the_threshold_rises_as_fewer_are_uploaded(small: Problem) -> None:

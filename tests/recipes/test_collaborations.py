@@ -22,8 +22,17 @@ from tacit.collaboration import (
 )
 from tacit.data import Images
 from tacit.models import shokri
-from tacit.recipes.reproduction import Result, Setting, alone, collaborations, convergence, distributed, noisy
-from tacit.recipes.reproduction.collaborations import Baseline, Found, Job, Selective
+from tacit.recipes.reproduction import (
+    Result,
+    Setting,
+    alone,
+    collaborations,
+    convergence,
+    distributed,
+    noisy,
+    selections,
+)
+from tacit.recipes.reproduction.collaborations import PUBLIC, SHARES, Baseline, Found, Job, Selective
 from tacit.recipes.reproduction.plans import FULL, RATES, Limits, Net
 from tacit.recipes.reproduction.plans import QUICK as QUICKLY
 
@@ -102,7 +111,8 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert {settings.upload for settings in tiny} == {0.001, 0.01, 0.1, 1.0}
     assert {settings.download for settings in tiny} == {0.1, 0.5, 1.0}
     assert {settings.participants for settings in tiny} == ({30, 90} if quick else {30, 90, 150})
-    assert all(settings.seed == 1 or not quick for settings in tiny)
+    assert {s.seed for s in tiny if s.participants == 30 and s.share == 0.012} == ({1, 2, 3} if quick else {1})
+    assert {s.seed for s in tiny if s.participants != 30 or s.share != 0.012} == {1}
     assert {row["data"] for row in result.rows} == {"mnist", "svhn"}
     assert {row["model"] for row in result.rows} == {"mlp", "cnn"}
     ours = {c.what: c for c in result.comparisons}
@@ -110,26 +120,29 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.9 if quick else 57.9)
     assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
     assert ours["MNIST, MLP, θ_u = 0.1 minus pooled, last epochs"].ours == pytest.approx((found.ours or 0) - 60)
+    quarter = ours["MNIST, MLP, θ_u = 0.1 minus pooled, last quarter"].ours  # the mean of 0.5 + 0.001 of each epoch
+    assert quarter == pytest.approx((found.ours or 0) - 60 - (0.2 if quick else 0.95))
     for words in ("best", "last"):
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)
-    assert "MNIST, MLP: the worst asynchronous one with γ = 0.001, minus standalone, last epoch" in ours
-    assert {s.bound for s in tiny if s.share == 0.01 and s.protocol is Protocol.ASYNCHRONOUS} > {0.001}
-    assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1"].ours == 0
+    assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1, last quarter"].ours == 0
+    seeds = " (by seed 0.00, 0.00, 0.00)" if quick else ""
+    for upload in ("0.001", "0.01", "0.1", "1"):
+        assert f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch{seeds}" in ours
     assert any("26,000" in note for note in result.notes)
     assert any(note.startswith("Quick") for note in result.notes) is quick
 
 
 @pytest.mark.parametrize("quick", QUICK)
 def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
-    result = distributed.figure10(setting(tmp_path, quick=quick))
+    result = selections.figure10(setting(tmp_path, quick=quick))
     check(result)
-    ways = {(settings.selection, settings.limit) for settings in tiny if settings.share == 0.01}
+    ways = {(settings.selection, settings.limit) for settings in tiny if settings.share == 0.012}
     assert ("threshold", 0.001) in ways and {how for how, _ in ways} == {"largest", "threshold"}
     by_upload = {
         settings.upload: (settings.limit, settings.threshold)
         for settings in tiny
-        if settings.share == 0.01 and settings.selection == "threshold" and settings.threshold != 0.0001
+        if settings.share == 0.012 and settings.selection == "threshold" and settings.threshold != 0.0001
     }
     assert len(set(by_upload.values())) == len(by_upload) > 1  # γ and τ go with θ_u
     assert any("last epoch" in c.what for c in result.comparisons)
@@ -137,7 +150,7 @@ def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) ->
     result = convergence.figure11(setting(tmp_path, quick=quick))
     check(result)
     slow = {settings.learning_rate for settings in tiny if settings.participants == 30}
-    assert slow == {0.002 if quick else 0.005}  # the others were there already
+    assert slow == ({0.01, 0.002} if quick else {0.01, 0.005})  # the others were there already
     assert {line.style for line in result.panels[0].lines} == {"line", "dashed"}
     assert all(c.paper is None for c in result.comparisons)
 
@@ -152,7 +165,7 @@ def test_figure_13_has_both_kinds_of_epsilon(quick: bool, tiny: list[Settings], 
     assert all(panel.x == "ε/c, as the paper counts" for panel in result.panels[:-2])
     for settings in tiny:
         if isinstance(settings.privacy, SparseVectorPrivacy):
-            size = noisy.PARAMETERS["mnist" if settings.share == 0.01 else "svhn", "mlp" if quick else "cnn"]
+            size = noisy.PARAMETERS["mnist" if settings.share == 0.012 else "svhn", "mlp" if quick else "cnn"]
             per_parameter = settings.privacy.epsilon_per_epoch / int(settings.upload * size)
             assert any(per_parameter == pytest.approx(value) for value in noisy.AXIS)
     assert any("bounds nothing that is released" in note for note in result.notes)
@@ -182,31 +195,39 @@ def test_the_worst_collaboration_is_the_one_that_gained_least() -> None:
 
     good, dipped = net.job(), net.job(protocol=Protocol.ASYNCHRONOUS, participants=90)
     alone = {
-        good: [Baseline(standalone=0.5, centralised=(0.9,))],
-        dipped: [Baseline(standalone=0.6, centralised=(0.9,))],
+        net: [Baseline(standalone=0.6, centralised=(0.9,), standalone_rate=0.1, centralised_rate=0.1)],
+        QUICKLY.nets["svhn", "mlp"]: [],
     }
-    runs = {good: found(0.7, 0.8), dipped: found(0.85, 0.55)}
+    runs = {good: found(0.7, 0.8), dipped: found(0.85, 0.55), QUICKLY.nets["svhn", "mlp"].job(): found(0.1)}
     best, last = distributed.worst(net, runs, alone)
-    assert (best.ours, last.ours) == (pytest.approx(25.0), pytest.approx(-5.0))
+    assert (best.ours, last.ours) == (pytest.approx(20.0), pytest.approx(-5.0))
     assert "best epoch" in best.what and "last epoch" in last.what
 
 
 def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
-    limits = (Limits(upload=0.01, bound=0.2, threshold=0.1), Limits(upload=0.1, bound=0.02, threshold=0.01))
+    limits = (
+        Limits(upload=0.01, bound=0.2, threshold=0.1, selection="largest"),
+        Limits(upload=0.1, bound=0.02, threshold=0.01, selection="threshold", asynchronous=0.001),
+    )
     net = Net(
-        data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits
+        data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits,
+        baseline_rates=(0.1,), repeats=1,
     )  # fmt: skip
     found = {upload: net.job(upload=upload).settings for upload in (0.001, 0.01, 0.1, 1.0)}
     assert [settings.bound for settings in found.values()] == [0.2, 0.2, 0.02, 0.02]
     assert [settings.threshold for settings in found.values()] == [0.1, 0.1, 0.01, 0.01]
+    assert [settings.selection for settings in found.values()] == ["largest", "largest", "threshold", "largest"]
     assert net.job(bound=1.0, participants=4).settings.bound == 1.0
+    late = [net.job(upload=upload, protocol=Protocol.ASYNCHRONOUS).settings for upload in (0.01, 0.1, 1.0)]
+    assert [settings.bound for settings in late] == [0.2, 0.001, 0.001]
+    assert {settings.protocol for settings in late} == {Protocol.ASYNCHRONOUS}
+    assert net.job(protocol=Protocol.RANDOM_ORDER).settings.bound == 0.02
 
 
 def test_the_plans_name_networks_that_they_have() -> None:
     for plan in (QUICKLY, FULL):
         for table in (
             plan.exchanges,
-            plan.tight,
             plan.downloads,
             plan.selections,
             plan.rates,
@@ -215,10 +236,41 @@ def test_the_plans_name_networks_that_they_have() -> None:
         ):
             assert set(table) <= set(plan.nets)
         assert all(which == (net.data, net.model) for which, net in plan.nets.items())
-        assert all(net.learning_rate == RATES[net.model] for net in plan.nets.values())
+        assert all(net.learning_rate == RATES[net.data, net.model] in net.baseline_rates for net in plan.nets.values())
         assert set(plan.others) <= set(plan.sparse)
         for net in plan.nets.values():
             assert all(0 < known.threshold <= known.bound for known in net.limits)
+
+
+def test_baselines_have_the_learning_rate_that_is_best_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pooled = {0.1: {1: [0.5, 0.9, 0.4], 2: [0.5, 0.5, 0.5]}, 0.2: {1: [0.8], 2: [0.7]}, 0.3: {1: [0.74], 2: [0.74]}}
+    single = {0.1: 0.2, 0.2: 0.1, 0.3: 0.3}
+
+    def baselines(problem: Problem, settings: Settings) -> Baselines:
+        assert settings.seed is not None
+        history = pooled[settings.learning_rate][settings.seed]
+        return Baselines(standalone=single[settings.learning_rate] + 0.01 * settings.seed, centralised=history)
+
+    monkeypatch.setattr(collaborations, "load", pictures)
+    monkeypatch.setattr(collaborations, "baselines", baselines)
+    job = Job(data="mnist", model="mlp", settings=Settings(learning_rate=7.0))
+    found = collaborations.fair(setting(tmp_path, seeds=2), job, (0.1, 0.2, 0.3))
+    assert found == [
+        Baseline(standalone=0.31, centralised=(0.8,), standalone_rate=0.3, centralised_rate=0.2),
+        Baseline(standalone=0.32, centralised=(0.7,), standalone_rate=0.3, centralised_rate=0.2),
+    ]
+
+
+def test_participants_hold_no_public_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collaborations, "load", pictures)
+    for name, held in (("mnist", 250), ("svhn", 300)):
+        data = collaborations._Data(name)
+        private = data.private("mlp")
+        assert torch.equal(private.inputs, data.problem("mlp").inputs[:held])
+        assert torch.equal(private.labels, data.problem("mlp").labels[:held])
+    assert round(SHARES["mnist"] * (1 - PUBLIC["mnist"]) * 60_000) == 600
 
 
 def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +283,7 @@ def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(first) == 2 and first[0] != first[1] and first[0].epsilon is not None
     assert 4.5 < first[0].epsilon <= 5.0 and first[0].per_parameter is None and first[0].bytes_up > 0
     assert first[0].best == max(first[0].history) and first[0].last == first[0].history[-1]
+    assert replace(first[0], history=(9.0, *[1.0] * 5, 2.0, 4.0)).late == 3.0 and first[0].late == first[0].last
     assert told[0][1] == 0 and told[-1][1] <= 1 and [s for _, s in told] == sorted(s for _, s in told)
     base = collaborations.lonely(runs, [job])
     assert [len(found.centralised) for found in base[job]] == [2, 2]
@@ -249,18 +302,25 @@ def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_selective_sgd_of_one_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collaborations, "load", pictures)
-    small = alone.Size(records=40, held=20, tests=30, epochs=2)
+    small = alone.Size(records=40, held=20, tests=30, epochs=2, epochs_32=1)
     monkeypatch.setattr(alone, "QUICK", dict.fromkeys(alone.QUICK, small))
     figure = alone.figure8(setting(tmp_path))
     check(figure)
     assert len(figure.panels) == 4 and [line.label for line in figure.panels[0].lines] == [
         "SGD", "θ = 0.1", "θ = 0.01", "θ = 0.001",
     ]  # fmt: skip
+    assert [len(panel.lines[0].x) for panel in figure.panels] == [2, 1, 2, 1]
+    assert any("2 epochs (1 with M = 32)" in note for note in figure.notes)
     before = set((tmp_path / "runs").iterdir())
     table = alone.table4(setting(tmp_path))
     check(table)
-    assert len(table.comparisons) == 20
-    assert [c.paper for c in table.comparisons[:5]] == [99.17, 99.14, 98.71, 96.45, 93.16]
+    behind = [c for c in table.comparisons if c.what.endswith("θ = 0.1 minus SGD")]
+    whole, tenth = (c.ours or 0 for c in table.comparisons[:2])
+    assert len(behind) == 4 and behind[0].ours == pytest.approx(tenth - whole)
+    assert behind[0].paper == pytest.approx(-0.03)
+    others = [c for c in table.comparisons if c not in behind]
+    assert len(others) == 20
+    assert [c.paper for c in others[:5]] == [99.17, 99.14, 98.71, 96.45, 93.16]
     assert len(set((tmp_path / "runs").iterdir()) - before) == 12  # the CNNs' runs with M = 1 are those of the figure
 
 

@@ -184,6 +184,14 @@ def calibrate(
     public: Annotated[
         str, typer.Option("--public-dataset", help="Public records that look like the private ones.")
     ] = "digits",
+    last: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole,
+            metavar="WHOLE",
+            help="Only so many of its training records are public, the last ones; a fifth of them is judged by.",
+        ),
+    ] = None,
     model: _Model = "mlp",
     records: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="That each participant will hold.")] = 600,
     participants: _Participants = 30,
@@ -191,6 +199,14 @@ def calibrate(
     epochs: Epochs = 15,
     learning_rate: Rate = 0.02,
     batch_size: Batch = 32,
+    close: Annotated[
+        float,
+        typer.Option(
+            parser=number,
+            metavar="NUMBER",
+            help="Take the smallest γ that comes so close to the best accuracy; 0 for uploads without noise.",
+        ),
+    ] = 0.005,
     seed: _Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -200,6 +216,7 @@ def calibrate(
     Examples:
       tacit collaborate calibrate
       tacit collaborate calibrate --public-dataset digits --model cnn --upload 0.01 --json
+      tacit collaborate calibrate --public-dataset mnist --last 10000 --learning-rate 0.1 --close 0
     """
     from dataclasses import asdict
 
@@ -213,7 +230,9 @@ def calibrate(
         batch_size=batch_size,
         seed=seed,
     )
-    found = collaboration.calibrate(collaboration.problem(public, model), settings, records=records)
+    known = collaboration.problem(public, model)
+    known = known if last is None else known.last(last)
+    found = collaboration.calibrate(known, settings, records=records, close=close)
     lines = [
         f"bound γ       {found.bound:.3g}",
         f"threshold τ   {found.threshold:.3g}",

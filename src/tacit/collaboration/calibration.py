@@ -15,7 +15,8 @@ from tacit.collaboration.simulation import simulate
 _BOUNDS = (0.9, 0.99, 0.999)  # γ is tried at these quantiles of the changes
 _THRESHOLDS = (0.5, 1, 2)  # τ is tried where so many times the upload are above it, but not above γ
 _UNBOUNDED = 1e6
-_CLOSE = 0.005  # of the best accuracy; among what comes so close the smallest bound is taken, which needs least noise
+CLOSE = 0.005
+"""Of the best accuracy; among the bounds that come so close the smallest is taken, which needs least noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,15 @@ class Calibration:
     trials: tuple[Trial, ...]
 
 
-def calibrate(public: Problem, settings: Settings, *, records: int) -> Calibration:
+def calibrate(public: Problem, settings: Settings, *, records: int, close: float = CLOSE) -> Calibration:
     """Choose γ, then τ, by collaborations on public records that look like the private ones.
 
     ``settings`` are those of the collaboration to come; as many participants are simulated as the public records allow
-    with ``records`` each (at least two). No privacy mechanism runs: nobody is to be protected.
+    with ``records`` each (at least two). No privacy mechanism runs: nobody is to be protected. γ is the smallest that
+    comes within ``close`` of the best accuracy: noise grows with it, so that 0 is for uploads without noise.
     """
+    if not 0 <= close <= 1:
+        raise ValueError(f"close is {close!r}; it is a difference of accuracies, from 0 to 1.")
     each = max(min(records, len(public.inputs) // 2), 1)
     people = min(settings.participants, max(len(public.inputs) // each, 1))
     plain = replace(settings, participants=people, share=each / len(public.inputs), privacy=None)
@@ -62,7 +66,7 @@ def calibrate(public: Problem, settings: Settings, *, records: int) -> Calibrati
 
     bounded = [attempt(seen.quantile(share), None) for share in _BOUNDS]
     best = max(trial.accuracy for trial in bounded)
-    bound = min(trial.bound for trial in bounded if trial.accuracy >= best - _CLOSE)
+    bound = min(trial.bound for trial in bounded if trial.accuracy >= best - close)
     shares = (max(1 - times * settings.upload, 0.0) for times in _THRESHOLDS)
     thresholds = sorted({min(seen.quantile(share), bound) for share in shares})
     picked = max((attempt(bound, threshold) for threshold in thresholds), key=lambda trial: trial.accuracy)

@@ -36,6 +36,19 @@ class Problem:
             torch.manual_seed(seed)
             return self.build()
 
+    def last(self, records: int) -> Problem:
+        """The last ``records`` training records alone; a fifth of them, at the end, are now the test records."""
+        if not 5 <= records <= len(self.inputs):
+            raise ValueError(f"the last {records} records were asked for; it must be from 5 to {len(self.inputs)}.")
+        first, tests = len(self.inputs) - records, records // 5
+        return replace(
+            self,
+            inputs=self.inputs[first:-tests],
+            labels=self.labels[first:-tests],
+            test_inputs=self.inputs[-tests:],
+            test_labels=self.labels[-tests:],
+        )
+
 
 def problem(dataset: str, model: str) -> Problem:
     """An image data set with one of the paper's networks: ``"mlp"`` or ``"cnn"``.

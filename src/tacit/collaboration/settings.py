@@ -17,8 +17,9 @@ class Settings:
 
     Each participant holds the fraction ``share`` of the training set. ``selection`` is ``"largest"``, ``"threshold"``
     or ``"random"``; uploads by sparse vector or Gaussian noise make their own. γ and τ must not come from the
-    participants' records: `calibrate` finds them on public ones. The defaults suit the MLP with θ_u = 0.1; the fewer
-    are uploaded, the larger a τ it finds, up to 80 times as large. With a ``seed`` everything is repeatable, and noise
+    participants' records: `calibrate` finds them on public ones, for one network, learning rate and θ_u. The defaults
+    are for any of them and so fit none: γ cuts off only what has gone astray, and τ is that of the paper. The fewer are
+    uploaded, the larger a τ is found, up to 200 times as large. With a ``seed`` everything is repeatable, and noise
     protects nobody.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tacit.recipes.reproduction.collaborations import TITLES, Selective, percent_of, said, selective
+from tacit.recipes.reproduction.collaborations import PROTECTS, TITLES, Selective, percent_of, selective
 from tacit.recipes.reproduction.distributed import TABLE
 from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, Value, percent
 
@@ -15,12 +15,16 @@ Runs = Mapping[Selective, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many images are trained and tested on, held by one participant, and for how many epochs."""
+    """How many images are trained and tested on, held by one participant, and for how many epochs, by M."""
 
     records: int
     held: int
     tests: int
     epochs: int
+    epochs_32: int | None = None
+
+    def epochs_of(self, batch_size: int) -> int:
+        return self.epochs_32 if batch_size == 32 and self.epochs_32 is not None else self.epochs
 
 
 FULL = {
@@ -33,17 +37,18 @@ FULL = {
 QUICK = {
     ("mnist", "cnn"): Size(records=4_000, held=600, tests=2_000, epochs=3),
     ("mnist", "mlp"): Size(records=4_000, held=600, tests=2_000, epochs=3),
-    ("svhn", "cnn"): Size(records=4_000, held=866, tests=2_000, epochs=6),
+    ("svhn", "cnn"): Size(records=4_000, held=866, tests=2_000, epochs=10, epochs_32=6),
     ("svhn", "mlp"): Size(records=6_000, held=866, tests=2_000, epochs=3),
 }
-"""Enough to see the order of θ. The MLP needs more images of SVHN than the CNN, and is quicker; after three epochs the
-CNN still climbs, and the smaller θ is the later it begins to.
+"""Enough to see the order of θ. The MLP needs more images of SVHN than the CNN, and is quicker; the CNN climbs for nine
+epochs or so, and the smaller θ is the later it begins to.
 """
 RATES = {("mnist", 1): 0.01, ("mnist", 32): 0.05, ("svhn", 1): 0.005, ("svhn", 32): 0.05}
 """α by data set and minibatch size M."""
 CHOSEN = (
     "For SVHN and M = 1 two values of α were tried with the MLP and the better one on the test set was taken for both "
-    "networks: 45 % with 0.005, 34 % with 0.01, for SGD after 4 epochs on 5,000 images."
+    "networks: 45 % with 0.005, 34 % with 0.01, for SGD after 4 epochs on 5,000 images. The CNN on SVHN has 10 epochs, "
+    "and not 6 as before, because both SGD and θ = 0.1, then 0.60 points behind on the test set, still rose."
 )
 
 
@@ -55,7 +60,7 @@ def job(setting: Setting, data: str, model: str, batch_size: int, theta: float) 
     size = sizes(setting)[data, model]
     return Selective(
         data=data, model=model, records=size.records, tests=size.tests, theta=theta, batch_size=batch_size,
-        learning_rate=RATES[data, batch_size], epochs=size.epochs,
+        learning_rate=RATES[data, batch_size], epochs=size.epochs_of(batch_size),
     )  # fmt: skip
 
 
@@ -66,7 +71,7 @@ def figure8(setting: Setting) -> Result:
     runs = selective(setting, list(jobs.values()))
     panels, table = [], []
     for data, batch in cells:
-        epochs = list(range(1, sizes(setting)[data, "cnn"].epochs + 1))
+        epochs = list(range(1, sizes(setting)[data, "cnn"].epochs_of(batch) + 1))
         lines = []
         for theta in THETAS:
             wanted = jobs[(data, batch), theta]
@@ -105,6 +110,10 @@ def table4(setting: Setting) -> Result:
         reached = best(runs[wanted])
         comparisons.append(percent(f"{TITLES[data]}, {model.upper()}, {words}", paper, reached))
         table.append(_row(wanted, wanted.epochs, percent_of([run[-1] for run in runs[wanted]])) | {"best": reached})
+        if way == 0.1:
+            behind = reached - best(runs[jobs[data, model, 1.0]])
+            title = f"{TITLES[data]}, {model.upper()}, θ = 0.1 minus SGD"
+            comparisons.append(percent(title, paper - TABLE[data, model]["pooled"], behind))
     few = ", ".join(
         f"{size.held:,} images of {TITLES[data]}" for (data, model), size in sizes(setting).items() if model == "mlp"
     )
@@ -127,7 +136,7 @@ def _row(wanted: Selective, epoch: int, value: float) -> dict[str, Value]:
 def notes(setting: Setting, nets: Container[tuple[str, str]]) -> list[str]:
     every = "; ".join(
         f"{TITLES[data]}, {model.upper()}: {size.records:,} training and {size.tests:,} test images, {size.epochs} "
-        "epochs"
+        f"epochs{f' ({size.epochs_32} with M = 32)' if size.epochs_32 is not None else ''}"
         for (data, model), size in sizes(setting).items()
         if (data, model) in nets
     )
@@ -146,4 +155,4 @@ def notes(setting: Setting, nets: Container[tuple[str, str]]) -> list[str]:
         )
     else:
         found.append("Full, cut to what two cores do in a night: fewer epochs than the paper's 35 and more.")
-    return [*found, said(setting)]
+    return [*found, f"Seeds: {', '.join(map(str, setting.seeds))}. {PROTECTS}"]

@@ -9,10 +9,11 @@ from dataclasses import replace
 from tacit.collaboration import GaussianPrivacy, Settings, SparseVectorPrivacy, mechanism
 from tacit.collaboration.messages import portion
 from tacit.mechanisms import SparseVectorQuery
-from tacit.recipes.reproduction.collaborations import Found, Job, collaborations, lonely, percent_of
-from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, about, levels
+from tacit.recipes.reproduction.collaborations import Found, Job, collaborations, percent_of
+from tacit.recipes.reproduction.distributed import PAPER_GAMMA, PAPER_TAU, baselines, levels
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value, percent
 from tacit.recipes.reproduction.plans import UPLOADS, Net, plan
+from tacit.recipes.reproduction.remarks import about, rivals
 
 PARAMETERS = {("mnist", "mlp"): 140_106, ("svhn", "mlp"): 402_250, ("mnist", "cnn"): 105_506, ("svhn", "cnn"): 313_546}
 """Table 3."""
@@ -148,7 +149,7 @@ def figure13(setting: Setting) -> Result:
         for epsilon in epsilons
     }
     runs = collaborations(setting, [*jobs.values(), *others.values()], part=(0, 0.9))
-    alone = lonely(setting, [net.job() for net in cells], part=(0.9, 1))
+    alone = {net: baselines(setting, net, part=(0.9, 1)) for net in cells}
 
     def reached(job: Job) -> float:
         return percent_of([run.last for run in runs[job]])
@@ -160,7 +161,7 @@ def figure13(setting: Setting) -> Result:
             for upload, budgets in sparse.items()
         ]
         title = f"{net.title}, sparse vector, N = 30"
-        panels.append(_panel(title, "ε/c, as the paper counts", lines, levels(alone[net.job()])))
+        panels.append(_panel(title, "ε/c, as the paper counts", lines, levels(alone[net])))
         comparisons += [
             percent(
                 f"{net.title}, N = 30, θ_u = {upload:g}, ε/c = {budget:g} "
@@ -188,7 +189,7 @@ def figure13(setting: Setting) -> Result:
                 percent(f"{net.title}, N = 30, {_WORDS[name]}, honest ε = {epsilon:g}", None, value)
                 for epsilon, value in values.items()
             ]
-        panels.append(_panel(f"{net.title}, N = 30", "honest ε, whole training", lines, levels(alone[net.job()])))
+        panels.append(_panel(f"{net.title}, N = 30", "honest ε, whole training", lines, levels(alone[net])))
     epochs = ", ".join(f"{net.title}: {net.noisy_epochs}" for net in cells)
     return Result(
         comparisons=comparisons,
@@ -202,7 +203,9 @@ def figure13(setting: Setting) -> Result:
             f"Accuracies with noise are those after the last epoch ({epochs}): looking which was best would cost "
             "something. Pooled and standalone, without noise, are those of Figure 9, with as many epochs as there. γ "
             "and τ come from public records (`tacit collaborate calibrate`), not 0.001 and 0.0001 as in the paper, "
-            "whose learning rate is lower. The paper prints no values.",
+            f"whose learning rate is lower. Seeds of runs with noise: {', '.join(map(str, setting.seeds))}. The paper "
+            "prints no values.",
+            rivals(alone),
             *about(setting, cells),
         ],
     )
@@ -214,11 +217,11 @@ _WORDS = {"gaussian": "Gaussian (participant)", "dp-sgd": "DP-SGD (example)"}
 def _sparse(net: Net, upload: float, per_parameter: float) -> Job:
     releases = portion(upload, PARAMETERS[net.data, net.model])
     privacy = SparseVectorPrivacy(epsilon_per_epoch=per_parameter * releases)
-    return net.job(upload=upload, epochs=net.noisy_epochs, privacy=privacy)
+    return net.job(upload=upload, epochs=net.noisy_epochs, privacy=privacy, selection="largest")
 
 
 def _other(net: Net, name: str, epsilon: float) -> Job:
-    job = net.job(epochs=net.noisy_epochs)
+    job = net.job(epochs=net.noisy_epochs, selection="largest")
     settings: Settings = replace(job.settings, bound=None) if name == "dp-sgd" else job.settings
     return replace(job, settings=replace(settings, privacy=mechanism(name, epsilon=epsilon, settings=settings)))
 
