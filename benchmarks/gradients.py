@@ -443,8 +443,10 @@ def document(body: str, threads: int) -> str:
         "CPU time of one private step (forward, backward, clipping, noise, SGD) ÷ the same step without privacy; "
         "medians, modes interleaved in one process. `tacit` is as it is used, with the draw of the lot, the ledger and "
         "the rounding of what is released; *batch at hand* leaves out the draw and the ledger, which the steps of the "
-        "peers, and the targets, do not have either. In brackets: peak memory in MB of setting up and taking a step, "
-        "above model and data (batch at hand: and the batch, whose rows the peers do not copy).\n\n"
+        "peers, and the targets, do not have either. A private run keeps freed memory in the process, by which the "
+        "other steps of the process gain too. In brackets: peak memory in use in MB (what is freed being given back at "
+        "once) while setting up and taking a step, above model and data (batch at hand: and the batch, whose rows the "
+        "peers do not copy).\n\n"
         f"{datetime.date.today().isoformat()}; {processor}, {threads} thread(s); Python {platform.python_version()}, "
         f"torch {torch.__version__}{peer}.\n\n{body}\n"
     )
