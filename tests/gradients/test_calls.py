@@ -101,3 +101,32 @@ def test_no_examples_add_up_to_zero() -> None:
     found = torch.full((64, 50), torch.nan)
     Outer(torch.empty(0, 1, 1, 50), torch.empty(0, 1, 1, 64), (64, 50)).assign(found, torch.empty(0), 1)
     assert not found.any()
+
+
+@pytest.mark.parametrize(
+    ("width_out", "width_in", "turned"), [(200, 60, True), (60, 200, False), (96, 20, True), (300, 129, False)]
+)
+def test_whether_a_product_adds_once_is_asked_of_the_product_that_is_computed(
+    width_out: int, width_in: int, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow ones are computed transposed."""
+    asked: set[tuple[int, int]] = set()
+    added: set[tuple[int, int]] = set()
+    addmm_ = Tensor.addmm_
+
+    def ask(outputs: int, inputs: int, *others: Any) -> bool:
+        asked.add((outputs, inputs))
+        return True
+
+    def add(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        added.add((total.shape[0], total.shape[1]))
+        return addmm_(total, left, right)
+
+    monkeypatch.setattr(outer, "adds_once", ask)
+    monkeypatch.setattr(Tensor, "addmm_", add)
+    torch.manual_seed(0)
+    a, g = torch.randn(500, 1, 1, width_in), torch.randn(500, 1, 1, width_out)
+    total = torch.empty(width_out, width_in)
+    Outer(a, g, total.shape).assign(total, torch.ones(500), 1)
+    assert asked == added == {(width_in, width_out) if turned else (width_out, width_in)}
+    torch.testing.assert_close(total, torch.einsum("bxyi,bxyo->oi", a, g), rtol=1e-4, atol=1e-3)
