@@ -5,8 +5,8 @@
     python benchmarks/gradients.py --write              # also into docs/benchmarks.md
 
 A private step is forward, backward, clipping, noise and the SGD update; `tacit` is timed as it is used, with the draw
-of the lot and the ledger, and once more without these ("batch at hand"), as the peers are. All modes of a workload run
-in one process in random order; the figure is the ratio of median CPU times (user + system). Memory is the peak in use
+of the lot and the ledger, and once more without these ("batch at hand"), as the peers are. A peer and the ordinary
+step, or ours and the ordinary step, run in one process in random order; the figure is the ratio of median CPU times (user + system). Memory is the peak in use
 while setting up and taking a step, above model and data, each mode in a process of its own.
 """
 
@@ -311,7 +311,8 @@ MODES: Mapping[str, Callable[[Workload], Step]] = {
 }
 
 
-LIGHT = ("base", "tacit", "tacit, batch at hand", "opacus ghost")
+OURS = ("base", "tacit", "tacit, batch at hand")
+LIGHT = (*OURS, "opacus ghost")
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ def measure(key: str, modes: list[str], repeats: int | None) -> dict[str, float 
     times: dict[str, list[float]] = {mode: [] for mode in steps}
     for _ in range(repeats or w.repeats):
         for mode in random.sample(list(steps), len(steps)):
-            slow = mode not in ("base", "tacit", "tacit, batch at hand")
+            slow = mode not in OURS
             if slow and (len(times[mode]) >= 3 or sum(times[mode]) > 4):
                 continue
             times[mode].append(timed(steps[mode], 1 if slow else inner))
@@ -397,6 +398,14 @@ def in_process(*arguments: str, environment: Mapping[str, str] | None = None) ->
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 and done.stdout else None
 
 
+def ratio(times: dict[str, float | str] | None, mode: str) -> float | str:
+    """A step of the mode by the ordinary one beside it, or why there is none."""
+    if times is None:
+        return "failed"
+    base, step = times["base"], times[mode]
+    return step if isinstance(step, str) or isinstance(base, str) else step / base
+
+
 def table(keys: list[str], modes: list[str], repeats: int | None, memory: bool) -> str:
     others = [m for m in modes if m != "base"]
     lines = [
@@ -405,14 +414,17 @@ def table(keys: list[str], modes: list[str], repeats: int | None, memory: bool) 
     ]
     for key in keys:
         w = WORKLOADS[key]
-        command = ["--child", key, "--modes", *modes] + (["--repeats", str(repeats)] if repeats else [])
-        times = in_process(*command)
+        often = ["--repeats", str(repeats)] if repeats else []
+        times = in_process("--child", key, "--modes", *(m for m in modes if m in OURS), *often)
+        ratios = {m: ratio(times, m) for m in others if m in OURS} if times else {}
+        for peer in (m for m in others if m not in OURS):
+            ratios[peer] = ratio(in_process("--child", key, "--modes", "base", peer, *often), peer)
         if times is None:
             lines.append(f"| {key} {w.title} | {w.batch} | failed | | " + " | ".join("" for _ in others) + " |")
             continue
         peaks = {
             m: in_process("--memory-of", key, m, environment=EACH_FOR_ITSELF)
-            if memory and not isinstance(times[m], str)
+            if memory and not isinstance(ratios.get(m), str)
             else None
             for m in modes
         }
@@ -420,7 +432,7 @@ def table(keys: list[str], modes: list[str], repeats: int | None, memory: bool) 
         def cell(mode: str, text: str, peaks: dict[str, Any] = peaks) -> str:
             return text + (f" ({peaks[mode]:.0f})" if peaks[mode] is not None else "")
 
-        row = [cell(m, times[m] if isinstance(times[m], str) else f"{times[m] / times['base']:.2f}") for m in others]
+        row = [cell(m, found if isinstance(found := ratios[m], str) else f"{found:.2f}") for m in others]
         plain = cell("base", f"{times['base']:.1f}")
         lines.append(f"| {key} {w.title} | {w.batch} | {plain} | {w.target} | " + " | ".join(row) + " |")
         print(lines[-1], file=sys.stderr, flush=True)  # so that a long run can be followed
@@ -441,10 +453,10 @@ def document(body: str, threads: int) -> str:
     return (
         "## Per-example gradients\n\n"
         "CPU time of one private step (forward, backward, clipping, noise, SGD) ÷ the same step without privacy; "
-        "medians, modes interleaved in one process. `tacit` is as it is used, with the draw of the lot, the ledger and "
+        "medians, interleaved with that step in one process; peers in processes of their own, as a private run keeps "
+        "freed memory, by which others would gain. `tacit` is as it is used, with the draw of the lot, the ledger and "
         "the rounding of what is released; *batch at hand* leaves out the draw and the ledger, which the steps of the "
-        "peers, and the targets, do not have either. A private run keeps freed memory in the process, by which the "
-        "other steps of the process gain too. In brackets: peak memory in use in MB (what is freed being given back at "
+        "peers, and the targets, do not have either. In brackets: peak memory in use in MB (what is freed being given back at "
         "once) while setting up and taking a step, above model and data (batch at hand: and the batch, whose rows the "
         "peers do not copy).\n\n"
         f"{datetime.date.today().isoformat()}; {processor}, {threads} thread(s); Python {platform.python_version()}, "

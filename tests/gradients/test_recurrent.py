@@ -143,7 +143,7 @@ def test_writing_to_what_was_read_after_the_norms_were_taken_is_refused(flat: An
         model(x).sum().backward()
     tape.norms()
     x.mul_(1000)
-    with pytest.raises(RuntimeError, match=r"\(5, 4\).*modified in place after the norms"):
+    with pytest.raises(RuntimeError, match=r"4\).*modified in place after the norms"):
         tape.clipped_sum(flat(1.0))
 
 

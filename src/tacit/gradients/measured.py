@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
-from tacit.gradients.contributions import added
+from tacit.gradients.contributions import Contribution, added
 from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Uses
@@ -77,7 +77,9 @@ class Measured:
         if len({s.dtype for s in squares.values()}) > 1:
             squares = {name: s.double() for name, s in squares.items()}
         self._squares, self._captures = squares, recorder.captures
-        self._read = [(t, t._version) for t in recorder.reads]
+        self._read = [
+            (t, t._version) for uses in self.uses.values() for part in uses.parts for t in _held(part.contribution)
+        ]
         return squares
 
     def _refuse_writes(self) -> None:
@@ -123,3 +125,12 @@ class Measured:
         fresh = torch.empty_like(out)
         uses.assign(fresh, weights)
         return out.add_(fresh)
+
+
+def _held(contribution: Contribution) -> Iterator[Tensor]:
+    """The tensors of a contribution, which may be those that the caller has."""
+    for value in vars(contribution).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Contribution):
+            yield from _held(value)

@@ -73,8 +73,6 @@ class Recorder:
         self.seeds: list[tuple[str, Tensor]] = []
         self.captures = 0
         """How many times gradients of the current batch arrived."""
-        self.reads: list[Tensor] = []
-        """What trainable operations of the current batch have read."""
         self.capturing = True
         """Whether arriving gradients are the parameters'; not while the user differentiates with respect to inputs."""
         self.inputs: list[Tensor] = []
@@ -117,7 +115,6 @@ class Recorder:
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, set()
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.reads = []
         self.problems.forget()
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -316,7 +313,6 @@ class Recorder:
                         f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place"
                     )
             if self.capturing:
-                self.reads += [t for t, _ in watched]
                 self.capture(make(plain(grad.detach())), epoch)
 
         return Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
