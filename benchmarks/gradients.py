@@ -6,8 +6,9 @@
 
 A private step is forward, backward, clipping, noise and the SGD update; `tacit` is timed as it is used, with the draw
 of the lot and the ledger, and once more without these ("batch at hand"), as the peers are. A peer and the ordinary
-step, or ours and the ordinary step, run in one process in random order; the figure is the ratio of median CPU times (user + system). Memory is the peak in use
-while setting up and taking a step, above model and data, each mode in a process of its own.
+step, or ours and the ordinary step, run in one process in random order; the figure is the ratio of median CPU times
+(user + system). Memory is the peak in use while setting up and taking a step, above model and data, each mode in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -456,9 +457,9 @@ def document(body: str, threads: int) -> str:
         "medians, interleaved with that step in one process; peers in processes of their own, as a private run keeps "
         "freed memory, by which others would gain. `tacit` is as it is used, with the draw of the lot, the ledger and "
         "the rounding of what is released; *batch at hand* leaves out the draw and the ledger, which the steps of the "
-        "peers, and the targets, do not have either. In brackets: peak memory in use in MB (what is freed being given back at "
-        "once) while setting up and taking a step, above model and data (batch at hand: and the batch, whose rows the "
-        "peers do not copy).\n\n"
+        "peers, and the targets, do not have either. In brackets: peak memory in use in MB (what is freed being "
+        "given back at once) while setting up and taking a step, above model and data (batch at hand: and the batch, "
+        "whose rows the peers do not copy).\n\n"
         f"{datetime.date.today().isoformat()}; {processor}, {threads} thread(s); Python {platform.python_version()}, "
         f"torch {torch.__version__}{peer}.\n\n{body}\n"
     )
