@@ -30,6 +30,8 @@ from torch import nn
 torch.set_num_threads(1)
 for line in sys.stdin:
     job = json.loads(line)
+    if job is None:
+        break
     children = []
     nobody_left, running = os.pipe()  # reading ends when no process has the other end open any more
     for rank in range(job["world"]):
@@ -55,6 +57,7 @@ for line in sys.stdin:
     os.close(running)
     print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
     os.close(nobody_left)
+os._exit(0)
 """
 
 _START = """
@@ -81,7 +84,14 @@ def mother() -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     started = subprocess.Popen([sys.executable, "-c", _MOTHER], env=place, stdin=pipe, stdout=pipe, text=True)
     yield started
-    started.communicate(timeout=60)
+    # Told to end, and not by an end of its input: a process that some other test forked may have that open for longer.
+    assert started.stdin is not None
+    started.stdin.write("null\n")
+    started.stdin.flush()
+    started.wait(timeout=60)
+    started.stdin.close()
+    assert started.stdout is not None
+    started.stdout.close()
 
 
 @pytest.fixture
