@@ -35,15 +35,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
     """``x @ matrix`` for many rows, with zeros where they are needed."""
+    if _is_alike(matrix):
+        return x @ matrix
     inputs, outputs = matrix.shape
     more_in, more_out = -inputs % _WHOLE, -outputs % _WHOLE
-    if min(inputs, outputs) > LINE or not (more_in or more_out):
-        return x @ matrix
     return (F.pad(x, (0, more_in)) @ F.pad(matrix, (0, more_out, 0, more_in)))[:, :outputs]
 
 
 def add_product_(total: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
     """``total += product(x, matrix)``"""
-    if min(matrix.shape) > LINE or not (matrix.shape[0] % _WHOLE or matrix.shape[1] % _WHOLE):
-        return total.addmm_(x, matrix)
-    return total.add_(product(x, matrix))
+    return total.addmm_(x, matrix) if _is_alike(matrix) else total.add_(product(x, matrix))
+
+
+def _is_alike(matrix: Tensor) -> bool:
+    inputs, outputs = matrix.shape
+    return min(inputs, outputs) > LINE or not (inputs % _WHOLE or outputs % _WHOLE)

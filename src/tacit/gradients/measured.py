@@ -25,8 +25,8 @@ class Measured:
         self.uses: dict[str, Uses] = {}
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
-        self._read: list[tuple[Tensor, int]] = []
-        """What the squares were computed from, and its versions then."""
+        self._read: list[tuple[str, Tensor, int]] = []
+        """What the squares of each parameter were computed from, and its versions then."""
         self._captures = 0
         """How many captures the squares were computed from."""
 
@@ -78,17 +78,20 @@ class Measured:
             squares = {name: s.double() for name, s in squares.items()}
         self._squares, self._captures = squares, recorder.captures
         self._read = [
-            (t, t._version) for uses in self.uses.values() for part in uses.parts for t in _held(part.contribution)
+            (name, t, t._version)
+            for name, uses in self.uses.items()
+            for part in uses.parts
+            for t in _held(part.contribution)
         ]
         return squares
 
     def _refuse_writes(self) -> None:
         """Norms that were found before no longer belong to gradients whose factors were written to since."""
-        for t, version in self._read:
+        for name, t, version in self._read:
             if t._version != version:
                 raise RuntimeError(
-                    f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place "
-                    "after the norms were taken; take the clipped sum first, or leave the tensor alone until then"
+                    f"what the gradient of {name!r} is made of was modified in place after the norms were taken; take "
+                    "the clipped sum first, or leave the batch and its activations alone until then"
                 )
 
     @torch.no_grad()

@@ -56,16 +56,17 @@ class RecurrentLayer(torch.autograd.Function):
         like = before[:, 0]
         d_h = torch.zeros_like(like) if d_h is None else d_h
         wants = ctx.needs_input_grad[1]
-        if job.kind == "lstm":
-            d_c = gates.new_zeros(like.shape[0], w_hh.shape[0] // 4) if d_c is None else d_c
-            found = cells.lstm_backward(trace, w_ih, w_hh, w_hr, d_out, d_h, d_c, job.reverse, job.mask, wants)
-        elif job.kind == "gru":
-            found = cells.gru_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants)
-        else:
-            relu = job.kind == "rnn_relu"
-            found = cells.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
-        if job.recorder.capturing:
-            job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
+        with torch.autocast(gates.device.type, enabled=False):  # somebody may call backward within it
+            if job.kind == "lstm":
+                d_c = gates.new_zeros(like.shape[0], w_hh.shape[0] // 4) if d_c is None else d_c
+                found = cells.lstm_backward(trace, w_ih, w_hh, w_hr, d_out, d_h, d_c, job.reverse, job.mask, wants)
+            elif job.kind == "gru":
+                found = cells.gru_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants)
+            else:
+                relu = job.kind == "rnn_relu"
+                found = cells.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
+            if job.recorder.capturing:
+                job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
         return None, found.x, found.h, found.c, None
 
 
@@ -207,8 +208,8 @@ def _run(
         data = data if batch_first else data.transpose(0, 1)
     count = data.shape[0]
     # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
-    # then, which are dropped below.
-    # Copies for every number of columns: what somebody writes to the input later must not matter for some of them only.
+    # then, which are dropped below. Where none is needed these are copies all the same: what somebody writes to the
+    # input later must not matter for some numbers of columns only.
     states = [F.pad(_state(recorder, s, columns), (0, 0, 0, -count % LINE)) for s in states]
     data = F.pad(data.contiguous(), (0, 0, 0, 0, 0, -count % LINE))
     mask = None if mask is None else F.pad(mask, (0, 0, 0, 0, 0, -count % LINE))
