@@ -24,6 +24,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -33,11 +34,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
+from tacit._normal import Normal
+
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_CHUNK = 1 << 18  # values of one Gaussian chunk: large beside the cost of a NumPy call, small beside the cache
-_EDGE = 1 << 22  # a 32-bit radius word nearer to 0 or 2^32 than this has too few significant bits: it gets 64 more
 _ZEROS = memoryview(bytes(1 << 16))
 
 
@@ -57,13 +58,12 @@ class Source(ABC):
     share = 1.0
     """The part of a noise's standard deviation that is drawn here: less where other processes draw the rest."""
 
-    def join_(self, noisy: torch.Tensor) -> torch.Tensor:
-        """Add, in place, what other processes have for the same sum. There are none unless a subclass knows some."""
-        return noisy
+    join_: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Add, in place, what other processes have for the same sum, where a subclass knows some."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._gaussian: _Gaussian | None = None
+        self._normal: Normal | None = None
         self._rekey(forked=False)
         _sources.add(self)
 
@@ -165,16 +165,11 @@ class Source(ABC):
         if not 0 <= std < math.inf:
             raise ValueError(f"std is {std!r}; it must be a finite number, at least 0.")
         with self._lock, torch.no_grad():
-            if self._gaussian is None:
-                self._gaussian = _Gaussian()
+            if self._normal is None:
+                self._normal = Normal()
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            flat = values.view(-1).numpy()
-            draw = self._gaussian.single if tensor.dtype == torch.float32 else self._gaussian.double
-            pieces = -(-flat.size // _CHUNK)
-            for index in range(pieces):  # equal pieces, so that none is mostly thrown away
-                piece = flat[flat.size * index // pieces : flat.size * (index + 1) // pieces]
-                draw(self, piece, std)
+            self._normal.draw(self, values.view(-1).numpy(), std)
             return tensor if direct else tensor.copy_(values)
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -218,68 +213,6 @@ class SeededSource(Source):
     def _key(self, *, forked: bool) -> bytes:
         process = f"process {os.getpid()}" if forked else "first process"
         return hashlib.sha256(f"tacit seeded source {self._seed} {process}".encode()).digest()
-
-
-class _Gaussian:
-    """One chunk of normal values: the memory for its random words, reused under the lock of the source."""
-
-    def __init__(self) -> None:
-        self._raw = bytearray(4 * _CHUNK)
-        self._one = torch.ones((), dtype=torch.float32)
-        self._near = np.empty(_CHUNK // 2, dtype=np.bool_)
-
-    def single(self, source: Source, out: npt.NDArray[np.float32], std: float) -> None:
-        """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, more precisely near 0 and 1.
-
-        Everything happens in the memory of the words and of the result, which fits in the cache.
-        """
-        pairs = (out.size + 1) // 2
-        rest = out.size - pairs
-        raw = memoryview(self._raw)[: 8 * pairs]
-        source.fill(raw)
-        words, floats = np.frombuffer(raw, dtype=np.int32), np.frombuffer(raw, dtype=np.float32)
-        radius, angle, scratch = floats[:pairs], floats[pairs:], out[:pairs]
-        shifted = np.add(words[:pairs], np.int32(_EDGE), out=scratch.view(np.int32)).view(np.uint32)
-        near = np.flatnonzero(np.less(shifted, np.uint32(2 * _EDGE), out=self._near[:pairs]))
-        logs = _log_uniform(words[near], source.words(near.size)) if near.size else None
-        np.copyto(scratch, words[:pairs].view(np.uint32), casting="unsafe")
-        np.multiply(scratch, np.float32(2.0**-32), out=radius)
-        _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
-        if logs is not None:
-            radius[near] = logs
-        fold = 1e-12 < std < 1e12  # the square of std does not leave the range of float32
-        np.multiply(radius, np.float32(-8 * std**2 if fold else -8), out=radius)
-        np.sqrt(radius, out=radius)  # from here on twice the radius
-        if not fold:
-            np.multiply(radius, np.float32(std), out=radius)
-        np.copyto(angle, words[pairs:], casting="unsafe")
-        np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
-        _torch(torch.tan, angle, angle)
-        # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
-        twice, tangent, first = (torch.from_numpy(each) for each in (radius, angle, scratch))
-        torch.addcmul(self._one, tangent, tangent, out=first)
-        torch.div(twice, first, out=first)
-        np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
-        torch.sub(first, twice, alpha=0.5, out=first)
-
-    def double(self, source: Source, out: Floats, std: float) -> None:
-        """Box-Muller in float64, with 64 bits for the radius and 64 for the angle."""
-        pairs = (out.size + 1) // 2
-        radius = std * np.sqrt(2 * source.exponential(pairs))
-        angle = source.words(pairs).view(np.int64) * (math.pi * 2.0**-63)
-        out[:pairs] = radius * np.cos(angle)
-        out[pairs:] = (radius * np.sin(angle))[: out.size - pairs]
-
-
-def _log_uniform(words: npt.NDArray[np.int32], more: npt.NDArray[np.uint64]) -> Floats:
-    """log u where u is t or 1 + t, t being ``words`` / 2^32 with the 64 bits of ``more`` after them."""
-    wide = words.astype(np.int64)
-    small = (np.where(wide >= 0, wide, ~wide) + (more + 0.5) * 2.0**-64) * 2.0**-32
-    return np.asarray(np.where(wide >= 0, np.log(small), np.log1p(-small)))
-
-
-def _torch(function: Any, values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
-    function(torch.from_numpy(values), out=torch.from_numpy(out))  # twice as fast as NumPy's
 
 
 _sources: weakref.WeakSet[Source] = weakref.WeakSet()

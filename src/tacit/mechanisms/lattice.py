@@ -144,7 +144,8 @@ def _add_discrete_(total: torch.Tensor, noise_std: float, lattice: float, scale:
             noisy = whole.to(torch.int64)
             if source.share:
                 noisy.add_(torch.from_numpy(draw(std / step, piece.numel(), source)))
-            source.join_(noisy)
+            if source.join_ is not None:
+                source.join_(noisy)
             piece.copy_(noisy.clamp_(-_MOST_NOISY, _MOST_NOISY).to(torch.float64).mul_(step))
         if flat.data_ptr() != total.data_ptr():
             total.copy_(flat.view(total.shape))

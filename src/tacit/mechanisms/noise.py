@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from tacit._normal import kernels
 from tacit.randomness import Source
 
 _GRID_BITS = 14
@@ -87,11 +88,27 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     noise = draw_(room, source.share * (units[0] if same else 1.0)) if source.share else room.zero_()
     noisy = noise.to(pieces[0].device)
     parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)
-    for part, piece, grid, unit in zip(parts, pieces, grids, units):
-        (part if same else part.mul_(unit)).add_(piece, alpha=1 / grid)
+    if not same:
+        for part, unit in zip(parts, units):
+            part.mul_(unit)
+    if source.join_ is None:
+        for part, piece, grid in zip(parts, pieces, grids):
+            _add_rounded_(part, piece, grid)
+        return
+    for part, piece, grid in zip(parts, pieces, grids):
+        part.add_(piece, alpha=1 / grid)
     source.join_(noisy).round_()
     for part, piece, grid in zip(parts, pieces, grids):
         torch.mul(part, grid, out=piece)
+
+
+def _add_rounded_(noise: torch.Tensor, total: torch.Tensor, grid: float) -> None:
+    """total = noise + total / grid, rounded, times the grid."""
+    plain = total.dtype == torch.float32 and total.device.type == "cpu" and total.is_contiguous()
+    if kernels is not None and plain:
+        kernels.add_rounded(noise.numpy(), total.numpy(), grid)
+    else:
+        torch.mul(noise.add_(total, alpha=1 / grid).round_(), grid, out=total)
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,17 @@
+"""The compiled part of the package; everything else about it is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "tacit._kernels",
+            ["src/tacit/_kernels.c"],
+            # Nothing here looks at errno or floating-point flags, and loops become vectors only without them.
+            extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
+            py_limited_api=True,
+            optional=True,  # without a C compiler everything works, and noise takes about three times as long
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,218 @@
+/* Noise in one pass over memory: what tacit._normal and tacit.mechanisms.noise do with arrays where this is not compiled.
+ *
+ * edges(words) -> how many                 of the words need 64 bits more (see tacit._normal)
+ * normal(words, more, out, std)            Box-Muller: two words a pair, radii first, and 64 bits for every edge in turn
+ * add_rounded(noise, total, grid)          total = (noise + total / grid), rounded, times grid
+ *
+ * Arguments are buffers: words of 32 and more of 64 bits, the others float32. Sizes are checked here. How far a value may
+ * be from the real one is stated in tacit.randomness and tested.
+ */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
+
+/* Whether a radius word has too few significant bits: as in tacit._normal. */
+INLINE uint32_t is_edge(uint32_t word) { return word + (1u << 22) < 1u << 23; }
+
+/* log u, u being t or 1 + t, t the signed word / 2^32 with the 64 bits of `more` after it. */
+static float log_of_edge(uint32_t word, uint64_t more) {
+    double fraction = ((double)more + 0.5) * 0x1p-64;
+    int64_t wide = (int32_t)word;
+    double small = ((double)(wide >= 0 ? wide : ~wide) + fraction) * 0x1p-32;
+    return (float)(wide >= 0 ? log(small) : log1p(-small));
+}
+
+/* log(word / 2^32) for a word that is no edge. With u = 2^e (1 + f), 2/3 <= 1 + f < 4/3: e log 2 + log1p(f), the last by
+ * a polynomial that is right to 2^-25. For e = 0 the logarithm is small and f is taken from the word, not from u, which
+ * is rounded: the word less 2^32 is its value as a signed number. */
+INLINE float log_of(uint32_t word) {
+    float u = (float)word * 0x1p-32f, signed_f = (float)(int32_t)word * 0x1p-32f, m;
+    int32_t bits, e;
+    memcpy(&bits, &u, 4);
+    e = (bits - 0x3f2aaaab) >> 23;
+    bits -= (int32_t)((uint32_t)e << 23);
+    memcpy(&m, &bits, 4);
+    float f = e == 0 && (int32_t)word < 0 ? signed_f : m - 1.0f;
+    float p = -0.1212558065f;
+    p = p * f + 0.1342574901f;
+    p = p * f - 0.1234619025f;
+    p = p * f + 0.141183099f;
+    p = p * f - 0.1667014069f;
+    p = p * f + 0.2000378032f;
+    p = p * f - 0.249999879f;
+    p = p * f + 0.3333332017f;
+    return (float)e * 0.693147181f + (f + f * f * (p * f - 0.5f));
+}
+
+INLINE float negated(float value, uint32_t sign) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits ^= sign;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* r cos and r sin of 2 pi word / 2^32: the nearest quarter turn is split off exactly, in whole numbers; the rest is at
+ * most an eighth of a turn, where the polynomials are right to 2^-26. */
+INLINE void turn(float r, uint32_t word, float *cosine, float *sine) {
+    uint32_t quarter = (word + 0x20000000u) >> 30;
+    float x = (float)(int32_t)(word - (quarter << 30)) * 1.4629180793e-9f, z = x * x;
+    float s = x + x * z * ((-0.0001958789088f * z + 0.008332748271f) * z - 0.1666666466f);
+    float c = 1.0f - 0.5f * z + z * z * ((2.454794209e-5f * z - 0.001388830304f) * z + 0.04166666466f);
+    *cosine = r * negated(quarter & 1 ? s : c, ((quarter + 1) & 2) << 30);
+    *sine = r * negated(quarter & 1 ? c : s, (quarter & 2) << 30);
+}
+
+INLINE size_t edges_in(const uint32_t *words, size_t size) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < size; i++) count += is_edge(words[i]);
+    return count;
+}
+
+/* The first half of `out`, rounded up, has the cosines and the rest the sines. */
+INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std) {
+    float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
+    size_t pairs = (size + 1) / 2;
+    const uint32_t *angles = words + pairs;
+    for (size_t start = 0; start < pairs; start += BLOCK) {
+        size_t n = pairs - start < BLOCK ? pairs - start : BLOCK;
+        const uint32_t *here = words + start;
+        for (size_t i = 0; i < n; i++) radius[i] = log_of(here[i]);
+        if (edges_in(here, n))
+            for (size_t i = 0; i < n; i++)
+                if (is_edge(here[i])) radius[i] = log_of_edge(here[i], *more++);
+        for (size_t i = 0; i < n; i++) turn(std * sqrtf(-2.0f * radius[i]), angles[start + i], cosine + i, sine + i);
+        size_t rest = size - pairs - start < n ? size - pairs - start : n;
+        memcpy(out + start, cosine, n * sizeof(float));
+        memcpy(out + pairs + start, sine, rest * sizeof(float));
+    }
+}
+
+/* The grid is a power of two: nothing rounds but the addition and `rintf`, which rounds halves to even. */
+INLINE void add_rounded_in(const float *noise, float *total, size_t size, float grid) {
+    float units = 1.0f / grid;
+    for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
+}
+
+/* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
+#define VERSION(name, target)                                                                                    \
+    target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
+    target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std) {   \
+        normal_in(w, more, out, n, std);                                                                          \
+    }                                                                                                             \
+    target static void add_rounded_##name(const float *noise, float *total, size_t n, float grid) {                \
+        add_rounded_in(noise, total, n, grid);                                                                    \
+    }                                                                                                             \
+    static const Versions name = {edges_##name, normal_##name, add_rounded_##name};
+
+typedef struct {
+    size_t (*edges)(const uint32_t *, size_t);
+    void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float);
+    void (*add_rounded)(const float *, float *, size_t, float);
+} Versions;
+
+VERSION(plain, )
+static Versions best;
+
+#if defined(__GNUC__) && defined(__x86_64__)
+VERSION(avx2, __attribute__((target("avx2,fma"))))
+VERSION(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
+
+static Versions choose(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return plain;
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    return wide ? avx512 : avx2;
+}
+#else
+static Versions choose(void) { return plain; }
+#endif
+
+#ifndef BEST /* tests compile each version */
+#define BEST choose()
+#endif
+
+/* The arguments as buffers, the one at `written` writable; on failure nothing stays taken. */
+static int take(PyObject *const *arguments, Py_buffer *views, int count, int written) {
+    for (int i = 0; i < count; i++)
+        if (PyObject_GetBuffer(arguments[i], views + i, i == written ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+            while (i--) PyBuffer_Release(views + i);
+            return -1;
+        }
+    return 0;
+}
+
+static void give_back(Py_buffer *views, int count) {
+    while (count--) PyBuffer_Release(views + count);
+}
+
+static PyObject *edges(PyObject *module, PyObject *words) {
+    Py_buffer view;
+    if (take(&words, &view, 1, -1) < 0) return NULL;
+    size_t found = best.edges(view.buf, (size_t)view.len / 4);
+    give_back(&view, 1);
+    return PyLong_FromSize_t(found);
+}
+
+static PyObject *normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[3]; /* words, more, out */
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "normal takes 4 arguments, not %zd.", count);
+    double std = PyFloat_AsDouble(arguments[3]);
+    if (std == -1.0 && PyErr_Occurred()) return NULL;
+    if (take(arguments, views, 3, 2) < 0) return NULL;
+    size_t size = (size_t)views[2].len / 4, pairs = (size + 1) / 2;
+    int fits = (size_t)views[0].len == 8 * pairs && (size_t)views[1].len == 8 * best.edges(views[0].buf, pairs);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        best.normal(views[0].buf, views[1].buf, views[2].buf, size, (float)std);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 3);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "words, or the bits for its edges, do not fit %zu values.", size);
+    Py_RETURN_NONE;
+}
+
+static PyObject *add_rounded(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* noise, total */
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "add_rounded takes 3 arguments, not %zd.", count);
+    double grid = PyFloat_AsDouble(arguments[2]);
+    if (grid == -1.0 && PyErr_Occurred()) return NULL;
+    if (take(arguments, views, 2, 1) < 0) return NULL;
+    int fits = views[0].len == views[1].len;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        best.add_rounded(views[0].buf, views[1].buf, (size_t)views[0].len / 4, (float)grid);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the noise and the sum have different sizes.");
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"edges", edges, METH_O, "edges(words): how many need 64 bits more."},
+    {"normal", (PyCFunction)(void (*)(void))normal, METH_FASTCALL, "normal(words, more, out, std): Box-Muller."},
+    {"add_rounded", (PyCFunction)(void (*)(void))add_rounded, METH_FASTCALL, "add_rounded(noise, total, grid)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "tacit._kernels", "Compiled inner loops of noise.", -1, methods,
+};
+
+PyMODINIT_FUNC PyInit__kernels(void) {
+    best = BEST;
+    return PyModule_Create(&definition);
+}
