@@ -1,11 +1,14 @@
-/* Noise in one pass over memory: what tacit._normal and tacit.mechanisms.noise do with arrays where this is not compiled.
+/* Inner loops in one pass over memory: what other modules do with arrays where this is not compiled (tacit._compiled).
  *
  * edges(words) -> how many                 of the words need 64 bits more (see tacit._normal)
  * normal(words, more, out, std)            Box-Muller: two words a pair, radii first, and 64 bits for every edge in turn
- * add_rounded(noise, total, grid)          total = (noise + total / grid), rounded, times grid
+ * add_normal(words, more, total, std, grid) the same, added in units of the grid: (value + total / grid), rounded, times grid
+ * outer_sum(narrow, wide, out, rows, call) out = sum over records of column (of `rows` entries) times row, `call` of them
+ *                                          at a time in float32, then the sums of calls, one after the other
+ * same(a, b) -> bool                       whether the bytes are the same
  *
- * Arguments are buffers: words of 32 and more of 64 bits, the others float32. Sizes are checked here. How far a value may
- * be from the real one is stated in tacit.randomness and tested.
+ * Arguments are buffers: words of 32 and more of 64 bits, the others float32 (of `same` anything). Sizes are checked here.
+ * How far a noise value may be from the real one is stated in tacit.randomness and tested.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -21,6 +24,9 @@
 #endif
 
 #define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
+#define COLUMNS 64 /* of `outer_sum` that are summed at a time, for at most ROWS rows: as many as registers hold */
+#define ROWS 8
+#define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
 INLINE uint32_t is_edge(uint32_t word) { return word + (1u << 22) < 1u << 23; }
@@ -80,8 +86,14 @@ INLINE size_t edges_in(const uint32_t *words, size_t size) {
     return count;
 }
 
-/* The first half of `out`, rounded up, has the cosines and the rest the sines. */
-INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std) {
+/* The grid is a power of two: nothing rounds but the addition and `rintf`, which rounds halves to even. */
+INLINE void add_rounded(const float *noise, float *total, size_t size, float grid) {
+    float units = 1.0f / grid;
+    for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
+}
+
+/* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. */
+INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std, float grid) {
     float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
     size_t pairs = (size + 1) / 2;
     const uint32_t *angles = words + pairs;
@@ -94,32 +106,78 @@ INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, s
                 if (is_edge(here[i])) radius[i] = log_of_edge(here[i], *more++);
         for (size_t i = 0; i < n; i++) turn(std * sqrtf(-2.0f * radius[i]), angles[start + i], cosine + i, sine + i);
         size_t rest = size - pairs - start < n ? size - pairs - start : n;
-        memcpy(out + start, cosine, n * sizeof(float));
-        memcpy(out + pairs + start, sine, rest * sizeof(float));
+        if (grid) {
+            add_rounded(cosine, out + start, n, grid);
+            add_rounded(sine, out + pairs + start, rest, grid);
+        } else {
+            memcpy(out + start, cosine, n * sizeof(float));
+            memcpy(out + pairs + start, sine, rest * sizeof(float));
+        }
     }
 }
 
-/* The grid is a power of two: nothing rounds but the addition and `rintf`, which rounds halves to even. */
-INLINE void add_rounded_in(const float *noise, float *total, size_t size, float grid) {
-    float units = 1.0f / grid;
-    for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
+/* `height` x COLUMNS entries over up to CALL records, added to `out`; `factors` has ROWS numbers for each record. Columns
+ * before `from` are left as they are: at the end of a row the last COLUMNS are computed, whether or not they are new. */
+INLINE void tile(const float *factors, const float *wide, float *out, size_t columns, size_t records, int height,
+                 size_t from) {
+    float sum[ROWS][COLUMNS] = {{0.0f}};
+    for (size_t i = 0; i < records; i++)
+        for (int r = 0; r < height; r++)
+            for (int c = 0; c < COLUMNS; c++) sum[r][c] += factors[i * ROWS + r] * wide[i * columns + c];
+    for (int r = 0; r < height; r++)
+        for (size_t c = from; c < COLUMNS; c++) out[r * columns + c] += sum[r][c];
+}
+
+/* The sum over each call of `call` records in registers, then added to those of the calls before. */
+INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, size_t records, size_t rows, size_t columns,
+                         size_t call) {
+    float factors[CALL * ROWS];
+    size_t bands = (rows + ROWS - 1) / ROWS;
+    memset(out, 0, rows * columns * sizeof(float));
+    for (size_t lo = 0; lo < records; lo += call) {
+        size_t n = records - lo < call ? records - lo : call;
+        for (size_t band = 0; band < bands; band++) { /* of nearly the same height each */
+            size_t above = rows * band / bands;
+            int height = (int)(rows * (band + 1) / bands - above);
+            const float *here = wide + lo * columns;
+            float *sum = out + above * columns;
+            for (size_t i = 0; i < n; i++)
+                for (int r = 0; r < height; r++)
+                    factors[i * ROWS + r] = narrow[(lo + i) * rows + above + r];
+            for (size_t next = 0; next < columns; next += COLUMNS) {
+                size_t at = next + COLUMNS <= columns ? next : columns - COLUMNS, from = next - at;
+                switch (height) {
+                    case 1: tile(factors, here + at, sum + at, columns, n, 1, from); break;
+                    case 2: tile(factors, here + at, sum + at, columns, n, 2, from); break;
+                    case 3: tile(factors, here + at, sum + at, columns, n, 3, from); break;
+                    case 4: tile(factors, here + at, sum + at, columns, n, 4, from); break;
+                    case 5: tile(factors, here + at, sum + at, columns, n, 5, from); break;
+                    case 6: tile(factors, here + at, sum + at, columns, n, 6, from); break;
+                    case 7: tile(factors, here + at, sum + at, columns, n, 7, from); break;
+                    default: tile(factors, here + at, sum + at, columns, n, ROWS, from);
+                }
+            }
+        }
+    }
 }
 
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
 #define VERSION(name, target)                                                                                    \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
-    target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std) {   \
-        normal_in(w, more, out, n, std);                                                                          \
+    target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
+                                     float grid) {                                                                \
+        normal_in(w, more, out, n, std, grid);                                                                    \
     }                                                                                                             \
-    target static void add_rounded_##name(const float *noise, float *total, size_t n, float grid) {                \
-        add_rounded_in(noise, total, n, grid);                                                                    \
+    target static void outer_sum_##name(const float *narrow, const float *wide, float *out, size_t n, size_t rows, \
+                                        size_t columns, size_t call) {                                            \
+        outer_sum_in(narrow, wide, out, n, rows, columns, call);                                                  \
     }                                                                                                             \
-    static const Versions name = {edges_##name, normal_##name, add_rounded_##name};
+    static const Versions name = {edges_##name, normal_##name, outer_sum_##name};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
-    void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float);
-    void (*add_rounded)(const float *, float *, size_t, float);
+    void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
+    void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
 } Versions;
 
 VERSION(plain, )
@@ -166,17 +224,17 @@ static PyObject *edges(PyObject *module, PyObject *words) {
     return PyLong_FromSize_t(found);
 }
 
-static PyObject *normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+/* `normal` and `add_normal`: four arguments, or five. */
+static PyObject *draw(PyObject *const *arguments, Py_ssize_t count, Py_ssize_t wanted) {
     Py_buffer views[3]; /* words, more, out */
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "normal takes 4 arguments, not %zd.", count);
-    double std = PyFloat_AsDouble(arguments[3]);
-    if (std == -1.0 && PyErr_Occurred()) return NULL;
-    if (take(arguments, views, 3, 2) < 0) return NULL;
+    if (count != wanted) return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %zd.", count, wanted);
+    double std = PyFloat_AsDouble(arguments[3]), grid = count > 4 ? PyFloat_AsDouble(arguments[4]) : 0.0;
+    if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
     size_t size = (size_t)views[2].len / 4, pairs = (size + 1) / 2;
     int fits = (size_t)views[0].len == 8 * pairs && (size_t)views[1].len == 8 * best.edges(views[0].buf, pairs);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        best.normal(views[0].buf, views[1].buf, views[2].buf, size, (float)std);
+        best.normal(views[0].buf, views[1].buf, views[2].buf, size, (float)std, (float)grid);
         Py_END_ALLOW_THREADS
     }
     give_back(views, 3);
@@ -184,32 +242,54 @@ static PyObject *normal(PyObject *module, PyObject *const *arguments, Py_ssize_t
     Py_RETURN_NONE;
 }
 
-static PyObject *add_rounded(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    Py_buffer views[2]; /* noise, total */
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "add_rounded takes 3 arguments, not %zd.", count);
-    double grid = PyFloat_AsDouble(arguments[2]);
-    if (grid == -1.0 && PyErr_Occurred()) return NULL;
-    if (take(arguments, views, 2, 1) < 0) return NULL;
-    int fits = views[0].len == views[1].len;
+static PyObject *normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return draw(arguments, count, 4);
+}
+
+static PyObject *add_normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return draw(arguments, count, 5);
+}
+
+static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[3]; /* narrow, wide, out */
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "outer_sum takes 5 arguments, not %zd.", count);
+    size_t rows = PyLong_AsSize_t(arguments[3]), call = PyLong_AsSize_t(arguments[4]);
+    if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
+    size_t records = rows ? (size_t)views[0].len / 4 / rows : 0, columns = rows ? (size_t)views[2].len / 4 / rows : 0;
+    int fits = 0 < call && call <= CALL && COLUMNS <= columns && (size_t)views[0].len == 4 * records * rows &&
+               (size_t)views[1].len == 4 * records * columns && (size_t)views[2].len == 4 * rows * columns;
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        best.add_rounded(views[0].buf, views[1].buf, (size_t)views[0].len / 4, (float)grid);
+        best.outer_sum(views[0].buf, views[1].buf, views[2].buf, records, rows, columns, call);
         Py_END_ALLOW_THREADS
     }
-    give_back(views, 2);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "the noise and the sum have different sizes.");
+    give_back(views, 3);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the factors do not fit a sum of %zu rows.", rows);
     Py_RETURN_NONE;
 }
 
+static PyObject *same(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2];
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "same takes 2 arguments, not %zd.", count);
+    if (take(arguments, views, 2, -1) < 0) return NULL;
+    int equal = views[0].len == views[1].len && memcmp(views[0].buf, views[1].buf, (size_t)views[0].len) == 0;
+    give_back(views, 2);
+    return PyBool_FromLong(equal);
+}
+
+#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
+
 static PyMethodDef methods[] = {
-    {"edges", edges, METH_O, "edges(words): how many need 64 bits more."},
-    {"normal", (PyCFunction)(void (*)(void))normal, METH_FASTCALL, "normal(words, more, out, std): Box-Muller."},
-    {"add_rounded", (PyCFunction)(void (*)(void))add_rounded, METH_FASTCALL, "add_rounded(noise, total, grid)."},
+    {"edges", edges, METH_O, "See the top of _kernels.c."},
+    FUNCTION(normal),
+    FUNCTION(add_normal),
+    FUNCTION(outer_sum),
+    FUNCTION(same),
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "tacit._kernels", "Compiled inner loops of noise.", -1, methods,
+    PyModuleDef_HEAD_INIT, "tacit._kernels", "Compiled inner loops.", -1, methods,
 };
 
 PyMODINIT_FUNC PyInit__kernels(void) {

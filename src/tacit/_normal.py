@@ -1,47 +1,33 @@
 """Normal values from random words, piece by piece in the cache: the arithmetic of `tacit.randomness.Source.normal_`.
 
-In float32 it is compiled (`_kernels.c`) where a C compiler was found when Tacit was installed. Otherwise PyTorch and
-NumPy do the same with arrays, and take twice as long: from the same words, the same values up to their rounding.
+In float32 it is compiled where it could be (`tacit._compiled`). Otherwise PyTorch and NumPy do the same with arrays, and
+take twice as long: from the same words, the same values up to their rounding.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-Singles = npt.NDArray[np.float32]
+from tacit._compiled import Longs, Singles, Words, kernels
+
 Doubles = npt.NDArray[np.float64]
-Words = npt.NDArray[np.int32]
 
-
-class Kernels(Protocol):
-    """The compiled functions; what they do is said in `_kernels.c`."""
-
-    def edges(self, words: Words, /) -> int: ...
-    def normal(self, words: Words, more: npt.NDArray[np.uint64], out: Singles, std: float, /) -> None: ...
-    def add_rounded(self, noise: Singles, total: Singles, grid: float, /) -> None: ...
-
-
-kernels: Kernels | None
-try:
-    kernels = importlib.import_module("tacit._kernels")
-except ImportError:
-    kernels = None
-
-_PIECE = 1 << 17  # values: large beside the cost of a dozen calls, small beside the cache
+_PIECE = 1 << 16  # values: large beside the cost of a dozen calls, small beside the cache
 _EDGE = 1 << 22  # a 32-bit radius word nearer to 0 or 2^32 than this has too few significant bits: it gets 64 more
+_NONE = np.empty(0, dtype=np.uint64)
 
 
 class Stream(Protocol):
     """What normal values are made of; a `tacit.randomness.Source`."""
 
     def fill(self, buffer: bytearray | memoryview) -> None: ...
-    def words(self, size: int) -> npt.NDArray[np.uint64]: ...
+    def words(self, size: int) -> Longs: ...
     def exponential(self, size: int) -> Doubles: ...
 
 
@@ -54,29 +40,46 @@ class Normal:
 
     def draw(self, stream: Stream, out: Singles | Doubles, std: float) -> None:
         """Overwrite ``out`` with independent N(0, std^2) values."""
-        draw: Any = self._single if out.dtype == np.float32 else _double
-        pieces = -(-out.size // _PIECE)
-        for index in range(pieces):  # equal pieces, so that none is mostly thrown away
-            piece = out[out.size * index // pieces : out.size * (index + 1) // pieces]
-            draw(stream, piece, std)
+        for piece in _pieces(out):
+            if piece.dtype == np.float64:
+                _double(stream, piece, std)
+            elif kernels is not None:
+                kernels.normal(*self._words(stream, piece.size), piece, std)
+            else:
+                self._with_arrays(*self._words(stream, piece.size), piece, std)
 
-    def _single(self, stream: Stream, out: Singles, std: float) -> None:
-        """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, finer near 0 and 1."""
-        pairs = (out.size + 1) // 2
+    def add(self, stream: Stream, total: Singles | Doubles, std: float, grid: float) -> None:
+        """Add independent N(0, std^2) values to ``total`` and round to multiples of the grid, a power of two.
+
+        In units of the grid, so that nothing rounds but the addition itself before the result is rounded.
+        """
+        for piece in _pieces(total):
+            if kernels is not None and piece.dtype == np.float32:
+                kernels.add_normal(*self._words(stream, piece.size), piece, std / grid, grid)
+                continue
+            noisy = np.empty_like(piece)
+            self.draw(stream, noisy, std / grid)
+            np.add(noisy, piece * piece.dtype.type(1 / grid), out=noisy)
+            np.multiply(np.rint(noisy, out=noisy), piece.dtype.type(grid), out=piece)
+
+    def _words(self, stream: Stream, size: int) -> tuple[Words, Longs]:
+        """Two words for each pair of values, radii first, and 64 bits more for every radius that needs them."""
+        pairs = (size + 1) // 2
         raw = memoryview(self._raw)[: 8 * pairs]
         stream.fill(raw)
         words = np.frombuffer(raw, dtype=np.int32)
-        if kernels is not None:
-            kernels.normal(words, stream.words(kernels.edges(words[:pairs])), out, std)
-            return
-        shifted = (words[:pairs] + np.int32(_EDGE)).view(np.uint32)
-        near = np.flatnonzero(shifted < np.uint32(2 * _EDGE))
-        self._with_arrays(words, near, _log_uniform(words[near], stream.words(near.size)), out, std)
+        count = int(np.count_nonzero(_near(words[:pairs]))) if kernels is None else kernels.edges(words[:pairs])
+        return words, stream.words(count) if count else _NONE
 
-    def _with_arrays(self, words: Words, near: npt.NDArray[np.int64], logs: Doubles, out: Singles, std: float) -> None:
-        """Everything happens in the memory of the words and of the result, which fits in the cache."""
+    def _with_arrays(self, words: Words, more: Longs, out: Singles, std: float) -> None:
+        """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, finer near 0 and 1.
+
+        Everything happens in the memory of the words and of the result, which fits in the cache.
+        """
         pairs = words.size // 2
         rest = out.size - pairs
+        near = np.flatnonzero(_near(words[:pairs]))
+        logs = _log_uniform(words[near], more)
         floats = words.view(np.float32)
         radius, angle, scratch = floats[:pairs], floats[pairs:], out[:pairs]
         np.copyto(scratch, words[:pairs].view(np.uint32), casting="unsafe")
@@ -97,6 +100,17 @@ class Normal:
         torch.sub(first, twice, alpha=0.5, out=first)
 
 
+def _pieces(values: Singles | Doubles) -> Iterator[Any]:
+    """Equal pieces, so that none is mostly thrown away."""
+    count = -(-values.size // _PIECE)
+    for index in range(count):
+        yield values[values.size * index // count : values.size * (index + 1) // count]
+
+
+def _near(radii: Words) -> npt.NDArray[np.bool_]:
+    return (radii + np.int32(_EDGE)).view(np.uint32) < np.uint32(2 * _EDGE)
+
+
 def _double(stream: Stream, out: Doubles, std: float) -> None:
     """Box-Muller in float64, with 64 bits for the radius and 64 for the angle."""
     pairs = (out.size + 1) // 2
@@ -106,7 +120,7 @@ def _double(stream: Stream, out: Doubles, std: float) -> None:
     out[pairs:] = (radius * np.sin(angle))[: out.size - pairs]
 
 
-def _log_uniform(words: Words, more: npt.NDArray[np.uint64]) -> Doubles:
+def _log_uniform(words: Words, more: Longs) -> Doubles:
     """log u where u is t or 1 + t, t being ``words`` / 2^32 with the 64 bits of ``more`` after them."""
     wide = words.astype(np.int64)
     small = (np.where(wide >= 0, wide, ~wide) + (more + 0.5) * 2.0**-64) * 2.0**-32

@@ -63,7 +63,7 @@ class Source(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._normal: Normal | None = None
+        self._normal = Normal()
         self._rekey(forked=False)
         _sources.add(self)
 
@@ -165,12 +165,18 @@ class Source(ABC):
         if not 0 <= std < math.inf:
             raise ValueError(f"std is {std!r}; it must be a finite number, at least 0.")
         with self._lock, torch.no_grad():
-            if self._normal is None:
-                self._normal = Normal()
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self._normal.draw(self, values.view(-1).numpy(), std)
             return tensor if direct else tensor.copy_(values)
+
+    def add_normal_(self, total: torch.Tensor, std: float, grid: float) -> None:
+        """Add independent N(0, std^2) values to ``total`` and round to multiples of ``grid``, a power of two.
+
+        ``total`` is contiguous, in the memory of the processor, of float32 or float64.
+        """
+        with self._lock:
+            self._normal.add(self, total.detach().view(-1).numpy(), std, grid)
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""

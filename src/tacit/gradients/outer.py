@@ -21,6 +21,7 @@ from tacit.gradients.contributions import (
     row_rounding,
     row_squares,
 )
+from tacit.gradients.narrow import MOST_ROWS, added_up
 from tacit.gradients.precision import (
     TOGETHER,
     UNIT,
@@ -209,11 +210,26 @@ class Outer(Contribution):
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
         records = per_call(positions)
+        if self.positions == 1 and self.blocks == 1 and not self.order and self.add_up(total, weights, records):
+            return
         if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
             chain = self.products(weights, records)
         else:
             chain = one_by_one(self.contraction(weights), records)
         gather(total, 0, self.batch, records, chain)
+
+    def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
+        """`assign` for one term an example where the compiled sum serves."""
+        turned = self.width_in < self.width_out
+        narrow, wide = (self.a, self.g) if turned else (self.g, self.a)
+        if narrow.shape[-1] > MOST_ROWS:
+            return False
+        weighted = narrow.flatten(1) * weights.unsqueeze(1)
+        out = total.new_empty(weighted.shape[1], wide.shape[-1]) if turned else total
+        done = added_up(weighted, wide.flatten(1), out, records)
+        if done and turned:
+            total.copy_(out.t().view(self.shape))
+        return done
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         call = self.contraction(weights)

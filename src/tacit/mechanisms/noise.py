@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from tacit._normal import kernels
 from tacit.randomness import Source
 
 _GRID_BITS = 14
@@ -27,13 +26,19 @@ Noisy = Sequence[tuple[torch.Tensor, float]]
 
 def add_gaussian_(sums: Noisy, source: Source) -> None:
     """Add N(0, std^2) to every coordinate of each sum, for pairs (sum, std)."""
-    _add_(sums, source.normal_, source)
+    _check(sums)
+    if source.join_ is None and all(total.is_contiguous() and total.device.type == "cpu" for total, _ in sums):
+        for total, std in sums:
+            source.add_normal_(total, std, _grid(std))
+    else:
+        _add_(sums, source.normal_, source)
 
 
 def add_laplace_(sums: Noisy, source: Source) -> None:
     """Add Laplace noise to every coordinate of each sum, for pairs (sum, scale)."""
     if source.share not in (0.0, 1.0):
         raise ValueError("Laplace noise cannot be split among processes; let the first of them add it.")
+    _check(sums)
     _add_(sums, source.laplace_, source)
 
 
@@ -41,12 +46,19 @@ Draw = Callable[[torch.Tensor, float], torch.Tensor]
 """Overwrite a tensor with noise of the given standard deviation (or scale)."""
 
 
-def _add_(sums: Noisy, draw_: Draw, source: Source) -> None:
+def _check(sums: Noisy) -> None:
     for total, scale in sums:
         if total.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a sum is {total.dtype}; sums are accumulated and released in float32 or float64.")
         if not 1e-20 < scale < 1e20:
             raise ValueError(f"the noise is {scale!r}; it must be between 1e-20 and 1e20: change the units of the sum.")
+
+
+def _grid(scale: float) -> float:
+    return math.ldexp(1.0, math.frexp(scale)[1] - 1 - _GRID_BITS)
+
+
+def _add_(sums: Noisy, draw_: Draw, source: Source) -> None:
     with torch.no_grad():
         flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
         for tray in _trays(flats):
@@ -78,7 +90,7 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     Where several processes hold parts of a sum, they come together between the noise and the rounding.
     """
     pieces = [piece for piece, _ in tray]
-    grids = [2.0 ** (math.floor(math.log2(scale)) - _GRID_BITS) for _, scale in tray]
+    grids = [_grid(scale) for _, scale in tray]
     units = [scale / grid for (_, scale), grid in zip(tray, grids)]
     sizes = [piece.numel() for piece in pieces]
     same = len(set(units)) == 1
@@ -88,27 +100,13 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     noise = draw_(room, source.share * (units[0] if same else 1.0)) if source.share else room.zero_()
     noisy = noise.to(pieces[0].device)
     parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)
-    if not same:
-        for part, unit in zip(parts, units):
-            part.mul_(unit)
-    if source.join_ is None:
-        for part, piece, grid in zip(parts, pieces, grids):
-            _add_rounded_(part, piece, grid)
-        return
-    for part, piece, grid in zip(parts, pieces, grids):
-        part.add_(piece, alpha=1 / grid)
-    source.join_(noisy).round_()
+    for part, piece, grid, unit in zip(parts, pieces, grids, units):
+        (part if same else part.mul_(unit)).add_(piece, alpha=1 / grid)
+    if source.join_ is not None:
+        source.join_(noisy)
+    noisy.round_()
     for part, piece, grid in zip(parts, pieces, grids):
         torch.mul(part, grid, out=piece)
-
-
-def _add_rounded_(noise: torch.Tensor, total: torch.Tensor, grid: float) -> None:
-    """total = noise + total / grid, rounded, times the grid."""
-    plain = total.dtype == torch.float32 and total.device.type == "cpu" and total.is_contiguous()
-    if kernels is not None and plain:
-        kernels.add_rounded(noise.numpy(), total.numpy(), grid)
-    else:
-        torch.mul(noise.add_(total, alpha=1 / grid).round_(), grid, out=total)
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tacit._compiled import kernels
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
 
@@ -88,9 +89,12 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 def _equal(a: Tensor, b: Tensor) -> bool:
     if a.numel() <= 4096:
         return torch.equal(a, b) or torch.equal(_bits(a), _bits(b))
-    if a.device.type == "cpu":  # NumPy is several times as fast here: 0.13 ms for 800 000 values, not 0.7 ms
-        return bool((_bits(a).numpy() == _bits(b).numpy()).all())
-    return torch.equal(_bits(a), _bits(b))
+    if a.device.type != "cpu":
+        return torch.equal(_bits(a), _bits(b))
+    here, there = _bits(a).numpy(), _bits(b).numpy()
+    if kernels is not None and here.flags.c_contiguous and there.flags.c_contiguous:
+        return kernels.same(here, there)
+    return bool((here == there).all())  # several times as fast as PyTorch
 
 
 def _bits(tensor: Tensor) -> Tensor:

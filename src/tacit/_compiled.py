@@ -1,0 +1,34 @@
+"""The functions of `_kernels.c`, compiled where a C compiler was found when Tacit was installed."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Singles = npt.NDArray[np.float32]
+Words = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.uint64]
+
+
+class Kernels(Protocol):
+    """What they do is said in `_kernels.c`. They refuse arrays whose sizes do not fit, or that are not contiguous."""
+
+    def edges(self, words: Words, /) -> int: ...
+    def normal(self, words: Words, more: Longs, out: Singles, std: float, /) -> None: ...
+    def add_normal(self, words: Words, more: Longs, total: Singles, std: float, grid: float, /) -> None: ...
+    def outer_sum(self, narrow: Singles, wide: Singles, out: Singles, rows: int, call: int, /) -> None: ...
+    def same(self, a: npt.NDArray[Any], b: npt.NDArray[Any], /) -> bool: ...
+
+
+LEAST_COLUMNS = 64
+"""`outer_sum` wants rows of at least so many entries."""
+
+kernels: Kernels | None
+try:
+    kernels = importlib.import_module("tacit._kernels")
+except ImportError:
+    kernels = None
+"""None where they could not be compiled; whoever uses them does the same with arrays then."""
