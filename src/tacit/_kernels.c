@@ -5,6 +5,7 @@
  * add_normal(words, more, total, std, grid) the same, added in units of the grid: (value + total / grid), rounded, times grid
  * outer_sum(narrow, wide, out, rows, call) out = sum over records of column (of `rows` entries) times row, `call` of them
  *                                          at a time in float32, then the sums of calls, one after the other
+ * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
  * same(a, b) -> bool                       whether the bytes are the same
  *
  * Arguments are buffers: words of 32 and more of 64 bits, the others float32 (of `same` anything). Sizes are checked here.
@@ -26,6 +27,8 @@
 #define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
 #define COLUMNS 64 /* of `outer_sum` that are summed at a time, for at most ROWS rows: as many as registers hold */
 #define ROWS 8
+#define LANES 32 /* sums of `squares` side by side, over a STRETCH of entries */
+#define STRETCH 4096
 #define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
@@ -161,6 +164,25 @@ INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, siz
     }
 }
 
+/* Every row alike, wherever it lies: LANES sums in float32 for each stretch, and stretches in float64. */
+INLINE void squares_in(const float *rows, float *out, size_t count, size_t width) {
+    for (size_t i = 0; i < count; i++, rows += width) {
+        double total = 0.0;
+        for (size_t first = 0; first < width; first += STRETCH) {
+            size_t n = width - first < STRETCH ? width - first : STRETCH, whole = n - n % LANES;
+            const float *here = rows + first;
+            float sum[LANES] = {0.0f};
+            for (size_t j = 0; j < whole; j += LANES)
+                for (size_t k = 0; k < LANES; k++) sum[k] += here[j + k] * here[j + k];
+            for (size_t j = whole; j < n; j++) sum[j - whole] += here[j] * here[j];
+            for (size_t half = LANES / 2; half; half /= 2)
+                for (size_t k = 0; k < half; k++) sum[k] += sum[k + half];
+            total += sum[0];
+        }
+        out[i] = (float)total;
+    }
+}
+
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
 #define VERSION(name, target)                                                                                    \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
@@ -172,12 +194,16 @@ INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, siz
                                         size_t columns, size_t call) {                                            \
         outer_sum_in(narrow, wide, out, n, rows, columns, call);                                                  \
     }                                                                                                             \
-    static const Versions name = {edges_##name, normal_##name, outer_sum_##name};
+    target static void squares_##name(const float *rows, float *out, size_t n, size_t width) {                     \
+        squares_in(rows, out, n, width);                                                                          \
+    }                                                                                                             \
+    static const Versions name = {edges_##name, normal_##name, outer_sum_##name, squares_##name};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
     void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
+    void (*squares)(const float *, float *, size_t, size_t);
 } Versions;
 
 VERSION(plain, )
@@ -268,6 +294,22 @@ static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssiz
     Py_RETURN_NONE;
 }
 
+static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* rows, out */
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "squares takes 2 arguments, not %zd.", count);
+    if (take(arguments, views, 2, 1) < 0) return NULL;
+    size_t records = (size_t)views[1].len / 4, width = records ? (size_t)views[0].len / 4 / records : 0;
+    int fits = (size_t)views[0].len == 4 * records * width;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        best.squares(views[0].buf, views[1].buf, records, width);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the entries do not make %zu rows.", records);
+    Py_RETURN_NONE;
+}
+
 static PyObject *same(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[2];
     if (count != 2) return PyErr_Format(PyExc_TypeError, "same takes 2 arguments, not %zd.", count);
@@ -284,6 +326,7 @@ static PyMethodDef methods[] = {
     FUNCTION(normal),
     FUNCTION(add_normal),
     FUNCTION(outer_sum),
+    FUNCTION(squares),
     FUNCTION(same),
     {NULL, NULL, 0, NULL},
 };

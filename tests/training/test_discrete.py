@@ -124,7 +124,7 @@ def test_the_budget_is_solved_for_and_all_steps_fit(data: TensorDataset) -> None
 @pytest.mark.parametrize("adam", [False, True])
 def test_fit_with_discrete_noise(data: TensorDataset, adam: bool) -> None:
     net = nn.Linear(4, 3)
-    optimizer = AdamBC(net.parameters(), lr=0.02) if adam else torch.optim.SGD(net.parameters(), lr=0.5)
+    optimizer = AdamBC(net.parameters(), lr=0.02, floor=0.01) if adam else torch.optim.SGD(net.parameters(), lr=0.5)
     run = tacit.fit(
         net,
         data,
@@ -138,7 +138,7 @@ def test_fit_with_discrete_noise(data: TensorDataset, adam: bool) -> None:
     )
     assert run.step == 60
     x, y = data.tensors
-    assert (net(x).argmax(dim=1) == y).float().mean() > (0.4 if adam else 0.9)
+    assert (net(x).argmax(dim=1) == y).float().mean() > 0.9
     text = run.statement(1e-5)
     assert "Arithmetic: the noise is discrete Gaussian, drawn exactly" in text
     assert "discrete Gaussian on a lattice of step 1.526e-05" in text

@@ -57,7 +57,7 @@ def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
 
 def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
-    gather_again(recorder.model)
+    gather_again(recorder.model, recorder.sharded_modules)
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     _refuse_custom(roots)
     mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]

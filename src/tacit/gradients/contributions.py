@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit._compiled import kernels
 from tacit.gradients.narrow import added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
 
@@ -74,12 +75,27 @@ def added(terms: Iterable[Tensor]) -> Tensor:
 def row_squares(x: Tensor) -> Tensor:
     """Squared norms of x[i], for every i, without a temporary of the size of x where a view allows it."""
     flat = x.contiguous().view(x.shape[0], -1)  # as in `own_sums`
+    if _compiled(flat):
+        found = flat.new_empty(len(flat))
+        kernels.squares(flat.detach().numpy(), found.numpy())  # type: ignore[union-attr]
+        return found
     wide = flat.shape[1] // WIDE * WIDE
     if not wide:
         return _norms(flat, 1).square_()
     parts = _norms(flat[:, :wide].unflatten(1, (-1, WIDE)), 2)  # type: ignore[no-untyped-call]
     squares = _norms(parts, 1).square_()
     return squares if wide == flat.shape[1] else squares + _norms(flat[:, wide:], 1).square_()
+
+
+def _compiled(rows: Tensor) -> bool:
+    """Whether the kernel, which has one thread, is faster. Not by how many rows there are: all would change with one."""
+    least, most = 256, 1024 if torch.get_num_threads() > 1 else math.inf
+    return (
+        kernels is not None
+        and rows.dtype == torch.float32
+        and rows.device.type == "cpu"
+        and least <= rows.shape[1] <= most
+    )
 
 
 def row_rounding(entries: int) -> int:

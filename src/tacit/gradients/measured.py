@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
-from tacit.gradients.contributions import Contribution, added
+from tacit.gradients.contributions import Contribution, added, precise
 from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Uses
@@ -33,14 +33,14 @@ class Measured:
     def forget(self) -> None:
         self.uses, self._squares, self._captures, self._read = {}, {}, 0, []
 
-    def norms(self, partition: Sequence[tuple[str, ...]]) -> Tensor:
+    def norms(self, partition: Sequence[tuple[str, ...]], *, once: bool = False) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.
 
         Lemma 4 of docs/finite-precision.md: upper bounds of the true norms up to 2·`NORM_SHARE`. A squared norm may be
         below the truth by its rounding, and by the squares too small for the type; adding the parameters and the root
         round too. The margin covers so much, and only the rest must enlarge the norm. All of it is public.
         """
-        squares = self.squares()
+        squares = self.squares(once=once)
         sums = [added([squares[name] for name in group]) for group in partition]
         norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt().unsqueeze(1)
         type_info = torch.finfo(norms.dtype)
@@ -49,8 +49,8 @@ class Measured:
         lost = math.sqrt(self._entries * type_info.tiny)
         return norms.add_(lost).mul_(1 + 16 * type_info.eps + max(0.0, excess))
 
-    def squares(self) -> dict[str, Tensor]:
-        """Every example's squared norm for every parameter."""
+    def squares(self, *, once: bool = False) -> dict[str, Tensor]:
+        """Every example's squared norm for every parameter; not kept for another time if they are needed ``once``."""
         recorder = self._recorder
         if recorder.batch is None:
             raise RuntimeError(
@@ -71,11 +71,13 @@ class Measured:
                     uses = self.uses[name] = Uses(parts, parameter.shape)
                     recorder.parts[name] = uses.parts
                     found = uses.squares()
-                    squares[name] = found.to(torch.promote_types(found.dtype, torch.float32))
+                    squares[name] = precise(found)
                 else:
                     squares[name] = torch.zeros(recorder.batch, device=parameter.device)
         if len({s.dtype for s in squares.values()}) > 1:
             squares = {name: s.double() for name, s in squares.items()}
+        if once:
+            return squares
         self._squares, self._captures = squares, recorder.captures
         self._read = [
             (name, t, t._version)
@@ -95,11 +97,13 @@ class Measured:
                 )
 
     @torch.no_grad()
-    def weights(self, clipping: Clipping, scale: float) -> tuple[dict[str, Tensor], Tensor | None]:
+    def weights(
+        self, clipping: Clipping, scale: float, *, once: bool = False
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
         check_precision(next(iter(self._recorder.parameters.values())).device)
         partition = checked_partition(clipping.partition(self.shapes), self.shapes)
-        norms = self.norms(partition)
+        norms = self.norms(partition, once=once)
         finite: Tensor | None = None
         if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
             finite = torch.isfinite(norms).all(1)

@@ -220,12 +220,13 @@ class Outer(Contribution):
 
     def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
         """`assign` for one term an example where the compiled sum serves."""
-        turned = self.width_in < self.width_out
-        narrow, wide = (self.a, self.g) if turned else (self.g, self.a)
-        if narrow.shape[-1] > MOST_ROWS:
+        if min(self.width_in, self.width_out) > MOST_ROWS:
             return False
-        weighted = narrow.flatten(1) * weights.unsqueeze(1)
-        out = total.new_empty(weighted.shape[1], wide.shape[-1]) if turned else total
+        a, g = self.factors(0, self.batch)
+        turned = self.width_in < self.width_out
+        narrow, wide = (a, g) if turned else (g, a)
+        weighted = narrow.flatten(1) * weights.to(a.dtype).unsqueeze(1)
+        out = total.new_empty(self.width_in, self.width_out) if turned else total
         done = added_up(weighted, wide.flatten(1), out, records)
         if done and turned:
             total.copy_(out.t().view(self.shape))

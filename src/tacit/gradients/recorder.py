@@ -59,6 +59,7 @@ class Recorder:
         self.reduction = reduction
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
+        self.sharded_modules: list[Any] = []
         self.sharded = False
         """Whether parameters are whole only while their module runs: what is kept must do without their values."""
         self.buffers = {id(b): name for name, b in model.named_buffers()}

@@ -12,7 +12,7 @@ FSDP when the module's backward pass is over. What comes out is a new tensor: it
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,18 +29,18 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     return [] if fsdp is None else [each for each in model.modules() if isinstance(each, fsdp.FSDPModule)]
 
 
-def cut_up(model: nn.Module) -> None:
-    """See that the model holds its shards: after a forward pass alone some parameters may still be whole."""
-    for module in sharded_modules(model):
+def cut_up(modules: Sequence[Any]) -> None:
+    """See that these sharded modules hold shards: after a forward pass alone some parameters may still be whole."""
+    for module in modules:
         module.reshard()
 
 
-def gather_again(model: nn.Module) -> None:
-    """Gather anew, from the shards, what is whole now; all processes must do so together.
+def gather_again(model: nn.Module, modules: Sequence[Any]) -> None:
+    """Gather anew, from the shards of its sharded ``modules``, what is whole now; all processes must do so together.
 
     The shards are watched; what somebody wrote to a whole parameter would be used and then be gone with its memory.
     """
-    for module in sharded_modules(model):
+    for module in modules:
         before = list(model.parameters())
         module.reshard()
         if any(old is not new for old, new in zip(before, model.parameters(), strict=True)):

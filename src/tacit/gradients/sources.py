@@ -295,6 +295,8 @@ def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tenso
 
 def _merge(parts: list[Part]) -> list[Part]:
     """Uses of the same region by the same kind of operation become one."""
+    if len(parts) == 1:
+        return parts
     merged: dict[tuple[Any, ...], list[Part]] = {}
     for i, part in enumerate(parts):
         c = part.contribution

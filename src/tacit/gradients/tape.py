@@ -68,8 +68,10 @@ class Engine:
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
-        shards.cut_up(model)
+        modules = shards.sharded_modules(model)
+        shards.cut_up(modules)
         self._recorder = Recorder(model, reduction)
+        self._recorder.sharded_modules = modules
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
@@ -98,7 +100,7 @@ class Engine:
         if self._depth > 1 or not torch.is_grad_enabled():
             return None
         backward.refuse_module_hooks(self._recorder.model)
-        shards.gather_again(self._recorder.model)
+        shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.begin()
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True
@@ -180,7 +182,7 @@ class Engine:
         they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
         lot size, say), never the number of examples that happened to be drawn.
         """
-        column, finite = self._measured.weights(clipping, scale)
+        column, finite = self._measured.weights(clipping, scale, once=not keep)
         result: dict[str, Tensor] = {}
         for name in self._recorder.parameters:
             given, replaces = (None, True) if out is None else (out[name], overwrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from tacit.gradients.shards import cut_up
+from tacit.gradients.shards import cut_up, sharded_modules
 from tacit.training.held import Held, put_back
 
 
@@ -17,7 +17,7 @@ class WatchedParameters:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model, self._sharded = model, sharded_modules(model)
         self._held: dict[str, Held] = {}
         self._watching = False
 
@@ -26,7 +26,7 @@ class WatchedParameters:
         before = {id(held.tensor): held for held in self._held.values()}
         now: dict[int, Held] = {}  # a parameter with several names is held once
         self._held, self._watching = {}, True
-        cut_up(self._model)
+        cut_up(self._sharded)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) not in now:
                 held = before.get(id(parameter))
@@ -42,7 +42,7 @@ class WatchedParameters:
         if not self._watching:
             return []
         self._watching = False
-        cut_up(self._model)  # what was written to gathered parameters is gone with them
+        cut_up(self._sharded)  # what was written to gathered parameters is gone with them
         found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         return put_back(self._model, "_parameters", self._held, found)
 

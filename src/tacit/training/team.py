@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tacit.gradients.shards import cut_up
+from tacit.gradients.shards import cut_up, sharded_modules
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
@@ -317,7 +317,7 @@ def _own_source(seed: int | None, rank: int) -> Source:
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
     """The team of a run. Several processes that each took themselves for the only one would not be one private run."""
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    cut_up(model)
+    cut_up(sharded_modules(model))
     sharded = has_shards(model)
     if sharded and parallel is None:
         raise ValueError("the model's parameters are sharded; give make_private parallel=tacit.Parallel().")
