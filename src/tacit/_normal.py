@@ -1,7 +1,7 @@
 """Normal values from random words, piece by piece in the cache: the arithmetic of `tacit.randomness.Source.normal_`.
 
-In float32 it is compiled where it could be (`tacit._compiled`). Otherwise PyTorch and NumPy do the same with arrays, and
-take twice as long: from the same words, the same values up to their rounding.
+In float32 it is compiled where it could be (`tacit._compiled`). Otherwise PyTorch and NumPy do the same with arrays,
+and take twice as long: from the same words, the same values up to their rounding.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def row_squares(x: Tensor) -> Tensor:
 
 
 def _compiled(rows: Tensor) -> bool:
-    """Whether the kernel, which has one thread, is faster. Not by how many rows there are: all would change with one."""
+    """Whether the kernel, which has one thread, is faster; not by how many rows there are: one more would change it."""
     least, most = 256, 1024 if torch.get_num_threads() > 1 else math.inf
     return (
         kernels is not None

@@ -1,4 +1,4 @@
-"""Sums of outer products of which one factor has few entries, compiled: a library's matrix product takes twice as long."""
+"""Sums of outer products of which one factor has few entries, compiled: a matrix product takes twice as long."""
 
 from __future__ import annotations
 

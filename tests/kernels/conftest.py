@@ -1,0 +1,62 @@
+"""Every test here is run with arrays, and with the kernels compiled for each kind of processor that this one is."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shlex
+import subprocess
+import sysconfig
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+
+import pytest
+
+from tacit import _compiled, _normal
+from tacit.gradients import contributions, narrow
+from tacit.training import held
+
+SOURCE = Path(_compiled.__file__).with_name("_kernels.c")
+USERS = (_normal, contributions, narrow, held)
+"""The modules that use the kernels."""
+
+
+@functools.cache
+def built(version: str, folder: Path) -> _compiled.Kernels:
+    """The kernels compiled as `setup.py` does, for one kind of processor."""
+    library = folder / f"{version}.so"
+    command = [
+        *shlex.split(sysconfig.get_config_var("CC") or "cc"),
+        *("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", f"-DBEST={version}"),
+        *("-Wall", "-Werror", "-Wno-unused-function", f"-I{sysconfig.get_paths()['include']}"),
+        *(str(SOURCE), "-o", str(library), "-lm"),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no C compiler here")
+    loader = ExtensionFileLoader("tacit._kernels", str(library))
+    spec = importlib.util.spec_from_loader("tacit._kernels", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(params=["arrays", "plain", "avx2", "avx512"], autouse=True)
+def arithmetic(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which is in use, everywhere."""
+    chosen = str(request.param)
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    needed = {"avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512dq", "avx512vl", "avx512bw")}
+    if not all(f" {flag}" in flags for flag in needed.get(chosen, ())):
+        pytest.skip(f"this processor has no {chosen}")
+    kernels = None if chosen == "arrays" else built(chosen, folder)
+    for module in USERS:
+        monkeypatch.setattr(module, "kernels", kernels)
+    return chosen

@@ -1,0 +1,192 @@
+"""Sums, squares and comparisons, compiled and not: as precise as the margin in S counts on, alike in every place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tacit import gradients
+from tacit._compiled import Kernels
+from tacit.gradients import narrow
+from tacit.gradients.contributions import row_rounding, row_squares
+from tacit.gradients.precision import UNIT, call_error, chain_error
+from tacit.training.held import Held
+
+SHAPES = [(1, 64), (2, 65), (3, 100), (5, 127), (6, 128), (7, 200), (8, 1000), (9, 129), (10, 1000), (16, 333)]
+
+
+def compiled(users: Any) -> Kernels:
+    if users.kernels is None:
+        pytest.skip("nothing is compiled here")
+    kernels: Kernels = users.kernels
+    return kernels
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize(("records", "call"), [(0, 192), (1, 192), (7, 4), (192, 192), (193, 192), (600, 192), (40, 1)])
+def test_outer_sums(rows: int, columns: int, records: int, call: int) -> None:
+    compiled(narrow)
+    few, many = torch.randn(records, rows), torch.randn(records, columns)
+    out = torch.full((rows, columns), torch.nan)
+    assert narrow.added_up(few, many, out, call)
+    exact = few.double().t() @ many.double()
+    sizes = few.double().abs().t() @ many.double().abs()
+    steps = 2 + min(call, records) + -(-records // call)
+    assert ((out - exact).abs() <= steps * UNIT * sizes * (1 + 1e-3)).all()
+
+
+def test_an_outer_sum_adds_call_by_call() -> None:
+    """Within a call terms of 2^-24 add up before they meet 1, which would swallow each of them."""
+    compiled(narrow)
+    few, many = torch.full((384, 3), 2.0**-24), torch.ones(384, 70)
+    few[:192] = 0.0
+    few[0] = 1.0
+    out = torch.empty(3, 70)
+    assert narrow.added_up(few, many, out, 192)
+    assert (out == 1 + 192 * 2.0**-24).all()
+    assert narrow.added_up(few, many, out, 1)
+    assert (out == 1).all()
+
+
+def test_an_adversarial_call_stays_within_the_lemma() -> None:
+    """Lemma 2 of docs/finite-precision.md bounds one call for any order of its additions."""
+    compiled(narrow)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        few = torch.rand(192, 4, generator=generator) * 10.0 ** torch.randint(-3, 1, (192, 1), generator=generator)
+        many = torch.rand(192, 100, generator=generator)
+        scale = 1 / (few.norm(dim=1) * many.norm(dim=1))  # every record's outer product has norm 1
+        weighted, out = few * scale.unsqueeze(1), torch.empty(4, 100)
+        assert narrow.added_up(weighted, many, out, 192)
+        exact = (few.double() * scale.double().unsqueeze(1)).t() @ many.double()
+        assert (out - exact).norm() <= UNIT * (call_error(192, 1) + chain_error(192, 192))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(17, 100), (4, 63)])
+def test_other_shapes_are_left_to_the_library(rows: int, columns: int) -> None:
+    out = torch.full((rows, columns), 5.0)
+    assert not narrow.added_up(torch.ones(4, rows), torch.ones(4, columns), out, 192)
+    assert (out == 5).all()
+
+
+def test_other_types_and_layouts_are_left_to_the_library() -> None:
+    few, many, out = torch.ones(4, 2), torch.ones(4, 128), torch.full((2, 128), 5.0)
+    for given in (
+        (few.double(), many.double(), out.double()),
+        (few, many[:, ::2], out[:, :64].contiguous()),
+        (few, many, torch.full((128, 2), 5.0).t()),
+    ):
+        assert not narrow.added_up(*given, 192)
+        assert (given[2] == 5).all()
+
+
+def test_which_one_sums_does_not_depend_on_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(narrow)
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for shape in ((10, 1000), (16, 4000)):
+            chosen = {
+                narrow.added_up(torch.ones(n, shape[0]), torch.ones(n, shape[1]), torch.empty(shape), 192)
+                for n in (1, 100, 3000)
+            }
+            assert len(chosen) == 1
+
+
+def test_kernels_refuse_what_does_not_fit() -> None:
+    kernels = compiled(narrow)
+
+    def array(*shape: int) -> Any:
+        return np.ones(shape, dtype=np.float32)
+
+    for few, many, out, rows, call in (
+        (array(3, 2), array(3, 64), array(2, 65), 2, 192),
+        (array(3, 2), array(4, 64), array(2, 64), 2, 192),
+        (array(3, 2), array(3, 63), array(2, 63), 2, 192),
+        (array(3, 2), array(3, 64), array(2, 64), 2, 193),
+        (array(3, 2), array(3, 64), array(2, 64), 2, 0),
+        (array(3, 2), array(3, 64), array(2, 64), 0, 192),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            kernels.outer_sum(few, many, out, rows, call)
+    with pytest.raises(OverflowError):
+        kernels.outer_sum(array(3, 2), array(3, 64), array(2, 64), -2, 192)
+    with pytest.raises(ValueError, match="do not make 4 rows"):
+        kernels.squares(array(3, 3), array(4))
+    with pytest.raises((BufferError, ValueError), match="contiguous"):
+        kernels.squares(array(4, 6)[:, ::2], array(4))
+
+
+@pytest.mark.parametrize("width", [1, 60, 255, 256, 257, 784, 1000, 4095, 4097, 9000, 20_000])
+def test_squares(width: int) -> None:
+    x = torch.randn(9, width) * 10.0 ** torch.randint(-6, 7, (9, 1))
+    exact = x.double().square().sum(1)
+    assert ((row_squares(x) - exact).abs() <= row_rounding(width) * UNIT * exact).all()
+    x[3, width // 2], x[5, width - 1] = torch.inf, torch.nan
+    found = row_squares(x)
+    assert found.isfinite().tolist() == [i not in (3, 5) for i in range(9)]
+
+
+@pytest.mark.parametrize("width", [256, 300, 784, 1000, 5001])
+def test_squares_are_alike_in_every_place(width: int) -> None:
+    """To the last bit, wherever in memory a row begins and whatever is beside it."""
+    row = torch.randn(width)
+    found = set()
+    for offset in range(20):
+        memory = torch.randn(offset + 7 * width)
+        rows = memory[offset:].view(7, width)
+        rows[offset % 7] = row
+        found.add(row_squares(rows)[offset % 7].item())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 100_003])
+def test_any_changed_bit_is_seen(size: int) -> None:
+    values = torch.randn(size)
+    values[0] = torch.nan
+    held = Held(values)
+    assert held.same(values)
+    for place in (0, size // 2, size - 1):
+        before = values.view(torch.int32)[place].item()
+        values.view(torch.int32)[place] ^= 1
+        assert not held.same(values)
+        values.view(torch.int32)[place] = before
+    assert held.same(values)
+    assert Held(torch.zeros(size, 2)[:, 0]).same(torch.zeros(size)) is False
+
+
+class Flat:
+    def partition(self, shapes: Any) -> Any:
+        return [tuple(shapes)]
+
+    def weights(self, norms: torch.Tensor) -> torch.Tensor:
+        return (0.3 / norms).clamp(max=1.0)
+
+
+@pytest.mark.parametrize("sizes", [(60, 1000, 10), (8, 300, 1), (300, 16, 300), (784, 17, 3)])
+@pytest.mark.parametrize("bad", [False, True])
+def test_clipped_sums_equal_the_loop(sizes: tuple[int, int, int], bad: bool) -> None:
+    """With calls that are full and not, narrow inputs, narrow outputs, and an example that is not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(sizes[0], sizes[1]), nn.Tanh(), nn.Linear(sizes[1], sizes[2]))
+    x, y = torch.randn(200, sizes[0]), torch.randn(200, sizes[2])
+    if bad:
+        y[17] = torch.nan
+    with gradients.record(model) as tape:
+        F.mse_loss(model(x), y, reduction="none").sum(1).sum().backward()
+    found = tape.clipped_sum(Flat())
+    expected = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.named_parameters()}
+    for i in range(200):
+        if bad and i == 17:
+            continue
+        loss = F.mse_loss(model(x[i : i + 1]), y[i : i + 1], reduction="sum")
+        own = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.stack([g.double().norm() for g in own]).norm()
+        for total, g in zip(expected.values(), own):
+            total += g.double() * min(1.0, 0.3 / norm)
+    for name, total in expected.items():
+        assert torch.allclose(found[name].double(), total, rtol=1e-4, atol=1e-5 * total.abs().max())
