@@ -101,10 +101,9 @@ class Normal:
 
 
 def _pieces(values: Singles | Doubles) -> Iterator[Any]:
-    """Equal pieces, so that none is mostly thrown away."""
-    count = -(-values.size // _PIECE)
-    for index in range(count):
-        yield values[values.size * index // count : values.size * (index + 1) // count]
+    """Each from words of its own: whoever draws for every so many values in turn draws the same."""
+    for first in range(0, values.size, _PIECE):
+        yield values[first : first + _PIECE]
 
 
 def _near(radii: Words) -> npt.NDArray[np.bool_]:

@@ -39,7 +39,7 @@ class TestNormal:
     def test_coordinates_and_consecutive_fills_are_independent(self, source: SecureSource, dtype: torch.dtype) -> None:
         n = 600_000
         first, second = (source.normal_(torch.empty(n, dtype=dtype)).double().numpy() for _ in range(2))
-        half = n // 20  # cosine and sine of a pair lie half a piece apart
+        half = 1 << 15  # cosine and sine of a pair lie half a piece apart
         for a, b in ((first, second), (first[1:], first[:-1]), (first[:half], first[half : 2 * half])):
             assert close_to_normal(float(a @ b) / math.sqrt(a.size))
             assert close_to_normal(float((a**2 - 1) @ (b**2 - 1)) / math.sqrt(4 * a.size))

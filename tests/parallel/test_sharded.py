@@ -79,7 +79,8 @@ def all_of_it(model):
 TRAIN = (
     MODELS
     + """
-tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # it has tests of its own
+tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # noise has tests of its own
+tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
 tacit.mechanisms.lattice.draw = lambda std, size, source: torch.zeros(size, dtype=torch.int64).numpy()
 cut(model)
 optimizer = {optimizer}
@@ -286,6 +287,7 @@ WRITES_WHOLE = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
+tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
 parts = ("0",)  # those of the last layer belong to the model itself and stay whole after a forward pass
 cut(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -351,6 +353,7 @@ RESUME = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
+tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
 if shard:
     cut(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -91,17 +91,19 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     """
     pieces = [piece for piece, _ in tray]
     grids = [_grid(scale) for _, scale in tray]
-    units = [scale / grid for (_, scale), grid in zip(tray, grids)]
     sizes = [piece.numel() for piece in pieces]
-    same = len(set(units)) == 1
     # Where noise is split between processes, each adds its part of it: rounding that would not be one of the whole sum.
     dtype = torch.float64 if 0 < source.share < 1 else pieces[0].dtype
     room = _scratch(dtype)[: sum(sizes)]
-    noise = draw_(room, source.share * (units[0] if same else 1.0)) if source.share else room.zero_()
-    noisy = noise.to(pieces[0].device)
-    parts = torch.split(noisy, sizes) if len(sizes) > 1 else (noisy,)
-    for part, piece, grid, unit in zip(parts, pieces, grids, units):
-        (part if same else part.mul_(unit)).add_(piece, alpha=1 / grid)
+    for part, (_, scale), grid in zip(torch.split(room, sizes), tray, grids):
+        if source.share:
+            draw_(part, source.share * scale / grid)
+        else:
+            part.zero_()
+    noisy = room.to(pieces[0].device)
+    parts = torch.split(noisy, sizes)
+    for part, piece, grid in zip(parts, pieces, grids):
+        part.add_(piece, alpha=1 / grid)
     if source.join_ is not None:
         source.join_(noisy)
     noisy.round_()
