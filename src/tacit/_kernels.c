@@ -6,9 +6,9 @@
  * outer_sum(narrow, wide, out, rows, call) out = sum over records of column (of `rows` entries) times row, `call` of them
  *                                          at a time in float32, then the sums of calls, one after the other
  * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
- * same(a, b) -> bool                       whether the bytes are the same
+ * digest(words, key) -> whole number       of 64 bits, which other words have with probability 2^-32 for a random key
  *
- * Arguments are buffers: words of 32 and more of 64 bits, the others float32 (of `same` anything). Sizes are checked here.
+ * Arguments are buffers: words and keys of 32 and more of 64 bits, the others float32. Sizes are checked here.
  * How far a noise value may be from the real one is stated in tacit.randomness and tested.
  */
 #define Py_LIMITED_API 0x030B0000
@@ -29,6 +29,7 @@
 #define ROWS 8
 #define LANES 32 /* sums of `squares` side by side, over a STRETCH of entries */
 #define STRETCH 4096
+#define PORTION 1024 /* words of `digest` that have a key each: the same keys for every portion */
 #define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
@@ -183,6 +184,27 @@ INLINE void squares_in(const float *rows, float *out, size_t count, size_t width
     }
 }
 
+/* NH (Black et al. 1999) of each portion, in eight parts: the sum of (a + key) (b + key') modulo 2^64, with a and b eight
+ * words apart. The results are the coefficients of a polynomial in `point`, which is odd. */
+INLINE void portion(const uint32_t *words, const uint32_t *key, uint64_t point, uint64_t *result) {
+    uint64_t sum[8] = {0};
+    for (size_t j = 0; j < PORTION; j += 16)
+        for (size_t k = 0; k < 8; k++)
+            sum[k] += (uint64_t)(words[j + k] + key[j + k]) * (words[j + 8 + k] + key[j + 8 + k]);
+    for (size_t k = 0; k < 8; k++) result[k] = result[k] * point + sum[k];
+}
+
+INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *key) {
+    uint64_t result[8] = {0}, point = ((uint64_t)key[PORTION] << 32 | key[PORTION + 1]) | 1, all = size;
+    size_t whole = size - size % PORTION;
+    uint32_t last[PORTION] = {0};
+    for (size_t j = 0; j < whole; j += PORTION) portion(words + j, key, point, result);
+    memcpy(last, words + whole, (size - whole) * sizeof(uint32_t));
+    portion(last, key, point, result);
+    for (size_t k = 0; k < 8; k++) all = all * point + result[k];
+    return all;
+}
+
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
 #define VERSION(name, target)                                                                                    \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
@@ -197,13 +219,17 @@ INLINE void squares_in(const float *rows, float *out, size_t count, size_t width
     target static void squares_##name(const float *rows, float *out, size_t n, size_t width) {                     \
         squares_in(rows, out, n, width);                                                                          \
     }                                                                                                             \
-    static const Versions name = {edges_##name, normal_##name, outer_sum_##name, squares_##name};
+    target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
+        return digest_in(w, n, key);                                                                              \
+    }                                                                                                             \
+    static const Versions name = {edges_##name, normal_##name, outer_sum_##name, squares_##name, digest_##name};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
     void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
+    uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
 } Versions;
 
 VERSION(plain, )
@@ -310,13 +336,20 @@ static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_
     Py_RETURN_NONE;
 }
 
-static PyObject *same(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    Py_buffer views[2];
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "same takes 2 arguments, not %zd.", count);
+static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* words, key */
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "digest takes 2 arguments, not %zd.", count);
     if (take(arguments, views, 2, -1) < 0) return NULL;
-    int equal = views[0].len == views[1].len && memcmp(views[0].buf, views[1].buf, (size_t)views[0].len) == 0;
+    int fits = views[0].len % 4 == 0 && views[1].len == 4 * (PORTION + 2);
+    uint64_t found = 0;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        found = best.digest(views[0].buf, (size_t)views[0].len / 4, views[1].buf);
+        Py_END_ALLOW_THREADS
+    }
     give_back(views, 2);
-    return PyBool_FromLong(equal);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "whole words, and a key of %d, are wanted.", PORTION + 2);
+    return PyLong_FromUnsignedLongLong(found);
 }
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
@@ -327,7 +360,7 @@ static PyMethodDef methods[] = {
     FUNCTION(add_normal),
     FUNCTION(outer_sum),
     FUNCTION(squares),
-    FUNCTION(same),
+    FUNCTION(digest),
     {NULL, NULL, 0, NULL},
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -389,3 +390,14 @@ def test_example_in_the_documentation() -> None:
     import doctest
 
     assert doctest.testmod(gradients).failed == 0
+
+
+def test_a_replaced_buffer_leaves_its_identity_to_nobody() -> None:
+    """A tensor of the batch at its address would be taken for the buffer."""
+    model = net()
+    model.register_buffer("count", torch.zeros(3))
+    first = weakref.ref(model.count)
+    engine = gradients.attach(model)
+    model.count = model.count + 1
+    assert first() is not None
+    engine.detach()

@@ -1,4 +1,4 @@
-"""Sums, squares and comparisons, compiled and not: as precise as the margin in S counts on, alike in every place."""
+"""Sums, squares and digests, compiled and not: as precise as the margin in S counts on, alike in every place."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tacit._compiled import Kernels
 from tacit.gradients import narrow
 from tacit.gradients.contributions import row_rounding, row_squares
 from tacit.gradients.precision import UNIT, call_error, chain_error
+from tacit.training import held as held_module
 from tacit.training.held import Held
 
 SHAPES = [(1, 64), (2, 65), (3, 100), (5, 127), (6, 128), (7, 200), (8, 1000), (9, 129), (10, 1000), (16, 333)]
@@ -144,19 +145,81 @@ def test_squares_are_alike_in_every_place(width: int) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 100_003])
-def test_any_changed_bit_is_seen(size: int) -> None:
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 100_003])
+def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
     values = torch.randn(size)
     values[0] = torch.nan
-    held = Held(values)
+    held = Held(values, copied=copied)
     assert held.same(values)
+    words = values.view(torch.int32)
     for place in (0, size // 2, size - 1):
-        before = values.view(torch.int32)[place].item()
-        values.view(torch.int32)[place] ^= 1
-        assert not held.same(values)
-        values.view(torch.int32)[place] = before
+        for bit in (0, 31):
+            words[place] ^= -(2**31) if bit else 1
+            assert not held.same(values)
+            words[place] ^= -(2**31) if bit else 1
     assert held.same(values)
-    assert Held(torch.zeros(size, 2)[:, 0]).same(torch.zeros(size)) is False
+    if copied:
+        words[size - 1] += 1
+        held.put_back()
+        assert held.same(values)
+
+
+@pytest.mark.parametrize("apart", [1, 8, 16, 1024, 4096])
+def test_values_that_change_places_are_seen(apart: int) -> None:
+    """As the sum of the bits does not."""
+    compiled(narrow)
+    values = torch.randn(10_000)
+    held = Held(values, copied=False)
+    values[[100, 100 + apart]] = values[[100 + apart, 100]]
+    assert not held.same(values)
+
+
+def test_a_digest_is_that_of_its_definition() -> None:
+    kernels = compiled(held_module)
+    for size in (0, 1, 17, 1024, 2500):
+        words = np.random.default_rng(size).integers(0, 2**32, size, dtype=np.uint32)
+        assert kernels.digest(words, held_module._KEY) == _digest(words.tolist(), held_module._KEY.tolist())
+    with pytest.raises(ValueError, match="a key of 1026"):
+        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY[1:])
+    with pytest.raises(ValueError, match="whole words"):
+        kernels.digest(np.zeros(5, dtype=np.uint8), held_module._KEY)
+
+
+def _digest(words: list[int], key: list[int]) -> int:
+    point, total, size = key[1024] << 32 | key[1025] | 1, [0] * 8, len(words)
+    words = words + [0] * (1024 - size % 1024)
+    for first in range(0, len(words), 1024):
+        part = [(w + k) % 2**32 for w, k in zip(words[first : first + 1024], key)]
+        for lane in range(8):
+            found = sum(part[j + lane] * part[j + lane + 8] for j in range(0, 1024, 16))
+            total[lane] = (total[lane] * point + found) % 2**64
+    for each in total:
+        size = (size * point + each) % 2**64
+    return size
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(40, 2)[:, 0],
+        torch.zeros(5, dtype=torch.bool),
+        torch.zeros(9, dtype=torch.uint8)[1:],
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3).to_sparse(),
+        torch.zeros(0),
+    ],
+)
+@pytest.mark.parametrize("copied", [True, False])
+def test_tensors_of_any_kind_are_held(tensor: torch.Tensor, copied: bool) -> None:
+    tensor = tensor.clone() if tensor.layout is torch.strided and tensor.is_contiguous() else tensor
+    held = Held(tensor, copied=copied)
+    assert held.same(tensor)
+    assert not held.same(tensor.clone())
+    if tensor.layout is torch.strided and tensor.numel():
+        tensor.fill_(1)
+        assert not held.same(tensor)
+        tensor.zero_()
 
 
 class Flat:

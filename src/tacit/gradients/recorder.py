@@ -63,6 +63,7 @@ class Recorder:
         self.sharded = False
         """Whether parameters are whole only while their module runs: what is kept must do without their values."""
         self.buffers = {id(b): name for name, b in model.named_buffers()}
+        self._kept = list(model.buffers())  # one that is replaced must not leave its id to a tensor of the batch
         self.active = True
         self.inside = False
         """Whether the model's forward is running."""

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._compiled import kernels
+from tacit._compiled import KEY_WORDS, kernels
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
 
 Kind = Literal["_buffers", "_parameters"]
 
+_KEY = np.frombuffer(os.urandom(4 * KEY_WORDS), dtype=np.uint32)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Held:
-    """One tensor: the object, the memory it had, and a copy of its values, or only their sum where ``copied`` is false.
+    """One tensor: the object, the memory it had, a digest of its values, and a copy of them unless ``copied`` is false.
 
-    The values are compared and not `_version`, which a write through ``.data`` leaves as it was.
+    The values are compared and not `_version`, which a write through ``.data`` leaves as it was. Other values have the
+    same digest with probability 2^-32; where there is none, the copy is compared, or the sum of the bits.
     """
 
     def __init__(self, tensor: Tensor, *, copied: bool = True) -> None:
-        self.tensor, self._memory = tensor, local(tensor.detach())
-        self._copy = self._memory.clone() if copied else None
-        self._sum = None if copied else bit_sum(tensor)
+        self.tensor, self._copied = tensor, copied
+        self._copy: Tensor | None = None
+        self.renew()
 
     @property
     def copied(self) -> bool:
-        return self._copy is not None
+        return self._copied
 
     def renew(self) -> None:
         """The values of now are right."""
         self._memory = local(self.tensor.detach())
-        if self._copy is None:
-            self._sum = bit_sum(self._memory)
-        elif _alike(self._copy, self._memory):
+        self._digest = digest(self._memory)
+        self._sum = bit_sum(self._memory) if self._digest is None and not self._copied else None
+        if not self._copied:
+            return
+        if self._copy is not None and _alike(self._copy, self._memory):
             self._copy.copy_(self._memory)
         else:
             self._copy = self._memory.clone()
@@ -49,8 +55,10 @@ class Held:
         here = local(now)
         if not _alike(here, self._memory):
             return False
+        if self._digest is not None:
+            return digest(here) == self._digest
         if self._copy is not None:
-            return _equal(here, self._copy)
+            return torch.equal(_bits(here), _bits(self._copy))
         assert self._sum is not None
         return torch.equal(bit_sum(here), self._sum)
 
@@ -86,17 +94,6 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.layout == b.layout
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    if a.numel() <= 4096:
-        return torch.equal(a, b) or torch.equal(_bits(a), _bits(b))
-    if a.device.type != "cpu":
-        return torch.equal(_bits(a), _bits(b))
-    here, there = _bits(a).numpy(), _bits(b).numpy()
-    if kernels is not None and here.flags.c_contiguous and there.flags.c_contiguous:
-        return kernels.same(here, there)
-    return bool((here == there).all())  # several times as fast as PyTorch
-
-
 def _bits(tensor: Tensor) -> Tensor:
     """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
     plain = local(tensor.detach())
@@ -105,6 +102,16 @@ def _bits(tensor: Tensor) -> Tensor:
     if plain.is_complex():
         plain = torch.view_as_real(plain.resolve_conj())
     return plain.view(_WORDS[plain.element_size()])
+
+
+def digest(tensor: Tensor) -> int | None:
+    """See `Kernels.digest`: by a key of this process. None where that is not compiled, or cannot read the memory."""
+    if kernels is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return None
+    bits = _bits(tensor)
+    if not bits.is_contiguous() or bits.nbytes % 4 or bits.data_ptr() % 4:
+        return None
+    return kernels.digest(bits.numpy(), _KEY)
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
