@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._compiled import kernels
+from tacit._compiled import LEAST_COLUMNS, kernels
 from tacit.gradients.narrow import added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
 
@@ -211,9 +211,11 @@ class Dense(Contribution):
         return precise(self.grads[lo:hi])
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        grads, column = precise(self.grads).view(self.batch, -1), weights.to(precise_dtype(self.grads)).unsqueeze(1)
-        if not added_up(column.contiguous(), grads, total.view(1, -1) if total.is_contiguous() else total, CALLS[0]):
-            total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
+        if self.shape.numel() >= LEAST_COLUMNS and total.is_contiguous():
+            grads = precise(self.grads).view(self.batch, -1)
+            if added_up(weights.to(grads.dtype).contiguous().view(-1, 1), grads, total.view(1, -1), CALLS[0]):
+                return
+        total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
         total += self._sum(weights, first).view(self.shape)

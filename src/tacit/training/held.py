@@ -96,7 +96,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
-    plain = local(tensor.detach())
+    plain = tensor.detach()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
     if plain.is_complex():
@@ -116,7 +116,7 @@ def digest(tensor: Tensor) -> int | None:
 
 def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of the bits, modulo 2⁶⁴: any one changed value changes it; where the values lie in memory does not."""
-    bits = _bits(tensor).contiguous()
+    bits = _bits(local(tensor)).contiguous()
     if bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
         if bits.storage_offset() * bits.element_size() % 8:
             bits = bits.clone()

@@ -25,6 +25,7 @@ class GradientSums:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
+        self._dtypes = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
         self._sums: dict[str, Tensor] = {}
         self._batches = 0
         self.source: Source | None = None
@@ -37,7 +38,10 @@ class GradientSums:
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
         if not self._batches:
-            self._sums = {name: _like(parameter) for name, parameter in self._parameters.items()}
+            self._sums = {
+                name: torch.empty_like(local(parameter), dtype=self._dtypes[name])
+                for name, parameter in self._parameters.items()
+            }
             engine.clipped_sum(clipping, out=self._sums, overwrite=True)
         else:
             self._sums = {name: total.double() for name, total in self._sums.items()}
@@ -50,10 +54,7 @@ class GradientSums:
         if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
         # The type that a sum is released in is public: it does not depend on how many batches there were.
-        sums = {
-            name: self._sums.pop(name).to(released_in(_wide_enough(parameter), lot_size))
-            for name, parameter in self._parameters.items()
-        }
+        sums = {name: self._sums.pop(name).to(released_in(dtype, lot_size)) for name, dtype in self._dtypes.items()}
         self._add_noise_(sums, receipt, clipping, source)
         for name, parameter in self._parameters.items():
             parameter.grad = as_part_of(parameter, sums.pop(name).div_(lot_size).to(parameter.dtype))
@@ -70,11 +71,3 @@ class GradientSums:
             for vector in group.vectors
             for name in vector.names
         }
-
-
-def _wide_enough(parameter: Tensor) -> torch.dtype:
-    return torch.promote_types(parameter.dtype, torch.float32)
-
-
-def _like(parameter: Tensor) -> Tensor:
-    return torch.empty_like(local(parameter), dtype=_wide_enough(parameter))
