@@ -20,8 +20,10 @@
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
+#define FETCH(address) __builtin_prefetch(address)
 #else
 #define INLINE static inline
+#define FETCH(address)
 #endif
 
 #define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
@@ -125,9 +127,11 @@ INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, s
 INLINE void tile(const float *factors, const float *wide, float *out, size_t columns, size_t records, int height,
                  size_t from) {
     float sum[ROWS][COLUMNS] = {{0.0f}};
-    for (size_t i = 0; i < records; i++)
+    for (size_t i = 0; i < records; i++) {
+        for (int c = 0; c < COLUMNS; c += 16) FETCH(wide + i * columns + COLUMNS + c); /* for the next tile */
         for (int r = 0; r < height; r++)
             for (int c = 0; c < COLUMNS; c++) sum[r][c] += factors[i * ROWS + r] * wide[i * columns + c];
+    }
     for (int r = 0; r < height; r++)
         for (size_t c = from; c < COLUMNS; c++) out[r * columns + c] += sum[r][c];
 }
