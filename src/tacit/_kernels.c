@@ -6,7 +6,7 @@
  * outer_sum(narrow, wide, out, rows, call) out = sum over records of column (of `rows` entries) times row, `call` of them
  *                                          at a time in float32, then the sums of calls, one after the other
  * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
- * digest(words, key) -> whole number       of 64 bits, which other words have with probability 2^-32 for a random key
+ * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
  *
  * Arguments are buffers: words and keys of 32 and more of 64 bits, the others float32. Sizes are checked here.
  * How far a noise value may be from the real one is stated in tacit.randomness and tested.
@@ -32,6 +32,7 @@
 #define LANES 32 /* sums of `squares` side by side, over a STRETCH of entries */
 #define STRETCH 4096
 #define PORTION 1024 /* words of `digest` that have a key each: the same keys for every portion */
+#define PRIME 0x1fffffffffffffffULL
 #define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
@@ -188,24 +189,32 @@ INLINE void squares_in(const float *rows, float *out, size_t count, size_t width
     }
 }
 
+/* a b + c modulo the prime 2^61 - 1, for any a and c and b below it. */
+INLINE uint64_t modulo(uint64_t a, uint64_t b, uint64_t c) {
+    unsigned __int128 exact = (unsigned __int128)(a % PRIME) * b + c % PRIME;
+    return (uint64_t)(exact % PRIME);
+}
+
 /* NH (Black et al. 1999) of each portion, in eight parts: the sum of (a + key) (b + key') modulo 2^64, with a and b eight
- * words apart. The results are the coefficients of a polynomial in `point`, which is odd. */
+ * words apart. Two portions have sums that differ by a given number with probability 2^-32 at most, and so the same
+ * remainder with at most 16 times that. The remainders are the coefficients of a polynomial, whose value is taken at a
+ * random point modulo a prime (modulo 2^64 there are polynomials that vanish at all odd points). */
 INLINE void portion(const uint32_t *words, const uint32_t *key, uint64_t point, uint64_t *result) {
     uint64_t sum[8] = {0};
     for (size_t j = 0; j < PORTION; j += 16)
         for (size_t k = 0; k < 8; k++)
             sum[k] += (uint64_t)(words[j + k] + key[j + k]) * (words[j + 8 + k] + key[j + 8 + k]);
-    for (size_t k = 0; k < 8; k++) result[k] = result[k] * point + sum[k];
+    for (size_t k = 0; k < 8; k++) result[k] = modulo(result[k], point, sum[k]);
 }
 
 INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *key) {
-    uint64_t result[8] = {0}, point = ((uint64_t)key[PORTION] << 32 | key[PORTION + 1]) | 1, all = size;
+    uint64_t result[8] = {0}, point = ((uint64_t)key[PORTION] << 32 | key[PORTION + 1]) % PRIME, all = size;
     size_t whole = size - size % PORTION;
     uint32_t last[PORTION] = {0};
     for (size_t j = 0; j < whole; j += PORTION) portion(words + j, key, point, result);
     memcpy(last, words + whole, (size - whole) * sizeof(uint32_t));
     portion(last, key, point, result);
-    for (size_t k = 0; k < 8; k++) all = all * point + result[k];
+    for (size_t k = 0; k < 8; k++) all = modulo(all, point, result[k]);
     return all;
 }
 
@@ -313,7 +322,9 @@ static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssiz
     if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
     size_t records = rows ? (size_t)views[0].len / 4 / rows : 0, columns = rows ? (size_t)views[2].len / 4 / rows : 0;
     int fits = 0 < call && call <= CALL && COLUMNS <= columns && (size_t)views[0].len == 4 * records * rows &&
-               (size_t)views[1].len == 4 * records * columns && (size_t)views[2].len == 4 * rows * columns;
+               (size_t)views[2].len == 4 * rows * columns && (size_t)views[1].len % 4 == 0 &&
+               (records ? (size_t)views[1].len / 4 / records == columns && (size_t)views[1].len / 4 % records == 0
+                        : views[1].len == 0);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         best.outer_sum(views[0].buf, views[1].buf, views[2].buf, records, rows, columns, call);

@@ -401,3 +401,30 @@ def test_a_replaced_buffer_leaves_its_identity_to_nobody() -> None:
     model.count = model.count + 1
     assert first() is not None
     engine.detach()
+
+
+def test_after_a_failure_norms_are_taken_again() -> None:
+    """What a gradient is made of may have been written to in between."""
+    model = nn.Linear(300, 100)
+
+    class Limit:
+        fails = True
+
+        def partition(self, shapes: Any) -> Any:
+            return [tuple(shapes)]
+
+        def weights(self, norms: Tensor) -> Tensor:
+            if self.fails:
+                raise ArithmeticError("once")
+            return (1.0 / norms).clamp(max=1.0)
+
+    engine, limit = gradients.attach(model), Limit()
+    (model(torch.randn(8, 300)) * torch.randn(8, 100)).sum().backward()
+    with pytest.raises(ArithmeticError):
+        engine.clipped_sum(limit)
+    for part in engine._recorder.parts["bias"]:
+        part.contribution.grads.mul_(1000)  # type: ignore[attr-defined]
+    limit.fails = False
+    total = engine.clipped_sum(limit)
+    assert torch.stack([each.norm() for each in total.values()]).norm() <= 8.01
+    engine.detach()

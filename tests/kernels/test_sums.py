@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 from tacit import gradients
 from tacit._compiled import Kernels
 from tacit.gradients import narrow
-from tacit.gradients.contributions import row_rounding, row_squares
+from tacit.gradients.contributions import Dense, row_rounding, row_squares
+from tacit.gradients.outer import Outer
 from tacit.gradients.precision import UNIT, call_error, chain_error
+from tacit.gradients.sources import Part, Region, Uses
 from tacit.training import held as held_module
 from tacit.training.held import Held
 
@@ -146,7 +149,7 @@ def test_squares_are_alike_in_every_place(width: int) -> None:
 
 
 @pytest.mark.parametrize("copied", [True, False])
-@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 100_003])
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 100_003, 1_500_000])
 def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
     values = torch.randn(size)
     values[0] = torch.nan
@@ -175,6 +178,77 @@ def test_values_that_change_places_are_seen(apart: int) -> None:
     assert not held.same(values)
 
 
+def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:
+    """A polynomial with such coefficients vanishes modulo 2^64 at every odd point."""
+    order = [bin(i).count("1") % 2 for i in range(1024)]
+    rows = torch.randn(2, 1024)
+    values = rows[order]
+    for copied in (True, False):
+        held = Held(values, copied=copied)
+        values.copy_(rows[[1 - each for each in order]])
+        assert not held.same(values)
+        values.copy_(rows[order])
+        assert held.same(values)
+    signs = torch.tensor(order[:128]).mul_(2).sub_(1).float().unsqueeze(1).expand(128, 1024).contiguous()
+    held = Held(signs)
+    signs.data.neg_()
+    assert not held.same(signs)
+
+
+def test_another_order_in_memory_is_no_change() -> None:
+    values = torch.randn(2, 3, 4, 5)
+    for copied in (True, False):
+        held = Held(values, copied=copied)
+        values.data = values.to(memory_format=torch.channels_last)
+        assert held.same(values)
+        values.data = values.contiguous()
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """The interpreter's lock is not held while a kernel runs."""
+    compiled(narrow)
+    rows, few = torch.randn(2000, 1000), torch.randn(2000, 10)
+    squares, total = row_squares(rows), torch.empty(10, 1000)
+    assert narrow.added_up(few, rows, total, 192)
+
+    def again(_: int) -> bool:
+        out = torch.empty(10, 1000)
+        return (
+            narrow.added_up(few, rows, out, 192) and torch.equal(out, total) and torch.equal(row_squares(rows), squares)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(again, range(40)))
+
+
+def test_a_bias_is_summed_in_calls() -> None:
+    """192 small terms add up before they meet a large one, which would swallow each of them."""
+    grads = torch.full((384, 100), 2.0**-25)
+    grads[0] = 1.0
+    total = torch.empty(100)
+    Dense(grads).assign(total, torch.ones(384), 1)
+    assert (total > 1).all()
+
+
+def test_parts_of_a_parameter_with_more_terms_elsewhere_are_summed_in_blocks() -> None:
+    """Calls of one record, which the other uses ask for, are chained up to 128 only, and these chains again."""
+    few, many = torch.ones(1000, 1, 1, 2), torch.full((1000, 1, 1, 100), 2.0**-14)
+    many[0] = 1024.0
+    total = torch.empty(2, 100)
+    Outer(many, few, (2, 100)).assign(total, torch.ones(1000), 191)
+    assert (total > 1024 + 800 * 2.0**-14).all()
+    whole = torch.zeros(5, 100)
+    parts = [
+        Part(Outer(many, few, (2, 100)), Region(0, (2, 100), (100, 1))),
+        Part(
+            Outer(torch.ones(1000, 1, 191, 100), torch.zeros(1000, 1, 191, 3), (3, 100)),
+            Region(200, (3, 100), (100, 1)),
+        ),
+    ]
+    Uses(parts, torch.Size((5, 100))).assign(whole, torch.ones(1000))
+    assert (whole[:2] > 1024 + 800 * 2.0**-14).all()
+
+
 def test_a_digest_is_that_of_its_definition() -> None:
     kernels = compiled(held_module)
     for size in (0, 1, 17, 1024, 2500):
@@ -187,15 +261,16 @@ def test_a_digest_is_that_of_its_definition() -> None:
 
 
 def _digest(words: list[int], key: list[int]) -> int:
-    point, total, size = key[1024] << 32 | key[1025] | 1, [0] * 8, len(words)
+    prime = 2**61 - 1
+    point, total, size = (key[1024] << 32 | key[1025]) % prime, [0] * 8, len(words)
     words = words + [0] * (1024 - size % 1024)
     for first in range(0, len(words), 1024):
         part = [(w + k) % 2**32 for w, k in zip(words[first : first + 1024], key)]
         for lane in range(8):
             found = sum(part[j + lane] * part[j + lane + 8] for j in range(0, 1024, 16))
-            total[lane] = (total[lane] * point + found) % 2**64
+            total[lane] = (total[lane] * point + found % 2**64) % prime
     for each in total:
-        size = (size * point + each) % 2**64
+        size = (size * point + each) % prime
     return size
 
 

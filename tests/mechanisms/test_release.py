@@ -356,3 +356,19 @@ def test_one_example_changes_one_microbatch_and_the_sum_by_at_most_two_clip_norm
         everyone = torch.arange(12)
         worst = max(worst, (clipped_sum(everyone) - clipped_sum(everyone[1:])).norm().item())
     assert 1.5 < worst <= clipping.groups[0].sensitivity == 2.0
+
+
+class Alone(SecureSource):
+    """One process that goes through the motions of several."""
+
+    def join_(self, noisy: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return noisy
+
+
+@pytest.mark.parametrize(("add_", "of_one"), [(add_gaussian_, 1.0), (add_laplace_, math.sqrt(2))])
+def test_sums_of_several_processes_get_their_own_noise_each(add_: Any, of_one: float) -> None:
+    """Small sums travel together, and each has a deviation of its own."""
+    sums = [(torch.zeros(40_000), std) for std in (1.0, 7.0, 0.2)]
+    add_(sums, Alone())
+    for total, std in sums:
+        assert total.std().item() == pytest.approx(std * of_one, rel=0.06)

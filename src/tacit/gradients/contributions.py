@@ -207,6 +207,10 @@ class Dense(Contribution):
             self._squares = row_squares(precise(self.grads))
         return self._squares
 
+    def forget(self) -> None:
+        """Measure again when asked again."""
+        self._squares = None
+
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
 

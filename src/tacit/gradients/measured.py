@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
-from tacit.gradients.contributions import Contribution, added, precise
+from tacit.gradients.contributions import Contribution, Dense, added, precise
 from tacit.gradients.precision import NORM_SHARE, check_precision
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Uses
@@ -32,6 +32,15 @@ class Measured:
 
     def forget(self) -> None:
         self.uses, self._squares, self._captures, self._read = {}, {}, 0, []
+
+    def begin_again(self) -> None:
+        """Measure everything anew the next time: what it is made of may be written to before."""
+        self.forget()
+        for parts in self._recorder.parts.values():
+            for part in parts:
+                for each in (part.contribution, *vars(part.contribution).values()):
+                    if isinstance(each, Dense):
+                        each.forget()
 
     def norms(self, partition: Sequence[tuple[str, ...]], *, once: bool = False) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.

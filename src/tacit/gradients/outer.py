@@ -23,6 +23,7 @@ from tacit.gradients.contributions import (
 )
 from tacit.gradients.narrow import MOST_ROWS, added_up
 from tacit.gradients.precision import (
+    CALLS,
     TOGETHER,
     UNIT,
     Call,
@@ -212,7 +213,9 @@ class Outer(Contribution):
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
         records = per_call(positions)
-        if self.positions == 1 and self.blocks == 1 and not self.order and self.add_up(total, weights, records):
+        # Smaller calls, for a parameter that other uses have more terms in, are not chained without blocks (`gather`).
+        simple = records == CALLS[0] and self.positions == 1 and self.blocks == 1 and not self.order
+        if simple and self.add_up(total, weights, records):
             return
         if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
             chain = self.products(weights, records)

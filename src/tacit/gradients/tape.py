@@ -182,11 +182,15 @@ class Engine:
         they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
         lot size, say), never the number of examples that happened to be drawn.
         """
-        column, finite = self._measured.weights(clipping, scale, once=not keep)
         result: dict[str, Tensor] = {}
-        for name in self._recorder.parameters:
-            given, replaces = (None, True) if out is None else (out[name], overwrite)
-            result[name] = self._measured.sum_up(name, column[name], finite, given, overwrite=replaces)
+        try:
+            column, finite = self._measured.weights(clipping, scale, once=not keep)
+            for name in self._recorder.parameters:
+                given, replaces = (None, True) if out is None else (out[name], overwrite)
+                result[name] = self._measured.sum_up(name, column[name], finite, given, overwrite=replaces)
+        except BaseException:
+            self._measured.begin_again()
+            raise
         if not keep:
             self.discard()
         return result

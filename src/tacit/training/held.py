@@ -24,7 +24,7 @@ class Held:
     """One tensor: the object, the memory it had, a digest of its values, and a copy of them unless ``copied`` is false.
 
     The values are compared and not `_version`, which a write through ``.data`` leaves as it was. Other values have the
-    same digest with probability 2^-32; where there is none, the copy is compared, or the sum of the bits.
+    same digest with probability 2^-27; where there is none, the copy is compared, or the sum of the bits.
     """
 
     def __init__(self, tensor: Tensor, *, copied: bool = True) -> None:
@@ -108,10 +108,8 @@ def digest(tensor: Tensor) -> int | None:
     """See `Kernels.digest`: by a key of this process. None where that is not compiled, or cannot read the memory."""
     if kernels is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None
-    bits = _bits(tensor)
-    if not bits.is_contiguous() or bits.nbytes % 4 or bits.data_ptr() % 4:
-        return None
-    return kernels.digest(bits.numpy(), _KEY)
+    bits = _bits(tensor).contiguous()
+    return kernels.digest(bits.numpy(), _KEY) if not (bits.nbytes % 4 or bits.data_ptr() % 4) else None
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
