@@ -183,7 +183,7 @@ def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:
     order = [bin(i).count("1") % 2 for i in range(1024)]
     rows = torch.randn(2, 1024)
     values = rows[order]
-    for copied in (True, False):
+    for copied in (True, False) if held_module.kernels else (True,):
         held = Held(values, copied=copied)
         values.copy_(rows[[1 - each for each in order]])
         assert not held.same(values)
