@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit._compiled import Kernels
 from tacit.gradients import narrow
 from tacit.gradients.contributions import Dense, row_rounding, row_squares
 from tacit.gradients.outer import Outer
@@ -21,20 +20,16 @@ from tacit.gradients.sources import Part, Region, Uses
 from tacit.training import held as held_module
 from tacit.training.held import Held
 
+COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
+"""There is nothing to test of arrays."""
+
 SHAPES = [(1, 64), (2, 65), (3, 100), (5, 127), (6, 128), (7, 200), (8, 1000), (9, 129), (10, 1000), (16, 333)]
 
 
-def compiled(users: Any) -> Kernels:
-    if users.kernels is None:
-        pytest.skip("nothing is compiled here")
-    kernels: Kernels = users.kernels
-    return kernels
-
-
+@COMPILED
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 @pytest.mark.parametrize(("records", "call"), [(0, 192), (1, 192), (7, 4), (192, 192), (193, 192), (600, 192), (40, 1)])
 def test_outer_sums(rows: int, columns: int, records: int, call: int) -> None:
-    compiled(narrow)
     few, many = torch.randn(records, rows), torch.randn(records, columns)
     out = torch.full((rows, columns), torch.nan)
     assert narrow.added_up(few, many, out, call)
@@ -44,9 +39,9 @@ def test_outer_sums(rows: int, columns: int, records: int, call: int) -> None:
     assert ((out - exact).abs() <= steps * UNIT * sizes * (1 + 1e-3)).all()
 
 
+@COMPILED
 def test_an_outer_sum_adds_call_by_call() -> None:
     """Within a call terms of 2^-24 add up before they meet 1, which would swallow each of them."""
-    compiled(narrow)
     few, many = torch.full((384, 3), 2.0**-24), torch.ones(384, 70)
     few[:192] = 0.0
     few[0] = 1.0
@@ -57,9 +52,9 @@ def test_an_outer_sum_adds_call_by_call() -> None:
     assert (out == 1).all()
 
 
+@COMPILED
 def test_an_adversarial_call_stays_within_the_lemma() -> None:
     """Lemma 2 of docs/finite-precision.md bounds one call for any order of its additions."""
-    compiled(narrow)
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         few = torch.rand(192, 4, generator=generator) * 10.0 ** torch.randint(-3, 1, (192, 1), generator=generator)
@@ -89,8 +84,8 @@ def test_other_types_and_layouts_are_left_to_the_library() -> None:
         assert (given[2] == 5).all()
 
 
+@COMPILED
 def test_which_one_sums_does_not_depend_on_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(narrow)
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         for shape in ((10, 1000), (16, 4000)):
@@ -101,8 +96,10 @@ def test_which_one_sums_does_not_depend_on_the_records(monkeypatch: pytest.Monke
             assert len(chosen) == 1
 
 
+@COMPILED
 def test_kernels_refuse_what_does_not_fit() -> None:
-    kernels = compiled(narrow)
+    kernels = narrow.kernels
+    assert kernels is not None
 
     def array(*shape: int) -> Any:
         return np.ones(shape, dtype=np.float32)
@@ -168,10 +165,10 @@ def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
         assert held.same(values)
 
 
+@COMPILED
 @pytest.mark.parametrize("apart", [1, 8, 16, 1024, 4096])
 def test_values_that_change_places_are_seen(apart: int) -> None:
     """As the sum of the bits does not."""
-    compiled(narrow)
     values = torch.randn(10_000)
     held = Held(values, copied=False)
     values[[100, 100 + apart]] = values[[100 + apart, 100]]
@@ -204,9 +201,9 @@ def test_another_order_in_memory_is_no_change() -> None:
         values.data = values.contiguous()
 
 
+@COMPILED
 def test_threads_do_not_disturb_each_other() -> None:
     """The interpreter's lock is not held while a kernel runs."""
-    compiled(narrow)
     rows, few = torch.randn(2000, 1000), torch.randn(2000, 10)
     squares, total = row_squares(rows), torch.empty(10, 1000)
     assert narrow.added_up(few, rows, total, 192)
@@ -249,8 +246,10 @@ def test_parts_of_a_parameter_with_more_terms_elsewhere_are_summed_in_blocks() -
     assert (whole[:2] > 1024 + 800 * 2.0**-14).all()
 
 
+@COMPILED
 def test_a_digest_is_that_of_its_definition() -> None:
-    kernels = compiled(held_module)
+    kernels = held_module.kernels
+    assert kernels is not None
     for size in (0, 1, 17, 1024, 2500):
         words = np.random.default_rng(size).integers(0, 2**32, size, dtype=np.uint32)
         assert kernels.digest(words, held_module._KEY) == _digest(words.tolist(), held_module._KEY.tolist())
