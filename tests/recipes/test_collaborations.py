@@ -33,7 +33,7 @@ from tacit.recipes.reproduction import (
     selections,
 )
 from tacit.recipes.reproduction.collaborations import PUBLIC, SHARES, Baseline, Found, Job, Selective
-from tacit.recipes.reproduction.plans import FULL, RATES, Limits, Net
+from tacit.recipes.reproduction.plans import FULL, NOISY, RATES, Limits, Net
 from tacit.recipes.reproduction.plans import QUICK as QUICKLY
 
 QUICK = [True, False]
@@ -111,11 +111,18 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert {settings.upload for settings in tiny} == {0.001, 0.01, 0.1, 1.0}
     assert {settings.download for settings in tiny} == {0.1, 0.5, 1.0}
     assert {settings.participants for settings in tiny} == ({30, 90} if quick else {30, 90, 150})
-    assert {s.seed for s in tiny if s.participants == 30 and s.share == 0.012} == ({1, 2, 3} if quick else {1})
-    assert {s.seed for s in tiny if s.participants != 30 or s.share != 0.012} == {1}
+    used: dict[tuple[int, bool, float], int] = {}
+    for s in tiny:
+        key = (s.participants, s.share == 0.012, s.upload)
+        used[key] = max(used.get(key, 0), s.seed or 0)
+    # (the CNN on MNIST has one seed, the MLP more)
+    more = {(30, True, 1.0): 3, (30, True, 0.1): 3, (30, True, 0.01): 3, (30, True, 0.001): 6, (30, False, 0.1): 3}
+    assert used == {key: more.get(key, 1) if quick else 1 for key in used}
+    assert any(note.startswith("Seeds (of 30 participants): 1 to 6 for MNIST, MLP, θ_u = 0.001; 1 to 3") for note in
+               result.notes) is quick  # fmt: skip
     assert {row["data"] for row in result.rows} == {"mnist", "svhn"}
     assert {row["model"] for row in result.rows} == {"mlp", "cnn"}
-    ours = {c.what: c for c in result.comparisons}
+    ours = {c.what.split(" (by seed")[0]: c for c in result.comparisons}
     found = ours["MNIST, MLP, N = 30, round robin, θ_u = 0.1"]
     assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.9 if quick else 57.9)
     assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
@@ -126,9 +133,11 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)
     assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1, last quarter"].ours == 0
-    seeds = " (by seed 0.00, 0.00, 0.00)" if quick else ""
-    for upload in ("0.001", "0.01", "0.1", "1"):
-        assert f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch{seeds}" in ours
+    for upload, times in (("0.001", 6), ("0.01", 3), ("0.1", 3), ("1", 3)):
+        title = f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch"
+        assert ours[title].what == title + (f" (by seed {', '.join(['0.00'] * times)})" if quick else "")
+    behind = ours["SVHN, MLP, θ_u = 0.1 minus pooled"]
+    assert behind.what.count(",") == (4 if quick else 2) and behind.paper == pytest.approx(-0.82)
     assert any("26,000" in note for note in result.notes)
     assert any(note.startswith("Quick") for note in result.notes) is quick
 
@@ -145,12 +154,15 @@ def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) ->
         if settings.share == 0.012 and settings.selection == "threshold" and settings.threshold != 0.0001
     }
     assert len(set(by_upload.values())) == len(by_upload) > 1  # γ and τ go with θ_u
+    rates = {(s.selection, s.learning_rate) for s in tiny if s.share == 0.012 and s.upload == 0.001}
+    assert rates == ({("largest", 0.2), ("threshold", 0.1)} if quick else set())
+    assert any("(MNIST, MLP, θ_u = 0.001: 0.2)" in note for note in result.notes) is quick
     assert any("last epoch" in c.what for c in result.comparisons)
     tiny.clear()
     result = convergence.figure11(setting(tmp_path, quick=quick))
     check(result)
     slow = {settings.learning_rate for settings in tiny if settings.participants == 30}
-    assert slow == ({0.01, 0.002} if quick else {0.01, 0.005})  # the others were there already
+    assert slow == ({0.01, 0.003} if quick else {0.01, 0.005})  # the others were there already
     assert {line.style for line in result.panels[0].lines} == {"line", "dashed"}
     assert all(c.paper is None for c in result.comparisons)
 
@@ -169,6 +181,8 @@ def test_figure_13_has_both_kinds_of_epsilon(quick: bool, tiny: list[Settings], 
             per_parameter = settings.privacy.epsilon_per_epoch / int(settings.upload * size)
             assert any(per_parameter == pytest.approx(value) for value in noisy.AXIS)
     assert any("bounds nothing that is released" in note for note in result.notes)
+    private = {s.learning_rate for s in tiny if s.privacy is not None and s.share != 0.012}
+    assert private == ({NOISY["svhn", "mlp"][0]} if quick else {RATES["svhn", "cnn"]})
     assert {row["epsilon_honest"] for row in result.rows} == {7.5}
 
 
@@ -211,7 +225,7 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     )
     net = Net(
         data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits,
-        baseline_rates=(0.1,), repeats=1,
+        baseline_rates=(0.1,), repeats=1, baseline_repeats=1,
     )  # fmt: skip
     found = {upload: net.job(upload=upload).settings for upload in (0.001, 0.01, 0.1, 1.0)}
     assert [settings.bound for settings in found.values()] == [0.2, 0.2, 0.02, 0.02]
@@ -222,6 +236,14 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     assert [settings.bound for settings in late] == [0.2, 0.001, 0.001]
     assert {settings.protocol for settings in late} == {Protocol.ASYNCHRONOUS}
     assert net.job(protocol=Protocol.RANDOM_ORDER).settings.bound == 0.02
+    rated = replace(net, limits=(replace(limits[1], largest_rate=0.3),))
+    by_way = {how: rated.job(selection=how).settings for how in ("largest", "threshold")}
+    assert (by_way["largest"].learning_rate, by_way["threshold"].learning_rate) == (0.3, 0.1)
+    assert rated.job(selection="largest", learning_rate=0.01).settings.learning_rate == 0.01
+    assert rated.job().settings.learning_rate == 0.1
+    assert net.noisy == replace(net, epochs=2, learning_rate=0.02, limits=NOISY["svhn", "mlp"][1])
+    digits = replace(net, data="mnist")
+    assert digits.noisy == replace(digits, epochs=2)
 
 
 def test_the_plans_name_networks_that_they_have() -> None:
@@ -239,7 +261,7 @@ def test_the_plans_name_networks_that_they_have() -> None:
         assert all(net.learning_rate == RATES[net.data, net.model] in net.baseline_rates for net in plan.nets.values())
         assert set(plan.others) <= set(plan.sparse)
         for net in plan.nets.values():
-            assert all(0 < known.threshold <= known.bound for known in net.limits)
+            assert all(0 < known.threshold <= known.bound for known in (*net.limits, *net.noisy.limits))
 
 
 def test_baselines_have_the_learning_rate_that_is_best_for_them(
