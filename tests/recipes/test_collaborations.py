@@ -285,6 +285,13 @@ def test_baselines_have_the_learning_rate_that_is_best_for_them(
     ]
 
 
+def test_no_local_epoch_ends_with_a_step_on_a_few_images() -> None:
+    sizes = {"mnist": 60_000, "svhn": 26_000}
+    held = {name: round(share * sizes[name] * (1 - PUBLIC[name])) for name, share in SHARES.items()}
+    assert held == {"mnist": 600, "svhn": 864}
+    assert all(records % 32 == 0 or records % 32 >= 16 for records in held.values())
+
+
 def test_participants_hold_no_public_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collaborations, "load", pictures)
     for name, held in (("mnist", 250), ("svhn", 300)):
