@@ -206,7 +206,7 @@ def figure13(setting: Setting) -> Result:
             f"whose learning rate is lower. Seeds of runs with noise: {', '.join(map(str, setting.seeds))}. The paper "
             "prints no values.",
             rivals(alone),
-            *about(setting, [net.noisy for net in cells]),
+            *about(setting, cells),
         ],
     )
 
@@ -217,11 +217,11 @@ _WORDS = {"gaussian": "Gaussian (participant)", "dp-sgd": "DP-SGD (example)"}
 def _sparse(net: Net, upload: float, per_parameter: float) -> Job:
     releases = portion(upload, PARAMETERS[net.data, net.model])
     privacy = SparseVectorPrivacy(epsilon_per_epoch=per_parameter * releases)
-    return net.noisy.job(upload=upload, privacy=privacy, selection="largest")
+    return net.job(upload=upload, epochs=net.noisy_epochs, privacy=privacy, selection="largest")
 
 
 def _other(net: Net, name: str, epsilon: float) -> Job:
-    job = net.noisy.job(selection="largest")
+    job = net.job(epochs=net.noisy_epochs, selection="largest")
     settings: Settings = replace(job.settings, bound=None) if name == "dp-sgd" else job.settings
     return replace(job, settings=replace(settings, privacy=mechanism(name, epsilon=epsilon, settings=settings)))
 
