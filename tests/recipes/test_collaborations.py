@@ -111,11 +111,18 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
     assert {settings.upload for settings in tiny} == {0.001, 0.01, 0.1, 1.0}
     assert {settings.download for settings in tiny} == {0.1, 0.5, 1.0}
     assert {settings.participants for settings in tiny} == ({30, 90} if quick else {30, 90, 150})
-    assert {s.seed for s in tiny if s.participants == 30 and s.share == 0.012} == ({1, 2, 3} if quick else {1})
-    assert {s.seed for s in tiny if s.participants != 30 or s.share != 0.012} == {1}
+    used: dict[tuple[int, bool, float], int] = {}
+    for s in tiny:
+        key = (s.participants, s.share == 0.012, s.upload)
+        used[key] = max(used.get(key, 0), s.seed or 0)
+    # (the CNN on MNIST has one seed, the MLP more)
+    more = {(30, True, 1.0): 3, (30, True, 0.1): 3, (30, True, 0.01): 3, (30, True, 0.001): 6, (30, False, 0.1): 3}
+    assert used == {key: more.get(key, 1) if quick else 1 for key in used}
+    assert any(note.startswith("Seeds (of 30 participants): 1 to 6 for MNIST, MLP, θ_u = 0.001; 1 to 3") for note in
+               result.notes) is quick  # fmt: skip
     assert {row["data"] for row in result.rows} == {"mnist", "svhn"}
     assert {row["model"] for row in result.rows} == {"mlp", "cnn"}
-    ours = {c.what: c for c in result.comparisons}
+    ours = {c.what.split(" (by seed")[0]: c for c in result.comparisons}
     found = ours["MNIST, MLP, N = 30, round robin, θ_u = 0.1"]
     assert (found.paper, round(found.ours or 0, 1)) == (98.0, 51.9 if quick else 57.9)
     assert ours["MNIST, MLP, pooled records of 30"].ours == pytest.approx(60.0)
@@ -126,9 +133,11 @@ def test_figure_9(quick: bool, tiny: list[Settings], tmp_path: Path) -> None:
         worst = ours[f"MNIST, MLP: the worst collaboration, minus standalone, {words} epoch"].ours
         assert worst == pytest.approx((found.ours or 0) - 30)
     assert ours["SVHN, MLP: round robin minus asynchronous, θ_u = 0.1, last quarter"].ours == 0
-    seeds = " (by seed 0.00, 0.00, 0.00)" if quick else ""
-    for upload in ("0.001", "0.01", "0.1", "1"):
-        assert f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch{seeds}" in ours
+    for upload, times in (("0.001", 6), ("0.01", 3), ("0.1", 3), ("1", 3)):
+        title = f"MNIST, MLP: round robin minus asynchronous, θ_u = {upload}, best epoch"
+        assert ours[title].what == title + (f" (by seed {', '.join(['0.00'] * times)})" if quick else "")
+    behind = ours["SVHN, MLP, θ_u = 0.1 minus pooled"]
+    assert behind.what.count(",") == (4 if quick else 2) and behind.paper == pytest.approx(-0.82)
     assert any("26,000" in note for note in result.notes)
     assert any(note.startswith("Quick") for note in result.notes) is quick
 
@@ -145,6 +154,9 @@ def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) ->
         if settings.share == 0.012 and settings.selection == "threshold" and settings.threshold != 0.0001
     }
     assert len(set(by_upload.values())) == len(by_upload) > 1  # γ and τ go with θ_u
+    rates = {(s.selection, s.learning_rate) for s in tiny if s.share == 0.012 and s.upload == 0.001}
+    assert rates == ({("largest", 0.2), ("threshold", 0.1)} if quick else set())
+    assert any("(MNIST, MLP, θ_u = 0.001: 0.2)" in note for note in result.notes) is quick
     assert any("last epoch" in c.what for c in result.comparisons)
     tiny.clear()
     result = convergence.figure11(setting(tmp_path, quick=quick))
@@ -211,7 +223,7 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     )
     net = Net(
         data="svhn", model="mlp", epochs=3, noisy_epochs=2, learning_rate=0.1, share=1 / 30, limits=limits,
-        baseline_rates=(0.1,), repeats=1,
+        baseline_rates=(0.1,), repeats=1, baseline_repeats=1,
     )  # fmt: skip
     found = {upload: net.job(upload=upload).settings for upload in (0.001, 0.01, 0.1, 1.0)}
     assert [settings.bound for settings in found.values()] == [0.2, 0.2, 0.02, 0.02]
@@ -222,6 +234,11 @@ def test_limits_are_those_of_the_nearest_upload_that_was_calibrated() -> None:
     assert [settings.bound for settings in late] == [0.2, 0.001, 0.001]
     assert {settings.protocol for settings in late} == {Protocol.ASYNCHRONOUS}
     assert net.job(protocol=Protocol.RANDOM_ORDER).settings.bound == 0.02
+    rated = replace(net, limits=(replace(limits[1], largest_rate=0.3),))
+    by_way = {how: rated.job(selection=how).settings for how in ("largest", "threshold")}
+    assert (by_way["largest"].learning_rate, by_way["threshold"].learning_rate) == (0.3, 0.1)
+    assert rated.job(selection="largest", learning_rate=0.01).settings.learning_rate == 0.01
+    assert rated.job().settings.learning_rate == 0.1
 
 
 def test_the_plans_name_networks_that_they_have() -> None:
@@ -261,6 +278,13 @@ def test_baselines_have_the_learning_rate_that_is_best_for_them(
         Baseline(standalone=0.31, centralised=(0.8,), standalone_rate=0.3, centralised_rate=0.2),
         Baseline(standalone=0.32, centralised=(0.7,), standalone_rate=0.3, centralised_rate=0.2),
     ]
+
+
+def test_no_local_epoch_ends_with_a_step_on_a_few_images() -> None:
+    sizes = {"mnist": 60_000, "svhn": 26_000}
+    held = {name: round(share * sizes[name] * (1 - PUBLIC[name])) for name, share in SHARES.items()}
+    assert held == {"mnist": 600, "svhn": 864}
+    assert all(records % 32 == 0 or records % 32 >= 16 for records in held.values())
 
 
 def test_participants_hold_no_public_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,17 @@ from tacit.recipes.reproduction.experiment import Setting
 TITLES = {"mnist": "MNIST", "svhn": "SVHN"}
 PUBLIC = {"mnist": 1 / 6, "svhn": 0.0}
 """Of the training set, the last images, which no participant holds: settings were chosen on them."""
-SHARES = {"mnist": 0.012, "svhn": 1 / 30}
-"""Of the other training images, held by each participant: 600 as in the paper; 866 of our 26,000 for its 1,000."""
+SHARES = {"mnist": 0.012, "svhn": 864 / 26_000}
+"""Of the other training images, held by each participant: 600 as in the paper; 864 of our 26,000 for its 1,000.
+
+That is 27 minibatches of 32. With 866, a thirtieth, every local epoch would end with a step on two images.
+"""
 SIZES = (
     "Participants have 600 images of MNIST each, as in the paper, dealt from the first 50,000 training images; the "
     "other 10,000 are public, for choosing settings. Of SVHN there are 26,000 training and 8,001 test images here "
-    "instead of 100,000 and 10,000, and each participant holds 866 instead of 1,000; where all participants together "
-    "hold more than there are, images are dealt again."
+    "instead of 100,000 and 10,000, and each participant holds 864 instead of 1,000 (27 minibatches of 32: with 866, a "
+    "thirtieth, every local epoch would end with a step on two images, and does much worse); where all participants "
+    "together hold more than there are, images are dealt again."
 )
 BEST = (
     "Accuracies without noise are those of the best epoch, as in the paper, chosen on the test set (the CSV has the "

@@ -24,9 +24,9 @@ def figure11(setting: Setting) -> Result:
         at = [(number + share) / len(nets) for share in (0, 0.4, 0.6, 1)]
         own = [job for job in jobs if (job.data, job.model) == (net.data, net.model)]
         few = [job for job in own if job.settings.participants == 30]
-        runs |= collaborations(repeated(setting, net), few, part=(at[0], at[1]))
+        runs |= collaborations(repeated(setting, net.repeats), few, part=(at[0], at[1]))
         runs |= collaborations(setting, [job for job in own if job not in few], part=(at[1], at[2]))
-        alone |= lonely(repeated(setting, net), few, part=(at[2], at[3]))
+        alone |= lonely(repeated(setting, net.repeats), few, part=(at[2], at[3]))
     comparisons, panels = [], []
     table: list[dict[str, Value]] = []
     for net in nets:

@@ -22,6 +22,7 @@ class Limits:
 
     ``selection`` is the better one there of the largest changes and random ones above τ. ``asynchronous`` is the γ of
     asynchronous exchanges if they need a tighter one: the one with which the worst of the last epochs is best.
+    ``largest_rate`` is the α of the largest changes, if they need another one.
     """
 
     upload: float
@@ -29,6 +30,7 @@ class Limits:
     threshold: float
     selection: str
     asynchronous: float | None = None
+    largest_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Net:
     ``noisy_epochs`` are those of private uploads, fewer where each needs a part of ε. ``share`` is of the training set,
     held by each participant. γ and τ are those of the calibrated θ_u that is nearest. ``baseline_rates`` are the α of
     which pooled and lonely training have the best. ``repeats``: how many seeds for each that is asked for, where a run
-    takes little time.
+    takes little time; ``baseline_repeats``: the same for pooled and lonely training.
     """
 
     data: str
@@ -50,6 +52,7 @@ class Net:
     limits: tuple[Limits, ...]
     baseline_rates: tuple[float, ...]
     repeats: int
+    baseline_repeats: int
 
     @property
     def title(self) -> str:
@@ -63,6 +66,8 @@ class Net:
             epochs=self.epochs, learning_rate=self.learning_rate, share=self.share, upload=upload, protocol=protocol,
             bound=bound, threshold=limits.threshold, selection="largest" if upload == 1 else limits.selection,
         )  # fmt: skip
+        if limits.largest_rate is not None and changes.get("selection", usual.selection) == "largest":
+            usual = replace(usual, learning_rate=limits.largest_rate)
         return Job(data=self.data, model=self.model, settings=replace(usual, **changes))  # type: ignore[arg-type]
 
 
@@ -70,14 +75,16 @@ class Net:
 class Plan:
     """The networks, and what is run of each.
 
-    Figure 9: θ_u by protocol and participants (``exchanges``), and θ_d (``downloads``). Figure 10: θ_u
-    (``selections``). Figure 11: by what α is divided, for each number of participants (``rates``). Figure 13, with 30
-    participants: ε/c by θ_u (``sparse``), and the honest ε of other mechanisms (``others``).
+    Figure 9: θ_u by protocol and participants (``exchanges``), and θ_d (``downloads``); ``repeats`` are those of 30
+    participants by θ_u, where they are not those of the network. Figure 10: θ_u (``selections``). Figure 11: by what α
+    is divided, for each number of participants (``rates``). Figure 13, with 30 participants: ε/c by θ_u (``sparse``),
+    and the honest ε of other mechanisms (``others``).
     """
 
     nets: Mapping[Which, Net]
     exchanges: Mapping[Which, Mapping[tuple[Protocol, int], tuple[float, ...]]]
     downloads: Mapping[Which, tuple[float, ...]]
+    repeats: Mapping[Which, Mapping[float, int]]
     selections: Mapping[Which, tuple[float, ...]]
     rates: Mapping[Which, Mapping[int, tuple[int, ...]]]
     sparse: Mapping[Which, Mapping[float, tuple[float, ...]]]
@@ -86,13 +93,13 @@ class Plan:
 
 LIMITS = {
     ("mnist", "mlp"): (
-        Limits(upload=0.001, bound=0.024, threshold=0.019, selection="threshold"),
+        Limits(upload=0.001, bound=0.024, threshold=0.019, selection="threshold", asynchronous=0.012, largest_rate=0.2),
         Limits(upload=0.01, bound=0.008, threshold=0.0052, selection="threshold"),
         Limits(upload=0.1, bound=0.0031, threshold=0.00074, selection="largest", asynchronous=0.001),
     ),
     ("svhn", "mlp"): (
         Limits(upload=0.01, bound=0.0021, threshold=0.0016, selection="largest"),
-        Limits(upload=0.1, bound=0.001, threshold=0.0007, selection="threshold"),
+        Limits(upload=0.1, bound=0.001, threshold=0.0007, selection="largest"),
     ),
     ("mnist", "cnn"): (
         Limits(upload=0.01, bound=0.02, threshold=0.011, selection="largest"),
@@ -109,17 +116,20 @@ BASELINE_RATES = {
 }  # fmt: skip
 
 
-def _net(data: str, model: str, *, epochs: int, noisy_epochs: int, repeats: int = 1) -> dict[Which, Net]:
+def _net(
+    data: str, model: str, *, epochs: int, noisy_epochs: int, repeats: int = 1, baseline_repeats: int | None = None
+) -> dict[Which, Net]:
     net = Net(
         data=data, model=model, epochs=epochs, noisy_epochs=noisy_epochs, learning_rate=RATES[data, model],
         share=SHARES[data], limits=LIMITS[data, model], baseline_rates=BASELINE_RATES[data, model], repeats=repeats,
+        baseline_repeats=repeats if baseline_repeats is None else baseline_repeats,
     )  # fmt: skip
     return {(data, model): net}
 
 
 QUICK = Plan(
     nets=_net("mnist", "mlp", epochs=20, noisy_epochs=20, repeats=3)
-    | _net("svhn", "mlp", epochs=60, noisy_epochs=20)
+    | _net("svhn", "mlp", epochs=60, noisy_epochs=20, baseline_repeats=3)
     | _net("mnist", "cnn", epochs=8, noisy_epochs=8),
     exchanges={
         ("mnist", "mlp"): {
@@ -130,6 +140,7 @@ QUICK = Plan(
         ("mnist", "cnn"): {(ROUND_ROBIN, 30): (0.1,)},
     },
     downloads={("mnist", "mlp"): (0.1, 0.5, 1.0)},
+    repeats={("mnist", "mlp"): {0.001: 6}, ("svhn", "mlp"): {0.1: 3}},
     selections={("mnist", "mlp"): (0.001, 0.01, 0.1), ("svhn", "mlp"): (0.01, 0.1)},
     rates={("mnist", "mlp"): {30: (1, 10), 90: (1,)}, ("svhn", "mlp"): {30: (1, 10)}},
     sparse={
@@ -158,6 +169,7 @@ FULL = Plan(
         },
     },
     downloads={("mnist", "mlp"): (0.1, 0.5, 1.0)},
+    repeats={},
     selections={("mnist", "cnn"): (0.01, 0.1), ("svhn", "cnn"): (0.1,)},
     rates={("mnist", "cnn"): {30: (1, 10), 90: (1,)}, ("svhn", "cnn"): {30: (1, 10)}},
     sparse={
@@ -176,6 +188,6 @@ def plan(setting: Setting) -> Plan:
     return QUICK if setting.quick else FULL
 
 
-def repeated(setting: Setting, net: Net) -> Setting:
-    """With all seeds of a network."""
-    return replace(setting, seeds=tuple(range(1, len(setting.seeds) * net.repeats + 1)))
+def repeated(setting: Setting, times: int) -> Setting:
+    """With so many times as many seeds."""
+    return replace(setting, seeds=tuple(range(1, len(setting.seeds) * times + 1)))

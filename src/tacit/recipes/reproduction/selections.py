@@ -17,7 +17,7 @@ from tacit.recipes.reproduction.distributed import (
 )
 from tacit.recipes.reproduction.experiment import Line, Panel, Result, Setting, percent
 from tacit.recipes.reproduction.plans import plan
-from tacit.recipes.reproduction.remarks import about, rivals, seeds
+from tacit.recipes.reproduction.remarks import about, rated, rivals, seeds
 
 _PAPERS = "random above τ, paper's γ and τ"
 _WAYS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def figure10(setting: Setting) -> Result:
             "to show that they do not fit minibatches of 32: the worst collaboration is among the others.",
             "Calibrated are γ and τ that were found on public records, for each θ_u by itself (see "
             "docs/collaboration.md): the smaller θ_u, the larger τ has to be. Else so many changes are above it that "
-            "the few of them that are uploaded are hardly chosen.",
+            f"the few of them that are uploaded are hardly chosen.{rated(cells)}",
             rivals(alone),
             seeds(setting, cells),
             *about(setting, cells),
