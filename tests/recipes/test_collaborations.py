@@ -164,6 +164,10 @@ def test_figures_10_and_11(quick: bool, tiny: list[Settings], tmp_path: Path) ->
     slow = {settings.learning_rate for settings in tiny if settings.participants == 30}
     assert slow == ({0.01, 0.002} if quick else {0.01, 0.005})  # the others were there already
     assert {line.style for line in result.panels[0].lines} == {"line", "dashed"}
+    assert (
+        any(note == "Seeds (of 30 participants): 1 to 3 for MNIST, MLP; 1 for the rest." for note in result.notes)
+        is quick
+    )
     assert all(c.paper is None for c in result.comparisons)
 
 

@@ -60,7 +60,7 @@ def figure11(setting: Setting) -> Result:
             "The paper's point: a higher learning rate converges faster, whatever the number of participants. It "
             "prints no values; its α are 0.01 and 0.001, and the largest changes are uploaded, as here. Pooled are the "
             "records of 30 participants.",
-            seeds(setting, nets),
+            seeds(setting, nets, baselines=False),
             *about(setting, nets, shown="Accuracies are those after the last epoch."),
         ],
     )

@@ -64,7 +64,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="figure9", title="distributed selective SGD by θ, protocol and participants",
-            paper=f"{SHOKRI}, Figure 9", minutes=(33, 400), seeds=(1, 1), run=distributed.figure9,
+            paper=f"{SHOKRI}, Figure 9", minutes=(45, 400), seeds=(1, 1), run=distributed.figure9,
         ),
         Experiment(
             name="figure10", title="the largest changes, or random ones above a threshold",

@@ -28,14 +28,20 @@ def about(setting: Setting, nets: Iterable[Net], *, shown: str = BEST) -> list[s
     return [SIZES, shown, sizes, *([CHOSEN] if setting.quick else []), PROTECTS]
 
 
-def seeds(setting: Setting, nets: Iterable[Net], repeats: Mapping[Which, Mapping[float, int]] | None = None) -> str:
-    """Which were used."""
+def seeds(
+    setting: Setting,
+    nets: Iterable[Net],
+    repeats: Mapping[Which, Mapping[float, int]] | None = None,
+    *,
+    baselines: bool = True,
+) -> str:
+    """Which were used; ``baselines``: pooled and lonely training have those of their own."""
     few, words = len(setting.seeds), []
     for net in nets:
         own = (repeats or {}).get((net.data, net.model), {})
         counts = {f"{net.title}, θ_u = {upload:g}": times for upload, times in own.items()}
         counts[net.title] = net.repeats
-        if net.baseline_repeats != net.repeats:
+        if baselines and net.baseline_repeats != net.repeats:
             counts[f"{net.title}, pooled and standalone"] = net.baseline_repeats
         words += [f"1 to {few * times} for {title}" for title, times in counts.items() if times > 1]
     rest = "1" if few == 1 else f"1 to {few}"
