@@ -68,7 +68,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="figure10", title="the largest changes, or random ones above a threshold",
-            paper=f"{SHOKRI}, Figure 10", minutes=(25, 310), seeds=(1, 1), run=selections.figure10,
+            paper=f"{SHOKRI}, Figure 10", minutes=(33, 310), seeds=(1, 1), run=selections.figure10,
         ),
         Experiment(
             name="figure11", title="convergence of distributed selective SGD", paper=f"{SHOKRI}, Figure 11",
@@ -80,7 +80,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             name="figure13", title="private uploads, at the paper's ε and at the honest one",
-            paper=f"{SHOKRI}, Figure 13", minutes=(17, 350), seeds=(1, 1), run=noisy.figure13,
+            paper=f"{SHOKRI}, Figure 13", minutes=(28, 350), seeds=(1, 1), run=noisy.figure13,
         ),
     )
 }  # fmt: skip
