@@ -39,7 +39,9 @@ def run(addresses: Sequence[str], keys: Path, name: str, folder: Path, log: Path
         places = np.sort(rng.choice(40, size=12, replace=False))
         values = (rng.integers(-500, 501, size=12) / 1024).astype(np.float32)
         body = codec.pack_upload(person.sequence, places, values, size=40)
-        (attempts / f"{person.sequence}-{secrets.token_hex(8)}").write_bytes(body)
+        whole = folder / "attempt"  # killed in the middle, it leaves nothing half-written among the attempts
+        whole.write_bytes(body)
+        whole.replace(attempts / f"{person.sequence}-{secrets.token_hex(8)}")
         time.sleep(0.01)  # between the draw and the outbox
         return places, values
 
