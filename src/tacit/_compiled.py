@@ -22,6 +22,18 @@ class Kernels(Protocol):
     def outer_sum(self, narrow: Singles, wide: Singles, out: Singles, rows: int, call: int, /) -> None: ...
     def squares(self, rows: Singles, out: Singles, /) -> None: ...
     def digest(self, words: npt.NDArray[Any], key: npt.NDArray[np.uint32], /) -> int: ...
+    def windows(
+        self,
+        image: Singles,
+        grad: Singles,
+        out: Singles,
+        starts: Words,
+        entries: Words,
+        records: int,
+        images: int,
+        blocks: int,
+        /,
+    ) -> None: ...
 
 
 LEAST_COLUMNS = 64

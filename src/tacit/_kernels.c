@@ -7,8 +7,10 @@
  *                                          at a time in float32, then the sums of calls, one after the other
  * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
+ * windows(image, grad, out, starts, entries, records, images, blocks)  sums over windows, see _windows.h
  *
- * Arguments are buffers: words and keys of 32 and more of 64 bits, the others float32. Sizes are checked here.
+ * Arguments are buffers: words, keys, starts and entries of 32 and more of 64 bits, the others float32. Sizes are checked
+ * here.
  * How far a noise value may be from the real one is stated in tacit.randomness and tested.
  */
 #define Py_LIMITED_API 0x030B0000
@@ -25,6 +27,8 @@
 #define INLINE static inline
 #define FETCH(address)
 #endif
+
+#include "_windows.h"
 
 #define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
 #define COLUMNS 64 /* of `outer_sum` that are summed at a time, for at most ROWS rows: as many as registers hold */
@@ -219,7 +223,8 @@ INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *ke
 }
 
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
-#define VERSION(name, target)                                                                                    \
+#define VERSION(name, bytes, target)                                                                              \
+    TILE(name, bytes, target)                                                                                     \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
     target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
                                      float grid) {                                                                \
@@ -235,7 +240,12 @@ INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *ke
     target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
         return digest_in(w, n, key);                                                                              \
     }                                                                                                             \
-    static const Versions name = {edges_##name, normal_##name, outer_sum_##name, squares_##name, digest_##name};
+    target static void windows_##name(const float *image, const float *grad, float *out, const Windows *w,         \
+                                      float *sum, float *turned) {                                                \
+        windows_in(image, grad, out, w, sum, turned, tile_##name);                                                \
+    }                                                                                                             \
+    static const Versions name = {edges_##name,   normal_##name, outer_sum_##name,                                \
+                                  squares_##name, digest_##name, windows_##name};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
@@ -243,14 +253,15 @@ typedef struct {
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
     uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
+    void (*windows)(const float *, const float *, float *, const Windows *, float *, float *);
 } Versions;
 
-VERSION(plain, )
+VERSION(plain, 16, )
 static Versions best;
 
 #if defined(__GNUC__) && defined(__x86_64__)
-VERSION(avx2, __attribute__((target("avx2,fma"))))
-VERSION(avx512, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
+VERSION(avx2, 32, __attribute__((target("avx2,fma"))))
+VERSION(avx512, 64, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
 
 static Versions choose(void) {
     __builtin_cpu_init();
@@ -367,6 +378,63 @@ static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyLong_FromUnsignedLongLong(found);
 }
 
+/* The largest of some offsets, or -1 if one is negative or there are none. */
+static int64_t largest(const int32_t *offsets, size_t count) {
+    int64_t found = -1;
+    for (size_t i = 0; i < count; i++) {
+        if (offsets[i] < 0) return -1;
+        if (offsets[i] > found) found = offsets[i];
+    }
+    return found;
+}
+
+/* How many numbers of 4 bytes there are for each of `count` things, or 0 where that is no whole number. */
+static size_t for_each(Py_ssize_t bytes, size_t count) {
+    return count && (size_t)bytes % (4 * count) == 0 ? (size_t)bytes / 4 / count : 0;
+}
+
+/* The dimensions that follow from the sizes of image, grad, out, starts and entries; false where they do not fit. */
+static int measure(Windows *w, const Py_buffer *views) {
+    const size_t most = (size_t)1 << 20; /* so that no product here overflows */
+    w->starts = views[3].buf, w->places = for_each(views[3].len, 1);
+    w->entries = views[4].buf, w->window = for_each(views[4].len, 1);
+    w->width = (w->window + HEIGHT - 1) / HEIGHT * HEIGHT;
+    if (w->records > most || w->images > most || w->blocks > most || !w->places || !w->window) return 0;
+    size_t all = w->records * w->images * w->blocks, rows = for_each(views[2].len, w->records * w->blocks);
+    size_t of_grad = for_each(views[1].len, all);
+    w->extent = for_each(views[0].len, all), w->outputs = rows / w->window;
+    int64_t last = largest(w->starts, w->places), beyond = largest(w->entries, w->window);
+    return w->outputs && rows % w->window == 0 && of_grad % w->places == 0 && of_grad / w->places == w->outputs &&
+           last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
+}
+
+static PyObject *windows(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[5];
+    Windows w;
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "windows takes 8 arguments, not %zd.", count);
+    w.records = PyLong_AsSize_t(arguments[5]), w.images = PyLong_AsSize_t(arguments[6]);
+    w.blocks = PyLong_AsSize_t(arguments[7]);
+    if (PyErr_Occurred() || take(arguments, views, 5, 2) < 0) return NULL;
+    int fits = measure(&w, views);
+    /* Sums, gradients turned round and entries, the last of them repeated, each from a multiple of 64 bytes on. */
+    size_t sums = w.width * OUTPUTS, floats = sums + PLACES * OUTPUTS + w.width;
+    char *memory = fits ? PyMem_Malloc(4 * floats + 64) : NULL;
+    if (memory) {
+        float *sum = (float *)(memory + (64 - (uintptr_t)memory % 64)), *turned = sum + sums;
+        int32_t *entries = (int32_t *)(turned + PLACES * OUTPUTS);
+        for (size_t k = 0; k < w.width; k++) entries[k] = w.entries[k < w.window ? k : w.window - 1];
+        w.entries = entries;
+        Py_BEGIN_ALLOW_THREADS
+        best.windows(views[0].buf, views[1].buf, views[2].buf, &w, sum, turned);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(memory);
+    }
+    give_back(views, 5);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit windows of %zu records.", w.records);
+    if (!memory) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
 
 static PyMethodDef methods[] = {
@@ -376,6 +444,7 @@ static PyMethodDef methods[] = {
     FUNCTION(outer_sum),
     FUNCTION(squares),
     FUNCTION(digest),
+    FUNCTION(windows),
     {NULL, NULL, 0, NULL},
 };
 

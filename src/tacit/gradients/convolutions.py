@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients.contributions import Contribution, Dense, own_sums
+from tacit.gradients.formed import Formed, Geometry, can_be_formed
 from tacit.gradients.layout import by_example
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
 from tacit.gradients.recorder import Recorder
@@ -36,9 +37,9 @@ def convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     call = (x, weight, bias, stride, padding, dilation, groups)
     if layout is None or layout.dim != 0 or x.ndim != rank + 2:
         return fallback(recorder, func.__name__, func, call, {})
-    image = plain(x)
-    out = func(image, bare(weight), bare(bias), stride, padding, dilation, groups)
-    return _tap_convolution(recorder, func, call, out, image, weight, bias, (stride, padding, dilation, groups), False)
+    image, geometry = plain(x), Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
+    out = func(image, bare(weight), bare(bias), *call[3:])
+    return _tap_convolution(recorder, func, call, out, image, geometry, transposed=False)
 
 
 @operation("conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -59,9 +60,9 @@ def transposed_convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any
     call = (x, weight, bias, stride, padding, _tuple(output_padding, rank), groups, dilation)
     if layout is None or layout.dim != 0 or x.ndim != rank + 2:
         return fallback(recorder, func.__name__, func, call, {})
-    image = plain(x)
+    image, geometry = plain(x), Geometry(tuple(weight.shape[2:]), stride, padding, dilation, groups)
     out = func(image, bare(weight), bare(bias), *call[3:])
-    return _tap_convolution(recorder, func, call, out, image, weight, bias, (stride, padding, dilation, groups), True)
+    return _tap_convolution(recorder, func, call, out, image, geometry, transposed=True)
 
 
 def _tap_convolution(
@@ -70,11 +71,11 @@ def _tap_convolution(
     call: Any,
     out: Tensor,
     image: Tensor,
-    weight: Tensor,
-    bias: Any,
-    shape: tuple[Any, Any, Any, int],
+    geometry: Geometry,
+    *,
     transposed: bool,
 ) -> Any:
+    weight, bias = call[1:3]
     layout, batch = layout_of(recorder, call[0]), recorder.batch
     assert layout is not None
     assert batch is not None
@@ -86,7 +87,10 @@ def _tap_convolution(
             pairs.append((bias, Dense(own_sums(g.flatten(3), (1, 3)))))
         if trainable(weight):
             windows, rows = (g, a) if transposed else (a, g)
-            pairs.append((weight, Convolution(windows, rows, weight.detach(), *shape, transposed)))
+            if can_be_formed(windows, rows, weight.shape, geometry):
+                pairs.append((weight, Formed(windows, rows, weight.shape, geometry)))
+            else:
+                pairs.append((weight, Convolution(windows, rows, weight.detach(), geometry)))
         return pairs
 
     out = recorder.tap(out, [image] if trainable(weight) else [], make)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit.gradients.contributions import cleared, precise
+from tacit.gradients.formed import Geometry
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import Call
 
@@ -21,24 +20,11 @@ class Convolution(Outer):
     are exchanged by the caller: the windows are then those of the output gradient.
     """
 
-    def __init__(
-        self,
-        image: Tensor,
-        grad: Tensor,
-        weight: Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-        transposed: bool,
-    ) -> None:
-        self.image, self.grad, self.weight = image, grad, weight
-        self.stride, self.padding, self.dilation = tuple(stride), tuple(padding), tuple(dilation)
-        self.kernel = tuple(weight.shape[2:])
-        self.flipped = transposed
-        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, groups
-        self.width_in = image.shape[2] // groups * math.prod(self.kernel)
-        self.width_out = grad.shape[2] // groups
+    def __init__(self, image: Tensor, grad: Tensor, weight: Tensor, geometry: Geometry) -> None:
+        self.image, self.grad, self.weight, self.geometry = image, grad, weight, geometry
+        self.batch, self.shape, self.blocks = image.shape[0], weight.shape, geometry.groups
+        self.width_in = image.shape[2] // self.blocks * math.prod(geometry.kernel)
+        self.width_out = grad.shape[2] // self.blocks
         self.space = tuple(grad.shape[3:])
         self.positions = grad.shape[1] * math.prod(self.space)
         self.sizes, self.order, self.output = (), (), None
@@ -48,20 +34,18 @@ class Convolution(Outer):
 
     def windows(self, image: Tensor) -> Tensor:
         """[n, channels, *space] → [n, groups, channels/groups × kernel, positions]."""
-        if all(k == 1 for k in self.kernel) and all(s == 1 for s in self.stride) and not any(self.padding):
+        geometry = self.geometry
+        if all(k == 1 for k in geometry.kernel) and all(s == 1 for s in geometry.stride) and not any(geometry.padding):
             return image.reshape(image.shape[0], self.blocks, -1, math.prod(self.space))
-        if any(self.padding):
-            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
-        elif not image.is_contiguous():
-            image = image.contiguous()
+        image = geometry.padded(image)
         n, c = image.shape[:2]
         steps = image.stride()[2:]
         view = image.as_strided(
-            (n, c, *self.kernel, *self.space),
+            (n, c, *geometry.kernel, *self.space),
             (
                 *image.stride()[:2],
-                *(d * s for d, s in zip(self.dilation, steps)),
-                *(d * s for d, s in zip(self.stride, steps)),
+                *(d * s for d, s in zip(geometry.dilation, steps)),
+                *(d * s for d, s in zip(geometry.stride, steps)),
             ),
         )
         return view.reshape(n, self.blocks, self.width_in, -1)
@@ -80,7 +64,7 @@ class Convolution(Outer):
         """As for any linear map, with Σ_t |a_t|² ≤ (windows that contain one entry)·|image|²: no windows are cut."""
         image, grad = precise(self.image), precise(self.grad)
         shared = 1
-        for k, s, d in zip(self.kernel, self.stride, self.dilation):
+        for k, s, d in zip(self.geometry.kernel, self.geometry.stride, self.geometry.dilation):
             shared *= -(-k * math.gcd(s, d) // s)
         rows = [x.transpose(1, 2).unflatten(1, (self.blocks, -1)).flatten(0, 1) for x in (image, grad)]  # type: ignore[no-untyped-call]
         return self.over_blocks(*rows).mul_(shared)
@@ -91,7 +75,7 @@ class Convolution(Outer):
     def contraction(self, weights: Tensor) -> Call:
         image, grad = precise(self.image), precise(self.grad)
         grad = grad * weights.to(grad.dtype).view(-1, *(1,) * (grad.ndim - 1))
-        weight, spatial = precise(self.weight), len(self.kernel)
+        weight, geometry = precise(self.weight), self.geometry
 
         def call(lo: int, hi: int) -> Tensor:
             # The weight gradient of a transposed convolution is that of the ordinary one with input and output
@@ -101,11 +85,11 @@ class Convolution(Outer):
                 image[lo:hi].flatten(0, 1),
                 weight,
                 None,
-                self.stride,
-                self.padding,
-                self.dilation,
+                geometry.stride,
+                geometry.padding,
+                geometry.dilation,
                 False,
-                [0] * spatial,
+                [0] * len(geometry.kernel),
                 self.blocks,
                 [False, True, False],
             )[1]
@@ -114,19 +98,8 @@ class Convolution(Outer):
         return call
 
     def apart(self) -> Convolution:
-        return self._with(self.image, self.grad, torch.zeros_like(self.weight))  # its shape is all that is used
+        # Of the weight nothing but its shape is used.
+        return Convolution(self.image, self.grad, torch.zeros_like(self.weight), self.geometry)
 
     def without(self, bad: Tensor) -> Convolution:
-        return self._with(cleared(self.image, bad), cleared(self.grad, bad), self.weight)
-
-    def _with(self, image: Tensor, grad: Tensor, weight: Tensor) -> Convolution:
-        return Convolution(
-            image,
-            grad,
-            weight,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.blocks,
-            self.flipped,
-        )
+        return Convolution(cleared(self.image, bad), cleared(self.grad, bad), self.weight, self.geometry)

@@ -1,0 +1,135 @@
+"""Convolutions whose gradients are formed record by record, compiled: no window of an image is copied."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit._compiled import kernels
+from tacit.gradients.contributions import Contribution, Dense, cleared, precise, precise_dtype, row_squares
+from tacit.gradients.precision import CALLS, TOGETHER, gather, one_by_one, pieces
+
+ROOM = 1 << 20
+"""Bytes of gradients that are formed at a time, so that they are still in the cache when they are used."""
+
+Offsets = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How the windows of a convolution lie in its image."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def padded(self, image: Tensor) -> Tensor:
+        """The image with its zeros around it, in contiguous memory."""
+        if any(self.padding):
+            return F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        return image.contiguous()
+
+
+class Formed(Contribution):
+    """G_i = Σ_t g_t ⊗ a_t over the windows a_t of a convolution, formed for one record at a time, as often as needed.
+
+    What is measured is what is added, bit for bit: the tensor that is formed is the record's gradient (as in `Dense`),
+    whatever else is in the batch, and its terms never meet those of another record. So one position is all that
+    `precision` has to know of, and terms that cancel do no harm.
+
+    `image` is [batch, images per example, channels, *space]; `grad` likewise (see `Convolution`).
+    """
+
+    def __init__(self, image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> None:
+        self.image, self.grad, self.geometry = image, grad, geometry
+        self.batch, self.shape = image.shape[0], torch.Size(shape)
+
+    @property
+    def size(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def at_once(self) -> int:
+        """How many records are formed and summed in one call: by their size, not by how many there are."""
+        return next((n for n in CALLS[1:] if 4 * n * self.size <= ROOM), 1)
+
+    def settle(self) -> Contribution:
+        """Keep the G_i where they are no larger than twice the factors."""
+        if self.batch * self.size <= 2 * (self.image.numel() + self.grad.numel()):
+            return Dense(self.instantiate(0, self.batch))
+        return self
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        image, grad = self.geometry.padded(precise(self.image[lo:hi])), precise(self.grad[lo:hi]).contiguous()
+        out = image.new_empty((hi - lo, *self.shape))
+        if lo < hi:
+            assert kernels is not None
+            starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
+            factors = image.detach().numpy(), grad.detach().numpy()
+            kernels.windows(*factors, out.numpy(), starts, entries, hi - lo, image.shape[1], self.geometry.groups)
+        return out
+
+    def squares(self) -> Tensor:
+        several = pieces(self.batch, max(1, ROOM // (4 * self.size)))
+        parts = [row_squares(self.instantiate(lo, hi)) for lo, hi in several]
+        return torch.cat(parts) if len(parts) != 1 else parts[0]
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """In calls of few records of one term each, chained as all small calls are (`gather`)."""
+
+        def call(lo: int, hi: int) -> Tensor:
+            out = total.new_empty(self.shape)
+            Dense(self.instantiate(lo, hi)).assign(out, weights[lo:hi], 1)
+            return out
+
+        gather(total, 0, self.batch, self.at_once, one_by_one(call, self.at_once))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        for lo, hi in pieces(self.batch, self.at_once):
+            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
+
+    def without(self, bad: Tensor) -> Formed:
+        return Formed(cleared(self.image, bad), cleared(self.grad, bad), self.shape, self.geometry)
+
+
+def can_be_formed(image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> bool:
+    """Whether the loop is compiled for these types, and Gram matrices are not so much cheaper that they pay.
+
+    By shapes, types and devices, never by how many records there are.
+    """
+    if kernels is None or image.device.type != "cpu":
+        return False
+    if not precise_dtype(image) == precise_dtype(grad) == torch.float32:
+        return False
+    width, outputs = math.prod(shape[1:]), shape[0] // geometry.groups
+    positions = grad.shape[1] * math.prod(grad.shape[3:])
+    extent = math.prod(n + 2 * p for n, p in zip(image.shape[3:], geometry.padding)) * image.shape[2]
+    return extent < 1 << 31 and 4 * positions * (width + outputs) >= 3 * width * outputs
+
+
+@functools.lru_cache(maxsize=256)
+def offsets(geometry: Geometry, image: tuple[int, ...], space: tuple[int, ...]) -> tuple[Offsets, Offsets]:
+    """Where windows begin in one group of channels of an image [channels, *space], and where their entries lie then."""
+    steps = [math.prod(image[d + 1 :]) for d in range(len(image))]
+    channels = image[0] // geometry.groups
+    strides = [s * step for s, step in zip(geometry.stride, steps[1:])]
+    within = [steps[0], *(d * step for d, step in zip(geometry.dilation, steps[1:]))]
+    return _grid(space, strides), _grid((channels, *geometry.kernel), within)
+
+
+def _grid(sizes: Sequence[int], steps: Sequence[int]) -> Offsets:
+    """Σ_d index_d·step_d for all indices, the last one fastest."""
+    total = np.zeros(1, dtype=np.int64)
+    for size, step in zip(sizes, steps):
+        total = np.add.outer(total, np.arange(size) * step).reshape(-1)
+    return total.astype(np.int32)
