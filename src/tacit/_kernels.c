@@ -7,7 +7,9 @@
  *                                          at a time in float32, then the sums of calls, one after the other
  * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
- * windows(image, grad, out, starts, entries, records, images, blocks)  sums over windows, see _windows.h
+ * windows_form(*windows, out)              out = the gradient of a convolution for every record, see _windows.h, with
+ * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
+ * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
  *
  * Arguments are buffers: words, keys, starts and entries of 32 and more of 64 bits, the others float32. Sizes are checked
  * here.
@@ -15,8 +17,11 @@
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
+#define _GNU_SOURCE /* for RTLD_DEFAULT */
 #include <Python.h>
+#include <dlfcn.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -37,6 +42,7 @@
 #define STRETCH 4096
 #define PORTION 1024 /* words of `digest` that have a key each: the same keys for every portion */
 #define PRIME 0x1fffffffffffffffULL
+#define MOST_THREADS 1024
 #define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
@@ -240,12 +246,13 @@ INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *ke
     target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
         return digest_in(w, n, key);                                                                              \
     }                                                                                                             \
-    target static void windows_##name(const float *image, const float *grad, float *out, const Windows *w,         \
-                                      float *sum, float *turned) {                                                \
-        windows_in(image, grad, out, w, sum, turned, tile_##name);                                                \
+    target static void form_##name(const Windows *w, size_t i, float *out) { form_in(w, i, out, tile_##name); }     \
+    target static float measure_##name(const Windows *w, size_t i) { return measure_in(w, i, tile_##name); }       \
+    target static void add_##name(const Windows *w, const float *weights, size_t i, float *out) {                  \
+        add_in(w, weights, i, out, tile_##name);                                                                  \
     }                                                                                                             \
-    static const Versions name = {edges_##name,   normal_##name, outer_sum_##name,                                \
-                                  squares_##name, digest_##name, windows_##name};
+    static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
+                                  digest_##name, form_##name,   measure_##name,   add_##name};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
@@ -253,7 +260,9 @@ typedef struct {
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
     uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
-    void (*windows)(const float *, const float *, float *, const Windows *, float *, float *);
+    void (*form)(const Windows *, size_t, float *);
+    float (*measure)(const Windows *, size_t);
+    void (*add)(const Windows *, const float *, size_t, float *);
 } Versions;
 
 VERSION(plain, 16, )
@@ -393,46 +402,92 @@ static size_t for_each(Py_ssize_t bytes, size_t count) {
     return count && (size_t)bytes % (4 * count) == 0 ? (size_t)bytes / 4 / count : 0;
 }
 
-/* The dimensions that follow from the sizes of image, grad, out, starts and entries; false where they do not fit. */
-static int measure(Windows *w, const Py_buffer *views) {
+/* Windows from image, grad, starts and entries; false where their sizes do not fit. */
+static int cut(Windows *w, const Py_buffer *views) {
     const size_t most = (size_t)1 << 20; /* so that no product here overflows */
-    w->starts = views[3].buf, w->places = for_each(views[3].len, 1);
-    w->entries = views[4].buf, w->window = for_each(views[4].len, 1);
-    w->width = (w->window + HEIGHT - 1) / HEIGHT * HEIGHT;
+    w->image = views[0].buf, w->grad = views[1].buf, w->starts = views[2].buf, w->entries = views[3].buf;
+    w->places = for_each(views[2].len, 1), w->window = for_each(views[3].len, 1);
     if (w->records > most || w->images > most || w->blocks > most || !w->places || !w->window) return 0;
-    size_t all = w->records * w->images * w->blocks, rows = for_each(views[2].len, w->records * w->blocks);
-    size_t of_grad = for_each(views[1].len, all);
-    w->extent = for_each(views[0].len, all), w->outputs = rows / w->window;
+    size_t all = w->records * w->images * w->blocks, rows = for_each(views[1].len, all);
     int64_t last = largest(w->starts, w->places), beyond = largest(w->entries, w->window);
-    return w->outputs && rows % w->window == 0 && of_grad % w->places == 0 && of_grad / w->places == w->outputs &&
-           last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
+    w->extent = for_each(views[0].len, all), w->outputs = rows / w->places;
+    return w->outputs && rows % w->places == 0 && last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
 }
 
-static PyObject *windows(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    Py_buffer views[5];
-    Windows w;
-    if (count != 8) return PyErr_Format(PyExc_TypeError, "windows takes 8 arguments, not %zd.", count);
-    w.records = PyLong_AsSize_t(arguments[5]), w.images = PyLong_AsSize_t(arguments[6]);
-    w.blocks = PyLong_AsSize_t(arguments[7]);
-    if (PyErr_Occurred() || take(arguments, views, 5, 2) < 0) return NULL;
-    int fits = measure(&w, views);
-    /* Sums, gradients turned round and entries, the last of them repeated, each from a multiple of 64 bytes on. */
-    size_t sums = w.width * OUTPUTS, floats = sums + PLACES * OUTPUTS + w.width;
-    char *memory = fits ? PyMem_Malloc(4 * floats + 64) : NULL;
-    if (memory) {
-        float *sum = (float *)(memory + (64 - (uintptr_t)memory % 64)), *turned = sum + sums;
-        int32_t *entries = (int32_t *)(turned + PLACES * OUTPUTS);
-        for (size_t k = 0; k < w.width; k++) entries[k] = w.entries[k < w.window ? k : w.window - 1];
-        w.entries = entries;
-        Py_BEGIN_ALLOW_THREADS
-        best.windows(views[0].buf, views[1].buf, views[2].buf, &w, sum, turned);
-        Py_END_ALLOW_THREADS
-        PyMem_Free(memory);
+/* What the threads of one call share: each does one task after the other until none is left. */
+typedef struct Work {
+    const Windows *windows;
+    const float *weights;
+    float *out;
+    void (*task)(const struct Work *, size_t);
+    size_t tasks;
+    atomic_size_t next;
+} Work;
+
+static void form_one(const Work *work, size_t i) {
+    const Windows *w = work->windows;
+    best.form(w, i, work->out + i * w->blocks * w->outputs * w->window);
+}
+static void measure_one(const Work *work, size_t i) { work->out[i] = best.measure(work->windows, i); }
+static void add_one(const Work *work, size_t i) { best.add(work->windows, work->weights, i, work->out); }
+
+static void go_on(void *given) {
+    Work *work = given;
+    for (size_t i; (i = atomic_fetch_add(&work->next, 1)) < work->tasks;) work->task(work, i);
+}
+
+/* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
+ * a while after each operation. */
+static void in_parallel(Work *work, size_t threads) {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+    void *found = threads > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    memcpy(&parallel, &found, sizeof(found));
+    if (parallel)
+        parallel(go_on, work, (unsigned)threads, 0);
+    else
+        go_on(work);
+}
+
+/* `windows_*`: eight arguments for the windows, weights if there are any, and what is written. */
+static PyObject *convolve(PyObject *const *arguments, Py_ssize_t count, void (*task)(const Work *, size_t)) {
+    Py_ssize_t wanted = task == add_one ? 10 : 9;
+    if (count != wanted) return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %zd.", count, wanted);
+    size_t sizes[4]; /* records, images, blocks, threads */
+    for (int i = 0; i < 4; i++) sizes[i] = PyLong_AsSize_t(arguments[4 + i]);
+    PyObject *const buffers[6] = {arguments[0], arguments[1], arguments[2], arguments[3], arguments[count - 1], arguments[8]};
+    Py_buffer views[6]; /* image, grad, starts, entries, out, weights */
+    int taken = task == add_one ? 6 : 5;
+    if (PyErr_Occurred() || take(buffers, views, taken, 4) < 0) return NULL;
+    Windows w = {.records = sizes[0], .images = sizes[1], .blocks = sizes[2]};
+    int fits = cut(&w, views) && 0 < sizes[3] && sizes[3] <= MOST_THREADS;
+    if (fits) {
+        size_t of_one = for_each(views[4].len, task == form_one ? w.records : 1);
+        fits = task == measure_one ? of_one == w.records
+                                   : of_one % w.window == 0 && of_one / w.window == w.blocks * w.outputs;
+        fits = fits && (task != add_one || for_each(views[5].len, 1) == w.records);
     }
-    give_back(views, 5);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit windows of %zu records.", w.records);
-    if (!memory) return PyErr_NoMemory();
+    if (fits) {
+        Work work = {&w, task == add_one ? views[5].buf : NULL, views[4].buf, task, 0, 0};
+        work.tasks = task == add_one ? pieces_of(&w) : w.records;
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(&work, sizes[3]);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, taken);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit windows of %zu records.", sizes[0]);
     Py_RETURN_NONE;
+}
+
+static PyObject *windows_form(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return convolve(arguments, count, form_one);
+}
+
+static PyObject *windows_squares(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return convolve(arguments, count, measure_one);
+}
+
+static PyObject *windows_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return convolve(arguments, count, add_one);
 }
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
@@ -444,7 +499,9 @@ static PyMethodDef methods[] = {
     FUNCTION(outer_sum),
     FUNCTION(squares),
     FUNCTION(digest),
-    FUNCTION(windows),
+    FUNCTION(windows_form),
+    FUNCTION(windows_squares),
+    FUNCTION(windows_sum),
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,18 +1,20 @@
-/* Sums over the windows of an image: for every record by itself the gradient of a convolution's weight,
+/* The gradient of a convolution's weight for every record by itself, without a copy of its windows:
  *
- *     out[record][block][o][k] = sum over images and places p of grad[o][p] * image[starts[p] + entries[k]]
+ *     G[block][o][k] = sum over images and places p of grad[o][p] * image[starts[p] + entries[k]]
  *
  * where a record has `images` images of `blocks` groups of channels each (image: one after the other, `extent` numbers a
- * block; grad: `outputs` rows of `places` numbers a block). No window is copied. The order of additions follows from the
- * dimensions alone: a record gives the same bits beside any others, in every place and in every call.
+ * block; grad: `outputs` rows of `places` numbers a block). The order of additions follows from the dimensions alone:
+ * a record gives the same bits beside any others, in every place and in every call, whatever is done with them then.
  */
 #define OUTPUTS 16 /* that are summed side by side, for HEIGHT entries of the window: as many as registers hold */
 #define HEIGHT 6
-#define PLACES 256 /* whose gradients are turned round at a time, so that they stay in the innermost cache */
+#define PLACES 256 /* and entries of the window at a time, so that all of it stays in the innermost caches */
+#define ENTRIES 240
 
 typedef struct {
-    const int32_t *starts, *entries; /* of `places` and `width` numbers, the latter a multiple of HEIGHT */
-    size_t records, images, blocks, outputs, places, window, width, extent;
+    const float *image, *grad;
+    const int32_t *starts, *entries; /* of `places` and `window` numbers */
+    size_t records, images, blocks, outputs, places, window, extent;
 } Windows;
 
 /* sum[k][o] += image[start of p + entry k] * turned[p][o] for HEIGHT entries, OUTPUTS outputs and some places. */
@@ -42,25 +44,86 @@ INLINE void turn_round(const float *rows, size_t count, size_t row, size_t place
         for (size_t o = 0; o < OUTPUTS; o++) turned[p * OUTPUTS + o] = o < count ? rows[o * row + p] : 0.0f;
 }
 
-/* `sum` has OUTPUTS numbers for each of `width` entries, and `turned` for each of PLACES places. */
-INLINE void windows_in(const float *image, const float *grad, float *out, const Windows *w, float *sum, float *turned,
-                       Tile tile) {
-    size_t rows = w->outputs * w->places;
-    for (size_t at = 0; at < w->records * w->blocks; at++) {
-        size_t first = at / w->blocks * w->images * w->blocks + at % w->blocks; /* of the record's first image */
-        for (size_t above = 0; above < w->outputs; above += OUTPUTS) {
-            size_t count = w->outputs - above < OUTPUTS ? w->outputs - above : OUTPUTS;
-            memset(sum, 0, w->width * OUTPUTS * sizeof(float));
-            for (size_t i = 0; i < w->images; i++)
-                for (size_t p = 0; p < w->places; p += PLACES) {
-                    size_t n = w->places - p < PLACES ? w->places - p : PLACES, block = first + i * w->blocks;
-                    turn_round(grad + block * rows + above * w->places + p, count, w->places, n, turned);
-                    for (size_t k = 0; k < w->width; k += HEIGHT)
-                        tile(image + block * w->extent, w->starts + p, n, w->entries + k, turned, sum + k * OUTPUTS);
-                }
-            float *here = out + (at * w->outputs + above) * w->window;
-            for (size_t o = 0; o < count; o++)
-                for (size_t k = 0; k < w->window; k++) here[o * w->window + k] = sum[k * OUTPUTS + o];
+/* A piece of G: the outputs from `above` and the entries from `from` on, at most OUTPUTS and ENTRIES of them. */
+typedef struct {
+    size_t block, above, from, outputs, entries;
+} Piece;
+
+INLINE size_t at_most(size_t count, size_t most) { return count < most ? count : most; }
+INLINE size_t pieces_across(const Windows *w) { return (w->window + ENTRIES - 1) / ENTRIES; }
+INLINE size_t pieces_of(const Windows *w) {
+    return w->blocks * ((w->outputs + OUTPUTS - 1) / OUTPUTS) * pieces_across(w);
+}
+
+INLINE Piece piece_at(const Windows *w, size_t index) {
+    size_t across = pieces_across(w), down = (w->outputs + OUTPUTS - 1) / OUTPUTS;
+    size_t above = index / across % down * OUTPUTS, from = index % across * ENTRIES;
+    Piece piece = {index / across / down, above, from, at_most(w->outputs - above, OUTPUTS),
+                   at_most(w->window - from, ENTRIES)};
+    return piece;
+}
+
+/* sum[k][o] = a piece of one record's G. Sums of entries that are not there repeat those of the last one. */
+INLINE void sum_windows(const Windows *w, size_t record, const Piece *piece, float *sum, Tile tile) {
+    float turned[PLACES * OUTPUTS];
+    size_t whole = piece->entries - piece->entries % HEIGHT;
+    const int32_t *entries = w->entries + piece->from;
+    int32_t rest[HEIGHT];
+    for (size_t k = 0; k < HEIGHT; k++) rest[k] = entries[at_most(whole + k, piece->entries - 1)];
+    memset(sum, 0, ENTRIES * OUTPUTS * sizeof(float));
+    for (size_t i = 0; i < w->images; i++) {
+        size_t block = (record * w->images + i) * w->blocks + piece->block;
+        const float *image = w->image + block * w->extent;
+        const float *grad = w->grad + (block * w->outputs + piece->above) * w->places;
+        for (size_t p = 0; p < w->places; p += PLACES) {
+            size_t n = at_most(w->places - p, PLACES);
+            turn_round(grad + p, piece->outputs, w->places, n, turned);
+            for (size_t k = 0; k < whole; k += HEIGHT)
+                tile(image, w->starts + p, n, entries + k, turned, sum + k * OUTPUTS);
+            if (whole < piece->entries) tile(image, w->starts + p, n, rest, turned, sum + whole * OUTPUTS);
         }
     }
+}
+
+/* Into its place in a G. */
+INLINE void put(const Windows *w, const Piece *piece, const float *sum, float *out) {
+    float *here = out + (piece->block * w->outputs + piece->above) * w->window + piece->from;
+    for (size_t o = 0; o < piece->outputs; o++)
+        for (size_t k = 0; k < piece->entries; k++) here[o * w->window + k] = sum[k * OUTPUTS + o];
+}
+
+/* out = the G of one record. */
+INLINE void form_in(const Windows *w, size_t record, float *out, Tile tile) {
+    float sum[ENTRIES * OUTPUTS];
+    for (size_t index = 0; index < pieces_of(w); index++) {
+        Piece piece = piece_at(w, index);
+        sum_windows(w, record, &piece, sum, tile);
+        put(w, &piece, sum, out);
+    }
+}
+
+/* The sum of the squares of one record's G: at most ENTRIES of them in float32, these sums in float64. */
+INLINE float measure_in(const Windows *w, size_t record, Tile tile) {
+    float sum[ENTRIES * OUTPUTS];
+    double total = 0.0;
+    for (size_t index = 0; index < pieces_of(w); index++) {
+        Piece piece = piece_at(w, index);
+        float squares[OUTPUTS] = {0.0f};
+        sum_windows(w, record, &piece, sum, tile);
+        for (size_t k = 0; k < piece.entries; k++)
+            for (size_t o = 0; o < OUTPUTS; o++) squares[o] += sum[k * OUTPUTS + o] * sum[k * OUTPUTS + o];
+        for (size_t o = 0; o < OUTPUTS; o++) total += squares[o];
+    }
+    return (float)total;
+}
+
+/* out = the sum over all records of weight times G, one record after the other, in one piece. */
+INLINE void add_in(const Windows *w, const float *weights, size_t index, float *out, Tile tile) {
+    float sum[ENTRIES * OUTPUTS], total[ENTRIES * OUTPUTS] = {0.0f};
+    Piece piece = piece_at(w, index);
+    for (size_t record = 0; record < w->records; record++) {
+        sum_windows(w, record, &piece, sum, tile);
+        for (size_t k = 0; k < piece.entries * OUTPUTS; k++) total[k] += weights[record] * sum[k];
+    }
+    put(w, &piece, total, out);
 }

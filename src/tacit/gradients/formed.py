@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._compiled import kernels
-from tacit.gradients.contributions import Contribution, Dense, cleared, precise, precise_dtype, row_squares
-from tacit.gradients.precision import CALLS, TOGETHER, gather, one_by_one, pieces
-
-ROOM = 1 << 20
-"""Bytes of gradients that are formed at a time, so that they are still in the cache when they are used."""
+from tacit._compiled import Kernels, kernels
+from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise, precise_dtype
+from tacit.gradients.precision import TOGETHER, gather, pieces
 
 Offsets = npt.NDArray[np.int32]
 
@@ -58,48 +56,57 @@ class Formed(Contribution):
     def size(self) -> int:
         return self.shape.numel()
 
-    @property
-    def at_once(self) -> int:
-        """How many records are formed and summed in one call: by their size, not by how many there are."""
-        return next((n for n in CALLS[1:] if 4 * n * self.size <= ROOM), 1)
-
     def settle(self) -> Contribution:
         """Keep the G_i where they are no larger than twice the factors."""
         if self.batch * self.size <= 2 * (self.image.numel() + self.grad.numel()):
             return Dense(self.instantiate(0, self.batch))
         return self
 
-    def instantiate(self, lo: int, hi: int) -> Tensor:
+    def windows(self, lo: int, hi: int) -> tuple[Any, ...]:
+        """What the kernels are told of the records lo … hi-1, of which there are some."""
         image, grad = self.geometry.padded(precise(self.image[lo:hi])), precise(self.grad[lo:hi]).contiguous()
-        out = image.new_empty((hi - lo, *self.shape))
+        starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
+        sizes = hi - lo, image.shape[1], self.geometry.groups, torch.get_num_threads()
+        return image.detach().numpy(), grad.detach().numpy(), starts, entries, *sizes
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        out = torch.empty((hi - lo, *self.shape))
         if lo < hi:
-            assert kernels is not None
-            starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
-            factors = image.detach().numpy(), grad.detach().numpy()
-            kernels.windows(*factors, out.numpy(), starts, entries, hi - lo, image.shape[1], self.geometry.groups)
+            compiled().windows_form(*self.windows(lo, hi), out.numpy())
         return out
 
     def squares(self) -> Tensor:
-        several = pieces(self.batch, max(1, ROOM // (4 * self.size)))
-        parts = [row_squares(self.instantiate(lo, hi)) for lo, hi in several]
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
+        out = torch.empty(self.batch)
+        for lo, hi in chunks(self.batch, 4 * (self.image[:1].numel() + self.grad[:1].numel())):
+            compiled().windows_squares(*self.windows(lo, hi), out[lo:hi].numpy())
+        return out
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        """In calls of few records of one term each, chained as all small calls are (`gather`)."""
+        """One record after the other, chained as all calls of one record are (`gather`)."""
 
-        def call(lo: int, hi: int) -> Tensor:
-            out = total.new_empty(self.shape)
-            Dense(self.instantiate(lo, hi)).assign(out, weights[lo:hi], 1)
-            return out
+        def chain(out: Tensor, lo: int, hi: int) -> None:
+            out.copy_(self.sum_up(weights, lo, hi))
 
-        gather(total, 0, self.batch, self.at_once, one_by_one(call, self.at_once))
+        gather(total, 0, self.batch, 1, chain)
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
-        for lo, hi in pieces(self.batch, self.at_once):
-            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
+        for lo, hi in pieces(self.batch, min(first, TOGETHER)):
+            total += self.sum_up(weights, lo, hi)
+
+    def sum_up(self, weights: Tensor, lo: int, hi: int) -> Tensor:
+        out = torch.zeros(self.shape)
+        if lo < hi:
+            each = weights[lo:hi].to(torch.float32).contiguous().numpy()
+            compiled().windows_sum(*self.windows(lo, hi), each, out.numpy())
+        return out
 
     def without(self, bad: Tensor) -> Formed:
         return Formed(cleared(self.image, bad), cleared(self.grad, bad), self.shape, self.geometry)
+
+
+def compiled() -> Kernels:
+    assert kernels is not None, "can_be_formed was not asked"
+    return kernels
 
 
 def can_be_formed(image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> bool:
