@@ -7,19 +7,18 @@
  *                                          at a time in float32, then the sums of calls, one after the other
  * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
- * windows_form(*windows, out)              out = the gradient of a convolution for every record, see _windows.h, with
+ * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
  * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
  *
  * Arguments are buffers: words, keys, starts and entries of 32 and more of 64 bits, the others float32. Sizes are checked
  * here.
- * How far a noise value may be from the real one is stated in tacit.randomness and tested.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
-#define _GNU_SOURCE /* for RTLD_DEFAULT */
 #include <Python.h>
 #include <dlfcn.h>
+#include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -33,200 +32,10 @@
 #define FETCH(address)
 #endif
 
-#include "_windows.h"
-
-#define BLOCK 128 /* pairs kept in the innermost cache between the loops of `normal` */
-#define COLUMNS 64 /* of `outer_sum` that are summed at a time, for at most ROWS rows: as many as registers hold */
-#define ROWS 8
-#define LANES 32 /* sums of `squares` side by side, over a STRETCH of entries */
-#define STRETCH 4096
-#define PORTION 1024 /* words of `digest` that have a key each: the same keys for every portion */
-#define PRIME 0x1fffffffffffffffULL
-#define MOST_THREADS 1024
-#define CALL 192 /* the most records in one call, as in tacit.gradients.precision */
-
-/* Whether a radius word has too few significant bits: as in tacit._normal. */
-INLINE uint32_t is_edge(uint32_t word) { return word + (1u << 22) < 1u << 23; }
-
-/* log u, u being t or 1 + t, t the signed word / 2^32 with the 64 bits of `more` after it. */
-static float log_of_edge(uint32_t word, uint64_t more) {
-    double fraction = ((double)more + 0.5) * 0x1p-64;
-    int64_t wide = (int32_t)word;
-    double small = ((double)(wide >= 0 ? wide : ~wide) + fraction) * 0x1p-32;
-    return (float)(wide >= 0 ? log(small) : log1p(-small));
-}
-
-/* log(word / 2^32) for a word that is no edge. With u = 2^e (1 + f), 2/3 <= 1 + f < 4/3: e log 2 + log1p(f), the last by
- * a polynomial that is right to 2^-25. For e = 0 the logarithm is small and f is taken from the word, not from u, which
- * is rounded: the word less 2^32 is its value as a signed number. */
-INLINE float log_of(uint32_t word) {
-    float u = (float)word * 0x1p-32f, signed_f = (float)(int32_t)word * 0x1p-32f, m;
-    int32_t bits, e;
-    memcpy(&bits, &u, 4);
-    e = (bits - 0x3f2aaaab) >> 23;
-    bits -= (int32_t)((uint32_t)e << 23);
-    memcpy(&m, &bits, 4);
-    float f = e == 0 && (int32_t)word < 0 ? signed_f : m - 1.0f;
-    float p = -0.1212558065f;
-    p = p * f + 0.1342574901f;
-    p = p * f - 0.1234619025f;
-    p = p * f + 0.141183099f;
-    p = p * f - 0.1667014069f;
-    p = p * f + 0.2000378032f;
-    p = p * f - 0.249999879f;
-    p = p * f + 0.3333332017f;
-    return (float)e * 0.693147181f + (f + f * f * (p * f - 0.5f));
-}
-
-INLINE float negated(float value, uint32_t sign) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    bits ^= sign;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-/* r cos and r sin of 2 pi word / 2^32: the nearest quarter turn is split off exactly, in whole numbers; the rest is at
- * most an eighth of a turn, where the polynomials are right to 2^-26. */
-INLINE void turn(float r, uint32_t word, float *cosine, float *sine) {
-    uint32_t quarter = (word + 0x20000000u) >> 30;
-    float x = (float)(int32_t)(word - (quarter << 30)) * 1.4629180793e-9f, z = x * x;
-    float s = x + x * z * ((-0.0001958789088f * z + 0.008332748271f) * z - 0.1666666466f);
-    float c = 1.0f - 0.5f * z + z * z * ((2.454794209e-5f * z - 0.001388830304f) * z + 0.04166666466f);
-    *cosine = r * negated(quarter & 1 ? s : c, ((quarter + 1) & 2) << 30);
-    *sine = r * negated(quarter & 1 ? c : s, (quarter & 2) << 30);
-}
-
-INLINE size_t edges_in(const uint32_t *words, size_t size) {
-    uint32_t count = 0;
-    for (size_t i = 0; i < size; i++) count += is_edge(words[i]);
-    return count;
-}
-
-/* The grid is a power of two: nothing rounds but the addition and `rintf`, which rounds halves to even. */
-INLINE void add_rounded(const float *noise, float *total, size_t size, float grid) {
-    float units = 1.0f / grid;
-    for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
-}
-
-/* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. */
-INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std, float grid) {
-    float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
-    size_t pairs = (size + 1) / 2;
-    const uint32_t *angles = words + pairs;
-    for (size_t start = 0; start < pairs; start += BLOCK) {
-        size_t n = pairs - start < BLOCK ? pairs - start : BLOCK;
-        const uint32_t *here = words + start;
-        for (size_t i = 0; i < n; i++) radius[i] = log_of(here[i]);
-        if (edges_in(here, n))
-            for (size_t i = 0; i < n; i++)
-                if (is_edge(here[i])) radius[i] = log_of_edge(here[i], *more++);
-        for (size_t i = 0; i < n; i++) turn(std * sqrtf(-2.0f * radius[i]), angles[start + i], cosine + i, sine + i);
-        size_t rest = size - pairs - start < n ? size - pairs - start : n;
-        if (grid) {
-            add_rounded(cosine, out + start, n, grid);
-            add_rounded(sine, out + pairs + start, rest, grid);
-        } else {
-            memcpy(out + start, cosine, n * sizeof(float));
-            memcpy(out + pairs + start, sine, rest * sizeof(float));
-        }
-    }
-}
-
-/* `height` x COLUMNS entries over up to CALL records, added to `out`; `factors` has ROWS numbers for each record. Columns
- * before `from` are left as they are: at the end of a row the last COLUMNS are computed, whether or not they are new. */
-INLINE void tile(const float *factors, const float *wide, float *out, size_t columns, size_t records, int height,
-                 size_t from) {
-    float sum[ROWS][COLUMNS] = {{0.0f}};
-    for (size_t i = 0; i < records; i++) {
-        for (int c = 0; c < COLUMNS; c += 16) FETCH(wide + i * columns + COLUMNS + c); /* for the next tile */
-        for (int r = 0; r < height; r++)
-            for (int c = 0; c < COLUMNS; c++) sum[r][c] += factors[i * ROWS + r] * wide[i * columns + c];
-    }
-    for (int r = 0; r < height; r++)
-        for (size_t c = from; c < COLUMNS; c++) out[r * columns + c] += sum[r][c];
-}
-
-/* The sum over each call of `call` records in registers, then added to those of the calls before. */
-INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, size_t records, size_t rows, size_t columns,
-                         size_t call) {
-    float factors[CALL * ROWS];
-    size_t bands = (rows + ROWS - 1) / ROWS;
-    memset(out, 0, rows * columns * sizeof(float));
-    for (size_t lo = 0; lo < records; lo += call) {
-        size_t n = records - lo < call ? records - lo : call;
-        for (size_t band = 0; band < bands; band++) { /* of nearly the same height each */
-            size_t above = rows * band / bands;
-            int height = (int)(rows * (band + 1) / bands - above);
-            const float *here = wide + lo * columns;
-            float *sum = out + above * columns;
-            for (size_t i = 0; i < n; i++)
-                for (int r = 0; r < height; r++)
-                    factors[i * ROWS + r] = narrow[(lo + i) * rows + above + r];
-            for (size_t next = 0; next < columns; next += COLUMNS) {
-                size_t at = next + COLUMNS <= columns ? next : columns - COLUMNS, from = next - at;
-                switch (height) {
-                    case 1: tile(factors, here + at, sum + at, columns, n, 1, from); break;
-                    case 2: tile(factors, here + at, sum + at, columns, n, 2, from); break;
-                    case 3: tile(factors, here + at, sum + at, columns, n, 3, from); break;
-                    case 4: tile(factors, here + at, sum + at, columns, n, 4, from); break;
-                    case 5: tile(factors, here + at, sum + at, columns, n, 5, from); break;
-                    case 6: tile(factors, here + at, sum + at, columns, n, 6, from); break;
-                    case 7: tile(factors, here + at, sum + at, columns, n, 7, from); break;
-                    default: tile(factors, here + at, sum + at, columns, n, ROWS, from);
-                }
-            }
-        }
-    }
-}
-
-/* Every row alike, wherever it lies: LANES sums in float32 for each stretch, and stretches in float64. */
-INLINE void squares_in(const float *rows, float *out, size_t count, size_t width) {
-    for (size_t i = 0; i < count; i++, rows += width) {
-        double total = 0.0;
-        for (size_t first = 0; first < width; first += STRETCH) {
-            size_t n = width - first < STRETCH ? width - first : STRETCH, whole = n - n % LANES;
-            const float *here = rows + first;
-            float sum[LANES] = {0.0f};
-            for (size_t j = 0; j < whole; j += LANES)
-                for (size_t k = 0; k < LANES; k++) sum[k] += here[j + k] * here[j + k];
-            for (size_t j = whole; j < n; j++) sum[j - whole] += here[j] * here[j];
-            for (size_t half = LANES / 2; half; half /= 2)
-                for (size_t k = 0; k < half; k++) sum[k] += sum[k + half];
-            total += sum[0];
-        }
-        out[i] = (float)total;
-    }
-}
-
-/* a b + c modulo the prime 2^61 - 1, for any a and c and b below it. */
-INLINE uint64_t modulo(uint64_t a, uint64_t b, uint64_t c) {
-    unsigned __int128 exact = (unsigned __int128)(a % PRIME) * b + c % PRIME;
-    return (uint64_t)(exact % PRIME);
-}
-
-/* NH (Black et al. 1999) of each portion, in eight parts: the sum of (a + key) (b + key') modulo 2^64, with a and b eight
- * words apart. Two portions have sums that differ by a given number with probability 2^-32 at most, and so the same
- * remainder with at most 16 times that. The remainders are the coefficients of a polynomial, whose value is taken at a
- * random point modulo a prime (modulo 2^64 there are polynomials that vanish at all odd points). */
-INLINE void portion(const uint32_t *words, const uint32_t *key, uint64_t point, uint64_t *result) {
-    uint64_t sum[8] = {0};
-    for (size_t j = 0; j < PORTION; j += 16)
-        for (size_t k = 0; k < 8; k++)
-            sum[k] += (uint64_t)(words[j + k] + key[j + k]) * (words[j + 8 + k] + key[j + 8 + k]);
-    for (size_t k = 0; k < 8; k++) result[k] = modulo(result[k], point, sum[k]);
-}
-
-INLINE uint64_t digest_in(const uint32_t *words, size_t size, const uint32_t *key) {
-    uint64_t result[8] = {0}, point = ((uint64_t)key[PORTION] << 32 | key[PORTION + 1]) % PRIME, all = size;
-    size_t whole = size - size % PORTION;
-    uint32_t last[PORTION] = {0};
-    for (size_t j = 0; j < whole; j += PORTION) portion(words + j, key, point, result);
-    memcpy(last, words + whole, (size - whole) * sizeof(uint32_t));
-    portion(last, key, point, result);
-    for (size_t k = 0; k < 8; k++) all = modulo(all, point, result[k]);
-    return all;
-}
+#include "_loops/digest.h"
+#include "_loops/noise.h"
+#include "_loops/sums.h"
+#include "_loops/windows.h"
 
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
 #define VERSION(name, bytes, target)                                                                              \
@@ -399,16 +208,18 @@ static int64_t largest(const int32_t *offsets, size_t count) {
 
 /* How many numbers of 4 bytes there are for each of `count` things, or 0 where that is no whole number. */
 static size_t for_each(Py_ssize_t bytes, size_t count) {
-    return count && (size_t)bytes % (4 * count) == 0 ? (size_t)bytes / 4 / count : 0;
+    return count && (size_t)bytes % 4 == 0 && (size_t)bytes / 4 % count == 0 ? (size_t)bytes / 4 / count : 0;
 }
 
 /* Windows from image, grad, starts and entries; false where their sizes do not fit. */
 static int cut(Windows *w, const Py_buffer *views) {
-    const size_t most = (size_t)1 << 20; /* so that no product here overflows */
+    size_t all;
     w->image = views[0].buf, w->grad = views[1].buf, w->starts = views[2].buf, w->entries = views[3].buf;
     w->places = for_each(views[2].len, 1), w->window = for_each(views[3].len, 1);
-    if (w->records > most || w->images > most || w->blocks > most || !w->places || !w->window) return 0;
-    size_t all = w->records * w->images * w->blocks, rows = for_each(views[1].len, all);
+    if (!w->places || !w->window || __builtin_mul_overflow(w->records, w->images, &all) ||
+        __builtin_mul_overflow(all, w->blocks, &all))
+        return 0;
+    size_t rows = for_each(views[1].len, all);
     int64_t last = largest(w->starts, w->places), beyond = largest(w->entries, w->window);
     w->extent = for_each(views[0].len, all), w->outputs = rows / w->places;
     return w->outputs && rows % w->places == 0 && last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
@@ -454,12 +265,13 @@ static PyObject *convolve(PyObject *const *arguments, Py_ssize_t count, void (*t
     if (count != wanted) return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %zd.", count, wanted);
     size_t sizes[4]; /* records, images, blocks, threads */
     for (int i = 0; i < 4; i++) sizes[i] = PyLong_AsSize_t(arguments[4 + i]);
-    PyObject *const buffers[6] = {arguments[0], arguments[1], arguments[2], arguments[3], arguments[count - 1], arguments[8]};
+    PyObject *const buffers[6] = {arguments[0], arguments[1],         arguments[2],
+                                  arguments[3], arguments[count - 1], arguments[8]};
     Py_buffer views[6]; /* image, grad, starts, entries, out, weights */
     int taken = task == add_one ? 6 : 5;
     if (PyErr_Occurred() || take(buffers, views, taken, 4) < 0) return NULL;
     Windows w = {.records = sizes[0], .images = sizes[1], .blocks = sizes[2]};
-    int fits = cut(&w, views) && 0 < sizes[3] && sizes[3] <= MOST_THREADS;
+    int fits = cut(&w, views) && 0 < sizes[3] && sizes[3] <= UINT_MAX;
     if (fits) {
         size_t of_one = for_each(views[4].len, task == form_one ? w.records : 1);
         fits = task == measure_one ? of_one == w.records

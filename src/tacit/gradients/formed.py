@@ -34,7 +34,7 @@ class Geometry:
     def padded(self, image: Tensor) -> Tensor:
         """The image with its zeros around it, in contiguous memory."""
         if any(self.padding):
-            return F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
+            image = F.pad(image, [p for pad in reversed(self.padding) for p in (pad, pad)])
         return image.contiguous()
 
 
@@ -52,31 +52,28 @@ class Formed(Contribution):
         self.image, self.grad, self.geometry = image, grad, geometry
         self.batch, self.shape = image.shape[0], torch.Size(shape)
 
-    @property
-    def size(self) -> int:
-        return self.shape.numel()
-
     def settle(self) -> Contribution:
         """Keep the G_i where they are no larger than twice the factors."""
-        if self.batch * self.size <= 2 * (self.image.numel() + self.grad.numel()):
+        if self.batch * self.shape.numel() <= 2 * (self.image.numel() + self.grad.numel()):
             return Dense(self.instantiate(0, self.batch))
         return self
 
     def windows(self, lo: int, hi: int) -> tuple[Any, ...]:
         """What the kernels are told of the records lo … hi-1, of which there are some."""
-        image, grad = self.geometry.padded(precise(self.image[lo:hi])), precise(self.grad[lo:hi]).contiguous()
+        image, grad = (precise(x[lo:hi]).detach().resolve_neg() for x in (self.image, self.grad))
+        image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
         sizes = hi - lo, image.shape[1], self.geometry.groups, torch.get_num_threads()
-        return image.detach().numpy(), grad.detach().numpy(), starts, entries, *sizes
+        return image.numpy(), grad.numpy(), starts, entries, *sizes
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
-        out = torch.empty((hi - lo, *self.shape))
+        out = self._empty(hi - lo, *self.shape)
         if lo < hi:
             compiled().windows_form(*self.windows(lo, hi), out.numpy())
         return out
 
     def squares(self) -> Tensor:
-        out = torch.empty(self.batch)
+        out = self._empty(self.batch)
         for lo, hi in chunks(self.batch, 4 * (self.image[:1].numel() + self.grad[:1].numel())):
             compiled().windows_squares(*self.windows(lo, hi), out[lo:hi].numpy())
         return out
@@ -94,11 +91,15 @@ class Formed(Contribution):
             total += self.sum_up(weights, lo, hi)
 
     def sum_up(self, weights: Tensor, lo: int, hi: int) -> Tensor:
-        out = torch.zeros(self.shape)
-        if lo < hi:
-            each = weights[lo:hi].to(torch.float32).contiguous().numpy()
-            compiled().windows_sum(*self.windows(lo, hi), each, out.numpy())
+        out = self._empty(*self.shape)
+        if lo == hi:
+            return out.zero_()
+        each = weights[lo:hi].to(torch.float32).contiguous().numpy()
+        compiled().windows_sum(*self.windows(lo, hi), each, out.numpy())
         return out
+
+    def _empty(self, *sizes: int) -> Tensor:
+        return self.image.new_empty(sizes, dtype=torch.float32)
 
     def without(self, bad: Tensor) -> Formed:
         return Formed(cleared(self.image, bad), cleared(self.grad, bad), self.shape, self.geometry)

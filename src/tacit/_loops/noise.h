@@ -1,0 +1,91 @@
+/* Normal values from random words, by Box and Muller. How far one may be from the real value is stated in tacit.randomness
+ * and tested. */
+#define BLOCK 128 /* pairs kept in the innermost cache between the loops */
+
+/* Whether a radius word has too few significant bits: as in tacit._normal. */
+INLINE uint32_t is_edge(uint32_t word) { return word + (1u << 22) < 1u << 23; }
+
+/* log u, u being t or 1 + t, t the signed word / 2^32 with the 64 bits of `more` after it. */
+static float log_of_edge(uint32_t word, uint64_t more) {
+    double fraction = ((double)more + 0.5) * 0x1p-64;
+    int64_t wide = (int32_t)word;
+    double small = ((double)(wide >= 0 ? wide : ~wide) + fraction) * 0x1p-32;
+    return (float)(wide >= 0 ? log(small) : log1p(-small));
+}
+
+/* log(word / 2^32) for a word that is no edge. With u = 2^e (1 + f), 2/3 <= 1 + f < 4/3: e log 2 + log1p(f), the last by
+ * a polynomial that is right to 2^-25. For e = 0 the logarithm is small and f is taken from the word, not from u, which
+ * is rounded: the word less 2^32 is its value as a signed number. */
+INLINE float log_of(uint32_t word) {
+    float u = (float)word * 0x1p-32f, signed_f = (float)(int32_t)word * 0x1p-32f, m;
+    int32_t bits, e;
+    memcpy(&bits, &u, 4);
+    e = (bits - 0x3f2aaaab) >> 23;
+    bits -= (int32_t)((uint32_t)e << 23);
+    memcpy(&m, &bits, 4);
+    float f = e == 0 && (int32_t)word < 0 ? signed_f : m - 1.0f;
+    float p = -0.1212558065f;
+    p = p * f + 0.1342574901f;
+    p = p * f - 0.1234619025f;
+    p = p * f + 0.141183099f;
+    p = p * f - 0.1667014069f;
+    p = p * f + 0.2000378032f;
+    p = p * f - 0.249999879f;
+    p = p * f + 0.3333332017f;
+    return (float)e * 0.693147181f + (f + f * f * (p * f - 0.5f));
+}
+
+INLINE float negated(float value, uint32_t sign) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits ^= sign;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* r cos and r sin of 2 pi word / 2^32: the nearest quarter turn is split off exactly, in whole numbers; the rest is at
+ * most an eighth of a turn, where the polynomials are right to 2^-26. */
+INLINE void turn(float r, uint32_t word, float *cosine, float *sine) {
+    uint32_t quarter = (word + 0x20000000u) >> 30;
+    float x = (float)(int32_t)(word - (quarter << 30)) * 1.4629180793e-9f, z = x * x;
+    float s = x + x * z * ((-0.0001958789088f * z + 0.008332748271f) * z - 0.1666666466f);
+    float c = 1.0f - 0.5f * z + z * z * ((2.454794209e-5f * z - 0.001388830304f) * z + 0.04166666466f);
+    *cosine = r * negated(quarter & 1 ? s : c, ((quarter + 1) & 2) << 30);
+    *sine = r * negated(quarter & 1 ? c : s, (quarter & 2) << 30);
+}
+
+INLINE size_t edges_in(const uint32_t *words, size_t size) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < size; i++) count += is_edge(words[i]);
+    return count;
+}
+
+/* The grid is a power of two: nothing rounds but the addition and `rintf`, which rounds halves to even. */
+INLINE void add_rounded(const float *noise, float *total, size_t size, float grid) {
+    float units = 1.0f / grid;
+    for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
+}
+
+/* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. */
+INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std, float grid) {
+    float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
+    size_t pairs = (size + 1) / 2;
+    const uint32_t *angles = words + pairs;
+    for (size_t start = 0; start < pairs; start += BLOCK) {
+        size_t n = pairs - start < BLOCK ? pairs - start : BLOCK;
+        const uint32_t *here = words + start;
+        for (size_t i = 0; i < n; i++) radius[i] = log_of(here[i]);
+        if (edges_in(here, n))
+            for (size_t i = 0; i < n; i++)
+                if (is_edge(here[i])) radius[i] = log_of_edge(here[i], *more++);
+        for (size_t i = 0; i < n; i++) turn(std * sqrtf(-2.0f * radius[i]), angles[start + i], cosine + i, sine + i);
+        size_t rest = size - pairs - start < n ? size - pairs - start : n;
+        if (grid) {
+            add_rounded(cosine, out + start, n, grid);
+            add_rounded(sine, out + pairs + start, rest, grid);
+        } else {
+            memcpy(out + start, cosine, n * sizeof(float));
+            memcpy(out + pairs + start, sine, rest * sizeof(float));
+        }
+    }
+}
