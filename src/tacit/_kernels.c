@@ -3,9 +3,9 @@
  * edges(words) -> how many                 of the words need 64 bits more (see tacit._normal)
  * normal(words, more, out, std)            Box-Muller: two words a pair, radii first, and 64 bits for every edge in turn
  * add_normal(words, more, total, std, grid) the same, added in units of the grid: (value + total / grid), rounded, times grid
- * outer_sum(narrow, wide, out, rows, call) out = sum over records of column (of `rows` entries) times row, `call` of them
- *                                          at a time in float32, then the sums of calls, one after the other
- * squares(rows, out)                       the sum of the squares of each row, one row for every entry of `out`
+ * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
+ *                                          `call` of them at a time in float32, then the sums of calls, one by one
+ * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
@@ -46,8 +46,8 @@
         normal_in(w, more, out, n, std, grid);                                                                    \
     }                                                                                                             \
     target static void outer_sum_##name(const float *narrow, const float *wide, float *out, size_t n, size_t rows, \
-                                        size_t columns, size_t call) {                                            \
-        outer_sum_in(narrow, wide, out, n, rows, columns, call);                                                  \
+                                        size_t columns, size_t call, size_t first, size_t end) {                  \
+        outer_sum_in(narrow, wide, out, n, rows, columns, call, first, end);                                      \
     }                                                                                                             \
     target static void squares_##name(const float *rows, float *out, size_t n, size_t width) {                     \
         squares_in(rows, out, n, width);                                                                          \
@@ -66,7 +66,7 @@
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
     void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
-    void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t);
+    void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
     uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
     void (*form)(const Windows *, size_t, float *);
@@ -144,19 +144,64 @@ static PyObject *add_normal(PyObject *module, PyObject *const *arguments, Py_ssi
     return draw(arguments, count, 5);
 }
 
+/* What the threads of one call share: each does one task after the other until none is left. */
+typedef struct {
+    void (*task)(const void *given, size_t index);
+    const void *given;
+    size_t tasks;
+    atomic_size_t next;
+} Work;
+
+static void go_on(void *shared) {
+    Work *work = shared;
+    for (size_t i; (i = atomic_fetch_add(&work->next, 1)) < work->tasks;) work->task(work->given, i);
+}
+
+/* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
+ * a while after each operation. */
+static void in_parallel(void (*task)(const void *, size_t), const void *given, size_t tasks, size_t threads) {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+    Work work = {task, given, tasks, 0};
+    void *found = threads > 1 && tasks > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    memcpy(&parallel, &found, sizeof(found));
+    if (parallel)
+        parallel(go_on, &work, (unsigned)(threads < tasks ? threads : tasks), 0);
+    else
+        go_on(&work);
+}
+
+static int is_count(size_t threads) { return 0 < threads && threads <= UINT_MAX; }
+
+typedef struct {
+    const float *narrow, *wide;
+    float *out;
+    size_t records, rows, columns, call, tasks;
+} OuterSum;
+
+static void some_columns(const void *given, size_t i) {
+    const OuterSum *o = given;
+    size_t tiles = (o->columns + COLUMNS - 1) / COLUMNS, first = tiles * i / o->tasks * COLUMNS;
+    size_t end = tiles * (i + 1) / o->tasks * COLUMNS;
+    if (end > o->columns) end = o->columns;
+    best.outer_sum(o->narrow, o->wide, o->out, o->records, o->rows, o->columns, o->call, first, end);
+}
+
 static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[3]; /* narrow, wide, out */
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "outer_sum takes 5 arguments, not %zd.", count);
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "outer_sum takes 6 arguments, not %zd.", count);
     size_t rows = PyLong_AsSize_t(arguments[3]), call = PyLong_AsSize_t(arguments[4]);
+    size_t threads = PyLong_AsSize_t(arguments[5]);
     if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
     size_t records = rows ? (size_t)views[0].len / 4 / rows : 0, columns = rows ? (size_t)views[2].len / 4 / rows : 0;
     int fits = 0 < call && call <= CALL && COLUMNS <= columns && (size_t)views[0].len == 4 * records * rows &&
-               (size_t)views[2].len == 4 * rows * columns && (size_t)views[1].len % 4 == 0 &&
+               (size_t)views[2].len == 4 * rows * columns && (size_t)views[1].len % 4 == 0 && is_count(threads) &&
                (records ? (size_t)views[1].len / 4 / records == columns && (size_t)views[1].len / 4 % records == 0
                         : views[1].len == 0);
     if (fits) {
+        size_t tiles = (columns + COLUMNS - 1) / COLUMNS, tasks = threads < tiles ? threads : tiles;
+        OuterSum given = {views[0].buf, views[1].buf, views[2].buf, records, rows, columns, call, tasks};
         Py_BEGIN_ALLOW_THREADS
-        best.outer_sum(views[0].buf, views[1].buf, views[2].buf, records, rows, columns, call);
+        in_parallel(some_columns, &given, tasks, threads);
         Py_END_ALLOW_THREADS
     }
     give_back(views, 3);
@@ -164,15 +209,29 @@ static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssiz
     Py_RETURN_NONE;
 }
 
+typedef struct {
+    const float *rows;
+    float *out;
+    size_t count, width, tasks;
+} Squares;
+
+static void some_rows(const void *given, size_t i) {
+    const Squares *s = given;
+    size_t first = s->count * i / s->tasks, end = s->count * (i + 1) / s->tasks;
+    best.squares(s->rows + first * s->width, s->out + first, end - first, s->width);
+}
+
 static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[2]; /* rows, out */
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "squares takes 2 arguments, not %zd.", count);
-    if (take(arguments, views, 2, 1) < 0) return NULL;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "squares takes 3 arguments, not %zd.", count);
+    size_t threads = PyLong_AsSize_t(arguments[2]);
+    if (PyErr_Occurred() || take(arguments, views, 2, 1) < 0) return NULL;
     size_t records = (size_t)views[1].len / 4, width = records ? (size_t)views[0].len / 4 / records : 0;
-    int fits = (size_t)views[0].len == 4 * records * width;
+    int fits = (size_t)views[0].len == 4 * records * width && is_count(threads);
     if (fits) {
+        Squares given = {views[0].buf, views[1].buf, records, width, threads < records ? threads : records};
         Py_BEGIN_ALLOW_THREADS
-        best.squares(views[0].buf, views[1].buf, records, width);
+        in_parallel(some_rows, &given, given.tasks, threads);
         Py_END_ALLOW_THREADS
     }
     give_back(views, 2);
@@ -225,42 +284,29 @@ static int cut(Windows *w, const Py_buffer *views) {
     return w->outputs && rows % w->places == 0 && last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
 }
 
-/* What the threads of one call share: each does one task after the other until none is left. */
-typedef struct Work {
-    const Windows *windows;
+typedef struct {
+    Windows windows;
     const float *weights;
     float *out;
-    void (*task)(const struct Work *, size_t);
-    size_t tasks;
-    atomic_size_t next;
-} Work;
+} Convolution;
 
-static void form_one(const Work *work, size_t i) {
-    const Windows *w = work->windows;
-    best.form(w, i, work->out + i * w->blocks * w->outputs * w->window);
-}
-static void measure_one(const Work *work, size_t i) { work->out[i] = best.measure(work->windows, i); }
-static void add_one(const Work *work, size_t i) { best.add(work->windows, work->weights, i, work->out); }
-
-static void go_on(void *given) {
-    Work *work = given;
-    for (size_t i; (i = atomic_fetch_add(&work->next, 1)) < work->tasks;) work->task(work, i);
+static void form_one(const void *given, size_t i) {
+    const Convolution *c = given;
+    best.form(&c->windows, i, c->out + i * c->windows.blocks * c->windows.outputs * c->windows.window);
 }
 
-/* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
- * a while after each operation. */
-static void in_parallel(Work *work, size_t threads) {
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    void *found = threads > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
-    memcpy(&parallel, &found, sizeof(found));
-    if (parallel)
-        parallel(go_on, work, (unsigned)threads, 0);
-    else
-        go_on(work);
+static void measure_one(const void *given, size_t i) {
+    const Convolution *c = given;
+    c->out[i] = best.measure(&c->windows, i);
+}
+
+static void add_one(const void *given, size_t i) {
+    const Convolution *c = given;
+    best.add(&c->windows, c->weights, i, c->out);
 }
 
 /* `windows_*`: eight arguments for the windows, weights if there are any, and what is written. */
-static PyObject *convolve(PyObject *const *arguments, Py_ssize_t count, void (*task)(const Work *, size_t)) {
+static PyObject *convolve(PyObject *const *arguments, Py_ssize_t count, void (*task)(const void *, size_t)) {
     Py_ssize_t wanted = task == add_one ? 10 : 9;
     if (count != wanted) return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %zd.", count, wanted);
     size_t sizes[4]; /* records, images, blocks, threads */
@@ -270,19 +316,19 @@ static PyObject *convolve(PyObject *const *arguments, Py_ssize_t count, void (*t
     Py_buffer views[6]; /* image, grad, starts, entries, out, weights */
     int taken = task == add_one ? 6 : 5;
     if (PyErr_Occurred() || take(buffers, views, taken, 4) < 0) return NULL;
-    Windows w = {.records = sizes[0], .images = sizes[1], .blocks = sizes[2]};
-    int fits = cut(&w, views) && 0 < sizes[3] && sizes[3] <= UINT_MAX;
+    Convolution c = {.windows = {.records = sizes[0], .images = sizes[1], .blocks = sizes[2]}};
+    Windows *w = &c.windows;
+    int fits = cut(w, views) && is_count(sizes[3]);
     if (fits) {
-        size_t of_one = for_each(views[4].len, task == form_one ? w.records : 1);
-        fits = task == measure_one ? of_one == w.records
-                                   : of_one % w.window == 0 && of_one / w.window == w.blocks * w.outputs;
-        fits = fits && (task != add_one || for_each(views[5].len, 1) == w.records);
+        size_t of_one = for_each(views[4].len, task == form_one ? w->records : 1);
+        fits = task == measure_one ? of_one == w->records
+                                   : of_one % w->window == 0 && of_one / w->window == w->blocks * w->outputs;
+        fits = fits && (task != add_one || for_each(views[5].len, 1) == w->records);
     }
     if (fits) {
-        Work work = {&w, task == add_one ? views[5].buf : NULL, views[4].buf, task, 0, 0};
-        work.tasks = task == add_one ? pieces_of(&w) : w.records;
+        c.weights = task == add_one ? views[5].buf : NULL, c.out = views[4].buf;
         Py_BEGIN_ALLOW_THREADS
-        in_parallel(&work, sizes[3]);
+        in_parallel(task, &c, task == add_one ? pieces_of(w) : w->records, sizes[3]);
         Py_END_ALLOW_THREADS
     }
     give_back(views, taken);

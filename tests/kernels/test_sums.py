@@ -85,15 +85,26 @@ def test_other_types_and_layouts_are_left_to_the_library() -> None:
 
 
 @COMPILED
-def test_which_one_sums_does_not_depend_on_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    for threads in (1, 2):
+def test_which_one_sums_does_not_depend_on_the_records() -> None:
+    for shape in ((10, 1000), (16, 4000), (4, 63), (17, 100)):
+        chosen = {
+            narrow.added_up(torch.ones(n, shape[0]), torch.ones(n, shape[1]), torch.empty(shape), 192)
+            for n in (1, 100, 3000)
+        }
+        assert len(chosen) == 1
+
+
+@COMPILED
+@pytest.mark.parametrize(("rows", "columns"), [*SHAPES, (10, 64 * 7), (3, 64 * 7 + 1)])
+def test_any_number_of_threads_gives_the_same(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = torch.randn(300, rows), torch.randn(300, columns)
+    results = []
+    for threads in (1, 2, 3, 7, 64):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        for shape in ((10, 1000), (16, 4000)):
-            chosen = {
-                narrow.added_up(torch.ones(n, shape[0]), torch.ones(n, shape[1]), torch.empty(shape), 192)
-                for n in (1, 100, 3000)
-            }
-            assert len(chosen) == 1
+        out = torch.full((rows, columns), torch.nan)
+        assert narrow.added_up(few, many, out, 192)
+        results.append(torch.cat([out.flatten(), row_squares(many), row_squares(many[:3])]))
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @COMPILED
@@ -113,13 +124,18 @@ def test_kernels_refuse_what_does_not_fit() -> None:
         (array(3, 2), array(3, 64), array(2, 64), 0, 192),
     ):
         with pytest.raises(ValueError, match="do not fit"):
-            kernels.outer_sum(few, many, out, rows, call)
+            kernels.outer_sum(few, many, out, rows, call, 1)
     with pytest.raises(OverflowError):
-        kernels.outer_sum(array(3, 2), array(3, 64), array(2, 64), -2, 192)
+        kernels.outer_sum(array(3, 2), array(3, 64), array(2, 64), -2, 192, 1)
     with pytest.raises(ValueError, match="do not make 4 rows"):
-        kernels.squares(array(3, 3), array(4))
+        kernels.squares(array(3, 3), array(4), 1)
     with pytest.raises((BufferError, ValueError), match="contiguous"):
-        kernels.squares(array(4, 6)[:, ::2], array(4))
+        kernels.squares(array(4, 6)[:, ::2], array(4), 1)
+    for threads in (0, 2**40):
+        with pytest.raises(ValueError, match="do not"):
+            kernels.squares(array(4, 6), array(4), threads)
+        with pytest.raises(ValueError, match="do not fit"):
+            kernels.outer_sum(array(3, 2), array(3, 64), array(2, 64), 2, 192, threads)
 
 
 @pytest.mark.parametrize("width", [1, 60, 255, 256, 257, 784, 1000, 4095, 4097, 9000, 20_000])

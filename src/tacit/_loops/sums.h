@@ -19,12 +19,13 @@ INLINE void tile(const float *factors, const float *wide, float *out, size_t col
         for (size_t c = from; c < COLUMNS; c++) out[r * columns + c] += sum[r][c];
 }
 
-/* The sum over each call of `call` records in registers, then added to those of the calls before. */
+/* Of some columns, `first` a multiple of COLUMNS: the sum over each call of `call` records in registers, then added to
+ * those of the calls before. Each entry is summed in the same order whichever columns are computed with it. */
 INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, size_t records, size_t rows, size_t columns,
-                         size_t call) {
+                         size_t call, size_t first, size_t end) {
     float factors[CALL * ROWS];
     size_t bands = (rows + ROWS - 1) / ROWS;
-    memset(out, 0, rows * columns * sizeof(float));
+    for (size_t r = 0; r < rows; r++) memset(out + r * columns + first, 0, (end - first) * sizeof(float));
     for (size_t lo = 0; lo < records; lo += call) {
         size_t n = records - lo < call ? records - lo : call;
         for (size_t band = 0; band < bands; band++) { /* of nearly the same height each */
@@ -35,7 +36,7 @@ INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, siz
             for (size_t i = 0; i < n; i++)
                 for (int r = 0; r < height; r++)
                     factors[i * ROWS + r] = narrow[(lo + i) * rows + above + r];
-            for (size_t next = 0; next < columns; next += COLUMNS) {
+            for (size_t next = first; next < end; next += COLUMNS) {
                 size_t at = next + COLUMNS <= columns ? next : columns - COLUMNS, from = next - at;
                 switch (height) {
                     case 1: tile(factors, here + at, sum + at, columns, n, 1, from); break;

@@ -77,7 +77,7 @@ def row_squares(x: Tensor) -> Tensor:
     flat = x.contiguous().view(x.shape[0], -1)  # as in `own_sums`
     if _compiled(flat):
         found = flat.new_empty(len(flat))
-        kernels.squares(flat.detach().numpy(), found.numpy())  # type: ignore[union-attr]
+        kernels.squares(flat.detach().numpy(), found.numpy(), torch.get_num_threads())  # type: ignore[union-attr]
         return found
     wide = flat.shape[1] // WIDE * WIDE
     if not wide:
@@ -88,14 +88,8 @@ def row_squares(x: Tensor) -> Tensor:
 
 
 def _compiled(rows: Tensor) -> bool:
-    """Whether the kernel, which has one thread, is faster; not by how many rows there are: one more would change it."""
-    least, most = 256, 1024 if torch.get_num_threads() > 1 else math.inf
-    return (
-        kernels is not None
-        and rows.dtype == torch.float32
-        and rows.device.type == "cpu"
-        and least <= rows.shape[1] <= most
-    )
+    """Whether the kernel is faster; not by how many rows there are: one more would change it."""
+    return kernels is not None and rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.shape[1] >= 256
 
 
 def row_rounding(entries: int) -> int:
