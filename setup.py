@@ -7,7 +7,7 @@ setup(
         Extension(
             "tacit._kernels",
             ["src/tacit/_kernels.c"],
-            depends=[f"src/tacit/_loops/{name}.h" for name in ("digest", "noise", "sums", "windows")],
+            depends=[f"src/tacit/_loops/{name}.h" for name in ("digest", "noise", "recurrent", "sums", "windows")],
             # Nothing here looks at errno or floating-point flags, and loops become vectors only without them.
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit._compiled import Kernels, kernels
 from tacit.gradients.alike import add_product_, linear, product
 
 
@@ -57,6 +58,11 @@ def _input_gradient(d_gates: Tensor, w_ih: Tensor, wanted: bool) -> Tensor | Non
     return product(d_gates.flatten(0, 1), w_ih).reshape(*d_gates.shape[:2], -1) if wanted else None
 
 
+def _compiled(gates: Tensor) -> Kernels | None:
+    """The kernels, where they serve."""
+    return kernels if gates.dtype == torch.float32 and gates.device.type == "cpu" and gates.numel() else None
+
+
 def _lstm_blocks(w: Tensor) -> Tensor:
     """Gates in the order used in the forward pass: output, input, forget, candidate, with the sigmoids in a row."""
     i, f, g, o = w.chunk(4, 0)
@@ -81,6 +87,15 @@ def lstm_forward(
     squashed, cells = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
     memory = x.new_empty(columns, steps, hidden) if w_hr is not None else None
     outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
+    if memory is None and mask is None and (compiled := _compiled(gates)) is not None:
+        cell, state = c.clone(memory_format=torch.contiguous_format), h
+        arrays = [t.numpy() for t in (gates, cells, squashed, outs, cell)]
+        for t in _order(reverse, steps):
+            before[:, t] = state
+            add_product_(gates[:, t], state, w_rec)
+            compiled.lstm_forward(*arrays, t, steps, hidden, torch.get_num_threads())
+            state = outs[:, t]
+        return outs, state, cell, Trace(gates, before, cells, squashed)
     sigmoids, candidates = _parts(gates, (3 * hidden, hidden))
     o, i, f, _ = _parts(gates, (hidden,) * 4)
     for t in _order(reverse, steps):
@@ -121,6 +136,15 @@ def lstm_backward(
     hidden = width // 4
     o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     d_gates = torch.empty_like(gates)
+    if w_hr is None and mask is None and (compiled := _compiled(gates)) is not None:
+        d_state, d_cell = d_h, d_c.clone(memory_format=torch.contiguous_format)
+        arrays = [t.numpy() for t in (gates, cells, squashed, d_gates, d_cell)]
+        for t in _order(not reverse, steps):
+            d_state = (d_state if d_out is None else d_state + d_out[:, t]).contiguous()
+            compiled.lstm_backward(*arrays, d_state.numpy(), t, steps, hidden, torch.get_num_threads())
+            d_state = product(d_gates[:, t], w_hh)
+        d_x = _input_gradient(d_gates, w_ih, wants_input)
+        return Found([d_gates, d_gates], d_x, d_state, d_cell)
     for_i, for_f, for_g, for_o = d_gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     torch.mul(i, 1 - i, out=for_i).mul_(g)
     torch.mul(f, 1 - f, out=for_f).mul_(cells)
