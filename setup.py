@@ -1,5 +1,7 @@
 """The compiled part of the package; everything else about it is in pyproject.toml."""
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 
 setup(
@@ -7,7 +9,7 @@ setup(
         Extension(
             "tacit._kernels",
             ["src/tacit/_kernels.c"],
-            depends=[f"src/tacit/_loops/{name}.h" for name in ("digest", "noise", "recurrent", "sums", "windows")],
+            depends=sorted(map(str, Path("src/tacit/_loops").glob("*.h"))),
             # Nothing here looks at errno or floating-point flags, and loops become vectors only without them.
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,

@@ -1,0 +1,25 @@
+/* What the threads of one call share: each does one task after the other until none is left. */
+typedef struct {
+    void (*task)(const void *given, size_t index);
+    const void *given;
+    size_t tasks;
+    atomic_size_t next;
+} Work;
+
+static void go_on(void *shared) {
+    Work *work = shared;
+    for (size_t i; (i = atomic_fetch_add(&work->next, 1)) < work->tasks;) work->task(work->given, i);
+}
+
+/* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
+ * a while after each operation. */
+static void in_parallel(void (*task)(const void *, size_t), const void *given, size_t tasks, size_t threads) {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
+    Work work = {task, given, tasks, 0};
+    void *found = threads > 1 && tasks > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    memcpy(&parallel, &found, sizeof(found));
+    if (parallel)
+        parallel(go_on, &work, (unsigned)(threads < tasks ? threads : tasks), 0);
+    else
+        go_on(&work);
+}

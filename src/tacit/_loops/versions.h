@@ -1,0 +1,69 @@
+/* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
+#define VERSION(name, bytes, target)                                                                              \
+    TILE(name, bytes, target)                                                                                     \
+    target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
+    target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
+                                     float grid) {                                                                \
+        normal_in(w, more, out, n, std, grid);                                                                    \
+    }                                                                                                             \
+    target static void outer_sum_##name(const float *narrow, const float *wide, float *out, size_t n, size_t rows, \
+                                        size_t columns, size_t call, size_t first, size_t end) {                  \
+        outer_sum_in(narrow, wide, out, n, rows, columns, call, first, end);                                      \
+    }                                                                                                             \
+    target static void squares_##name(const float *rows, float *out, size_t n, size_t width) {                     \
+        squares_in(rows, out, n, width);                                                                          \
+    }                                                                                                             \
+    target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
+        return digest_in(w, n, key);                                                                              \
+    }                                                                                                             \
+    target static void form_##name(const Windows *w, size_t i, float *out) { form_in(w, i, out, tile_##name); }     \
+    target static float measure_##name(const Windows *w, size_t i) { return measure_in(w, i, tile_##name); }       \
+    target static void add_##name(const Windows *w, const float *weights, size_t i, float *out) {                  \
+        add_in(w, weights, i, out, tile_##name);                                                                  \
+    }                                                                                                             \
+    target static void lstm_forward_##name(float *gates, float *cell, float *cells, float *squashed, float *out,   \
+                                           size_t n) {                                                            \
+        lstm_forward_in(gates, cell, cells, squashed, out, n);                                                    \
+    }                                                                                                             \
+    target static void lstm_backward_##name(const float *gates, const float *cells, const float *squashed,         \
+                                            const float *d_state, float *d_cell, float *d_gates, size_t n) {      \
+        lstm_backward_in(gates, cells, squashed, d_state, d_cell, d_gates, n);                                    \
+    }                                                                                                             \
+    static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
+                                  digest_##name, form_##name,   measure_##name,   add_##name,                     \
+                                  lstm_forward_##name, lstm_backward_##name};
+
+typedef struct {
+    size_t (*edges)(const uint32_t *, size_t);
+    void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
+    void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
+    void (*squares)(const float *, float *, size_t, size_t);
+    uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
+    void (*form)(const Windows *, size_t, float *);
+    float (*measure)(const Windows *, size_t);
+    void (*add)(const Windows *, const float *, size_t, float *);
+    void (*lstm_forward)(float *, float *, float *, float *, float *, size_t);
+    void (*lstm_backward)(const float *, const float *, const float *, const float *, float *, float *, size_t);
+} Versions;
+
+VERSION(plain, 16, )
+static Versions best;
+
+#if defined(__GNUC__) && defined(__x86_64__)
+VERSION(avx2, 32, __attribute__((target("avx2,fma"))))
+VERSION(avx512, 64, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
+
+static Versions choose(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return plain;
+    int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    return wide ? avx512 : avx2;
+}
+#else
+static Versions choose(void) { return plain; }
+#endif
+
+#ifndef BEST /* tests compile each version */
+#define BEST choose()
+#endif
