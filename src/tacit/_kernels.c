@@ -20,6 +20,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <dlfcn.h>
+#include <fenv.h>
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -202,7 +203,8 @@ static int cut(Windows *w, const Py_buffer *views) {
     size_t rows = for_each(views[1].len, all);
     int64_t last = largest(w->starts, w->places), beyond = largest(w->entries, w->window);
     w->extent = for_each(views[0].len, all), w->outputs = rows / w->places;
-    return w->outputs && rows % w->places == 0 && last >= 0 && beyond >= 0 && (size_t)(last + beyond) < w->extent;
+    return w->outputs && rows % w->places == 0 && last >= 0 && beyond >= 0 && last + beyond <= INT32_MAX &&
+           (size_t)(last + beyond) < w->extent;
 }
 
 typedef struct {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients import formed
+from tacit.gradients import contributions, formed
 from tacit.gradients.contributions import Dense, row_rounding
 from tacit.gradients.formed import Formed, Geometry, can_be_formed, offsets
 from tacit.gradients.precision import UNIT, chain_error
@@ -93,6 +95,23 @@ def test_what_is_measured_is_what_is_added(name: str) -> None:
         given.assign(total, torch.eye(given.batch)[i], 1)
         assert torch.equal(total, given.alone(i)[0])
         assert torch.equal(given.alone(i)[0], given.instantiate(0, given.batch)[i])
+
+
+@COMPILED
+@pytest.mark.parametrize(("places", "entries"), [(600, 1), (600, 7), (2, 1), (300, 250)])
+def test_terms_that_cancel_are_measured_as_they_are_added(places: int, entries: int) -> None:
+    """What is left of them is rounding alone, so that any other order of additions would leave something else."""
+    torch.manual_seed(0)
+    a, g = torch.randn(200, 1, 1, places + entries - 1), torch.randn(200, 1, 1, places)
+    g[..., 1::2] = -g[..., ::2]
+    if entries == 1:
+        a[..., 1::2] = a[..., ::2]
+    else:
+        a[:] = a[..., :1]
+    given = Formed(a, g, (1, 1, entries), Geometry((entries,), (1,), (0,), (1,), 1))
+    own = given.instantiate(0, 200).double().flatten(1).square().sum(1)
+    assert own.count_nonzero() < 200 or own.max() < 1e-6
+    assert ((given.squares() - own).abs() <= row_rounding(entries) * UNIT * own).all()
 
 
 @COMPILED
@@ -182,6 +201,51 @@ def test_any_number_of_threads_gives_the_same(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(result, results[i % 3])
 
 
+@pytest.mark.parametrize("arithmetic", ["plain"], indirect=True)  # once, with what is installed
+def test_threads_that_flush_denormal_numbers_do_so_no_longer() -> None:
+    """As a pool of threads does that was started while its owner did: half of the records had norm zero."""
+    code = """
+import torch
+from tacit.gradients.formed import Formed, Geometry
+torch.set_num_threads(2)
+torch.set_flush_denormal(True)
+torch.randn(2000, 2000).add_(1)
+torch.set_flush_denormal(False)
+image, grad = torch.full((400, 1, 4, 6, 6), 2.0**-128), torch.full((400, 1, 16, 4, 4), 2.0**120)
+given = Formed(image, grad, (16, 4, 3, 3), Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1))
+print(given.squares().unique().tolist(), given.instantiate(0, 400).unique().tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"[{(2.0**-4) ** 2 * 576}]", "[0.0625]"]
+
+
+@COMPILED
+def test_chunks_have_their_own_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = made("image")
+    whole = given.squares()
+    monkeypatch.setattr(contributions, "CHUNK_BYTES", 1)
+    assert torch.equal(given.squares(), whole)
+
+
+@COMPILED
+def test_several_uses_meet_in_float64() -> None:
+    """Terms of 2^-25 are lost beside one in float32: within a call, which has so many records and no more."""
+    image, grad = torch.full((40, 1, 1, 2), 2.0**-25), torch.ones(40, 1, 1, 1)
+    image[0] = 1.0
+    given = Formed(image, grad, (1, 1, 2), Geometry((2,), (1,), (0,), (1,), 1))
+    for first, lost in ((1, 0), (2, 1), (16, 15), (1000, 15)):
+        total = torch.zeros(1, 1, 2, dtype=torch.float64)
+        given.widen(total, torch.ones(40), first)
+        assert (total == 1 + (39 - lost) * 2.0**-25).all()
+
+
+@COMPILED
+def test_norms_have_a_rounding() -> None:
+    given = made("image")
+    assert given.rounding().relative >= row_rounding(given.shape.numel())
+    assert given.rounding().gram == given.rounding().own == 0
+
+
 @COMPILED
 def test_calls_do_not_disturb_each_other() -> None:
     given = made("wide windows")
@@ -224,24 +288,16 @@ def test_no_records_sum_to_zero() -> None:
 
 def test_which_loop_serves_follows_from_shapes_alone(arithmetic: str) -> None:
     geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    sizes = 1, 2, 3, 100, 600, 2048, 5000
     for channels, outputs, side in ((3, 16, 32), (512, 512, 4), (16, 32, 8)):
-        chosen = {
-            can_be_formed(
-                torch.empty(n, 1, channels, side, side),
-                torch.empty(n, 1, outputs, side, side),
-                (outputs, channels, 3, 3),
-                geometry,
-            )
-            for n in (1, 3, 500)
-        }
+        image, grad = (torch.empty(1, 1, n, side, side).expand(5000, -1, -1, -1, -1) for n in (channels, outputs))
+        chosen = {can_be_formed(image[:n], grad[:n], (outputs, channels, 3, 3), geometry) for n in sizes}
         assert chosen == {arithmetic != "arrays" and channels < 512}
-        settled = {
-            type(Formed(image[:n], grad[:n], (outputs, channels, 3, 3), geometry).settle()) is Dense
-            for image, grad in [(torch.randn(3, 1, channels, side, side), torch.randn(3, 1, outputs, side, side))]
-            for n in (1, 3)
-            if arithmetic != "arrays"
-        }
-        assert len(settled) == (arithmetic != "arrays")
+    for channels, kept in ((1, True), (20, False)):
+        image, grad = (torch.zeros(1, 1, channels, 2, 2).expand(5000, -1, -1, -1, -1) for _ in range(2))
+        given = (Formed(image[:n], grad[:n], (channels, channels, 3, 3), geometry) for n in sizes)
+        settled = {type(each.settle()) is Dense for each in given if arithmetic != "arrays"}
+        assert settled == ({kept} if arithmetic != "arrays" else set())
     wide = torch.empty(1, 1, 3, 8, 8, dtype=torch.float64)
     assert not can_be_formed(wide, torch.empty(1, 1, 4, 8, 8), (4, 3, 3, 3), geometry)
     assert not can_be_formed(torch.empty(1, 1, 3, 8, 8), wide, (3, 3, 3, 3), geometry)
@@ -271,6 +327,7 @@ def test_windows_that_do_not_fit_are_refused() -> None:
         changed(blocks=2),
         changed(threads=0),
         changed(threads=2**40),
+        changed(starts=right[2] + (2**31 - 1 - int(right[2].max()))),
         changed(starts=-right[2]),
         changed(starts=right[2][:-1]),
         changed(starts=right[2] + 1),
@@ -345,3 +402,40 @@ def test_clipped_sums_equal_the_loop(name: str, bad: bool) -> None:
             total += g.double() * min(1.0, 0.3 / norm)
     for n, total in expected.items():
         assert torch.allclose(found[n].double(), total, rtol=1e-4, atol=1e-5 * total.abs().max()), n
+
+
+def test_a_batch_that_was_written_to_after_its_norms_is_refused() -> None:
+    model = nn.Conv2d(6, 20, 3)
+    x = torch.randn(5, 6, 5, 5)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    tape.norms()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified in place after the norms"):
+        tape.clipped_sum(Flat())
+
+
+def test_a_batch_that_is_written_to_between_two_sums_is_refused() -> None:
+    model = nn.Conv2d(6, 20, 3)
+    x = torch.randn(5, 6, 5, 5)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    sums = tape.clipped_sums(Flat())
+    next(sums)
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified in place after the norms"):
+        next(sums)
+
+
+def test_norms_too_are_refused_where_denormal_numbers_are_flushed() -> None:
+    model = nn.Conv2d(6, 20, 3)
+    with gradients.record(model) as tape:
+        model(torch.randn(5, 6, 5, 5)).square().sum().backward()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush them")
+    try:
+        with pytest.raises(ValueError, match="flushed to zero"):
+            tape.norms()
+    finally:
+        torch.set_flush_denormal(False)
+    tape.norms()

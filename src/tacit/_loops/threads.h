@@ -4,20 +4,28 @@ typedef struct {
     const void *given;
     size_t tasks;
     atomic_size_t next;
+    fenv_t rounding;
 } Work;
 
+/* With the rounding of the thread that asked: another may have been told to take denormal numbers for zero, and a record
+ * that two threads computed in two ways would be measured as one thing and added as another. */
 static void go_on(void *shared) {
     Work *work = shared;
+    fenv_t own;
+    fegetenv(&own);
+    fesetenv(&work->rounding);
     for (size_t i; (i = atomic_fetch_add(&work->next, 1)) < work->tasks;) work->task(work->given, i);
+    fesetenv(&own);
 }
 
 /* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
  * a while after each operation. */
 static void in_parallel(void (*task)(const void *, size_t), const void *given, size_t tasks, size_t threads) {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    Work work = {task, given, tasks, 0};
     void *found = threads > 1 && tasks > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    Work work = {.task = task, .given = given, .tasks = tasks};
     memcpy(&parallel, &found, sizeof(found));
+    fegetenv(&work.rounding);
     if (parallel)
         parallel(go_on, &work, (unsigned)(threads < tasks ? threads : tasks), 0);
     else

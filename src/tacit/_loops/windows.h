@@ -21,10 +21,12 @@ typedef struct {
 typedef void (*Tile)(const float *image, const int32_t *starts, size_t places, const int32_t *entries,
                      const float *turned, float *sum);
 
-/* Written with vectors as wide as a register: compilers keep arrays of that size in memory. */
+/* Written with vectors as wide as a register: compilers keep arrays of that size in memory. Never inlined: whoever uses it
+ * has the same instructions, and so the same bits. */
 #define TILE(name, bytes, target)                                                                                     \
-    target static void tile_##name(const float *image, const int32_t *starts, size_t places, const int32_t *entries,  \
-                                   const float *turned, float *sum) {                                                 \
+    target __attribute__((noinline)) static void tile_##name(const float *image, const int32_t *starts, size_t places, \
+                                                             const int32_t *entries, const float *turned,             \
+                                                             float *sum) {                                            \
         typedef float Vector __attribute__((vector_size(bytes), aligned(4), may_alias));                              \
         enum { LENGTH = bytes / 4, PARTS = OUTPUTS / LENGTH };                                                        \
         Vector kept[HEIGHT][PARTS];                                                                                   \

@@ -113,7 +113,8 @@ def compiled() -> Kernels:
 def can_be_formed(image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> bool:
     """Whether the loop is compiled for these types, and Gram matrices are not so much cheaper that they pay.
 
-    By shapes, types and devices, never by how many records there are.
+    By types, devices and the shape of a record, never by how many there are. (Where records have different numbers of
+    images, the shape is that of the longest: assumption 4 of docs/finite-precision.md.)
     """
     if kernels is None or image.device.type != "cpu":
         return False

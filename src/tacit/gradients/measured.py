@@ -68,8 +68,9 @@ class Measured:
         if not recorder.captures and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
         if self._squares and self._captures == recorder.captures:
-            self._refuse_writes()
+            self.refuse_writes()
             return self._squares
+        check_precision(next(iter(recorder.parameters.values())).device)
         if recorder.parts:
             means.check_reduction(recorder)
         squares: dict[str, Tensor] = {}
@@ -96,7 +97,7 @@ class Measured:
         ]
         return squares
 
-    def _refuse_writes(self) -> None:
+    def refuse_writes(self) -> None:
         """Norms that were found before no longer belong to gradients whose factors were written to since."""
         for name, t, version in self._read:
             if t._version != version:

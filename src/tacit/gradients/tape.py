@@ -202,6 +202,7 @@ class Engine:
         """
         column, finite = self._measured.weights(clipping, 1.0)
         for name in self._recorder.parameters:
+            self._measured.refuse_writes()  # since the one before
             with torch.no_grad():
                 total = self._measured.sum_up(name, column[name], finite)
             yield name, total
