@@ -38,7 +38,10 @@ def test_sigmoid_and_tanh_are_right_to_the_last_digits() -> None:
     exact = x.double().sigmoid()
     for found in (o, i, f):
         assert ((found - exact).abs() <= 4 * 2.0**-24 * exact + 2e-38).all()
+        assert (found[x < -89] == 0).all()
+        assert (found[x > 89] == 1).all()
     assert ((g - x.double().tanh()).abs() <= 4 * 2.0**-24 * x.double().tanh().abs()).all()
+    assert torch.equal(g.signbit(), x.signbit())
 
 
 @COMPILED
@@ -66,19 +69,42 @@ def test_a_step_and_its_gradients(hidden: int) -> None:
     assert torch.allclose(d_now.double(), d_before, rtol=1e-5, atol=1e-6)
 
 
+def both_ways(records: int, hidden: int, threads: int, offset: int = 0) -> list[Tensor]:
+    """Every array after a step forward and one backward, from memory that begins at some offset."""
+    generator = torch.Generator().manual_seed(0)
+
+    def array(width: int) -> Tensor:
+        values = torch.randn(200, width, generator=generator)[:records]  # of each record the same, however many
+        return torch.cat([torch.zeros(offset), values.flatten()])[offset:].view(records, width)
+
+    gates, cells_, squashed, outs, cell = (array(n * hidden) for n in (4, 1, 1, 1, 1))
+    d_gates, d_cell, d_state = (array(n * hidden) for n in (4, 1, 1))
+    assert cells.kernels is not None
+    numbers = 0, 1, hidden, threads
+    forward_arrays, backward_arrays = (gates, cells_, squashed, outs, cell), (d_gates, d_cell, d_state)
+    cells.kernels.lstm_forward(*(t.numpy() for t in forward_arrays), *numbers)
+    cells.kernels.lstm_backward(*(t.numpy() for t in (*forward_arrays[:3], *backward_arrays)), *numbers)
+    return [*forward_arrays, *backward_arrays]
+
+
 @COMPILED
-@pytest.mark.parametrize("hidden", [3, 17, 128])
-def test_a_record_is_alike_in_every_place(hidden: int) -> None:
-    gates, cell = torch.randn(4 * hidden), torch.randn(hidden)
-    found = set()
-    for others in range(12):
-        memory = torch.randn(others + (others + 1) * 4 * hidden)
-        all_gates, all_cells = memory[others:].view(-1, 4 * hidden), torch.randn(others + 1, hidden)
-        all_gates[others // 2], all_cells[others // 2] = gates, cell
-        for threads in (1, 3):
-            result = forward(all_gates, all_cells, threads)
-            found.add(b"".join(t[others // 2].numpy().tobytes() for t in result))
-    assert len(found) == 1
+@pytest.mark.parametrize("hidden", [1, 3, 17, 64, 128])
+def test_every_record_is_alike_beside_any_others_with_any_threads(hidden: int) -> None:
+    whole = both_ways(70, hidden, 1)
+    for records, threads, offset in ((1, 1, 1), (2, 3, 2), (7, 2, 3), (33, 7, 5), (70, 1, 7), (70, 2, 0), (70, 64, 9)):
+        for found, expected in zip(both_ways(records, hidden, threads, offset), whole):
+            assert torch.equal(found, expected[:records])
+
+
+@COMPILED
+def test_the_choice_does_not_depend_on_the_records() -> None:
+    chosen = {
+        cells._compiled(torch.empty(1, 1, 8).expand(n, 3, 8), torch.empty(1, 2).expand(n, 2)) is None
+        for n in (1, 15, 16, 17, 192, 193, 300, 2048, 5000)
+    }
+    assert chosen == {False}
+    assert cells._compiled(torch.empty(2, 3, 8), torch.empty(2, 2, dtype=torch.float64)) is None
+    assert cells._compiled(torch.empty(2, 3, 8, dtype=torch.float64), torch.empty(2, 2, dtype=torch.float64)) is None
 
 
 @COMPILED

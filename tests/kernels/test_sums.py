@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients import narrow
+from tacit.gradients import contributions, narrow
 from tacit.gradients.contributions import Dense, row_rounding, row_squares
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import UNIT, call_error, chain_error
@@ -85,13 +85,15 @@ def test_other_types_and_layouts_are_left_to_the_library() -> None:
 
 
 @COMPILED
-def test_which_one_sums_does_not_depend_on_the_records() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_which_one_sums_does_not_depend_on_the_records(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    sizes = 1, 2, 100, 192, 193, 401, 2048, 3000
     for shape in ((10, 1000), (16, 4000), (4, 63), (17, 100)):
-        chosen = {
-            narrow.added_up(torch.ones(n, shape[0]), torch.ones(n, shape[1]), torch.empty(shape), 192)
-            for n in (1, 100, 3000)
-        }
-        assert len(chosen) == 1
+        out, few, many = torch.empty(shape), torch.ones(3000, shape[0]), torch.ones(3000, shape[1])
+        assert len({narrow.added_up(few[:n], many[:n], out, 192) for n in sizes}) == 1
+    for width in (60, 255, 256, 1025, 100_000):
+        assert len({contributions._compiled(torch.empty(1, width).expand(n, width)) for n in sizes}) == 1
 
 
 @COMPILED

@@ -214,9 +214,14 @@ torch.set_flush_denormal(False)
 image, grad = torch.full((400, 1, 4, 6, 6), 2.0**-128), torch.full((400, 1, 16, 4, 4), 2.0**120)
 given = Formed(image, grad, (16, 4, 3, 3), Geometry((3, 3), (1, 1), (0, 0), (1, 1), 1))
 print(given.squares().unique().tolist(), given.instantiate(0, 400).unique().tolist())
+from tacit.gradients.precision import check_precision
+try:
+    check_precision(torch.device("cpu"))
+except ValueError as error:  # of PyTorch's own operations
+    print("new process" in str(error))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [f"[{(2.0**-4) ** 2 * 576}]", "[0.0625]"]
+    assert done.stdout.split() == [f"[{(2.0**-4) ** 2 * 576}]", "[0.0625]", "True"]
 
 
 @COMPILED

@@ -1,9 +1,9 @@
 /* One step of an LSTM after its matrix product, forward and backward, entry by entry for one record. */
 
-/* exp x, right to 2 units in the last place, for x from -87 to 88; nearer ones stand for those outside, NaN stays. With
+/* exp x, right to 2 units in the last place; infinite from 88.4 on, exp -87 below -87, and NaN stays. With
  * x = n log 2 + r, |r| <= log(2) / 2, it is 2^n exp(r); n is found by rounding, in the last bits of a large number. */
 INLINE float exp_of(float x) {
-    x = x > 88.0f ? 88.0f : x;
+    x = x > 89.0f ? 89.0f : x; /* where n is 128 */
     x = x < -87.0f ? -87.0f : x;
     float large = x * 1.442695041f + 0x1.8p23f, n = large - 0x1.8p23f, power;
     float r = x - n * 0.693359375f + n * 2.121944401e-4f;
@@ -28,8 +28,7 @@ INLINE float tanh_of(float x) {
     p = p * z - 0.05369296452f;
     p = p * z + 0.1333089971f;
     p = p * z - 0.3333326288f;
-    float far = copysignf(1.0f - 2.0f / (exp_of(2.0f * size) + 1.0f), x);
-    return size > 0.65f ? far : x + x * z * p;
+    return copysignf(size > 0.65f ? 1.0f - 2.0f / (exp_of(2.0f * size) + 1.0f) : size + size * z * p, x);
 }
 
 /* Gates: output, input, forget and candidate, which are squashed here. `cells` keeps the cell as it was before. */

@@ -58,9 +58,10 @@ def _input_gradient(d_gates: Tensor, w_ih: Tensor, wanted: bool) -> Tensor | Non
     return product(d_gates.flatten(0, 1), w_ih).reshape(*d_gates.shape[:2], -1) if wanted else None
 
 
-def _compiled(gates: Tensor) -> Kernels | None:
-    """The kernels, where they serve."""
-    return kernels if gates.dtype == torch.float32 and gates.device.type == "cpu" and gates.numel() else None
+def _compiled(gates: Tensor, cell: Tensor) -> Kernels | None:
+    """The kernels, where they serve: not by how many records there are, as long as there are some."""
+    serve = gates.dtype == cell.dtype == torch.float32 and gates.device.type == "cpu" and gates.numel()
+    return kernels if serve else None
 
 
 def _lstm_blocks(w: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def lstm_forward(
     squashed, cells = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
     memory = x.new_empty(columns, steps, hidden) if w_hr is not None else None
     outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
-    if memory is None and mask is None and (compiled := _compiled(gates)) is not None:
+    if memory is None and mask is None and (compiled := _compiled(gates, c)) is not None:
         cell, state = c.clone(memory_format=torch.contiguous_format), h
         arrays = [t.numpy() for t in (gates, cells, squashed, outs, cell)]
         for t in _order(reverse, steps):
@@ -136,7 +137,7 @@ def lstm_backward(
     hidden = width // 4
     o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     d_gates = torch.empty_like(gates)
-    if w_hr is None and mask is None and (compiled := _compiled(gates)) is not None:
+    if w_hr is None and mask is None and (compiled := _compiled(gates, d_c)) is not None:
         d_state, d_cell = d_h, d_c.clone(memory_format=torch.contiguous_format)
         arrays = [t.numpy() for t in (gates, cells, squashed, d_gates, d_cell)]
         for t in _order(not reverse, steps):
