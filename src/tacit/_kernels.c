@@ -5,6 +5,7 @@
  * add_normal(words, more, total, std, grid) the same, added in units of the grid: (value + total / grid), rounded, times grid
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
+ * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
@@ -25,6 +26,7 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__GNUC__)
@@ -35,8 +37,11 @@
 #define FETCH(address)
 #endif
 
+INLINE size_t at_most(size_t count, size_t most) { return count < most ? count : most; }
+
 #include "_loops/digest.h"
 #include "_loops/noise.h"
+#include "_loops/products.h"
 #include "_loops/recurrent.h"
 #include "_loops/sums.h"
 #include "_loops/threads.h"
@@ -92,6 +97,11 @@ static PyObject *add_normal(PyObject *module, PyObject *const *arguments, Py_ssi
     return draw(arguments, count, 5);
 }
 
+/* How many numbers of 4 bytes there are for each of `count` things, or 0 where that is no whole number. */
+static size_t for_each(Py_ssize_t bytes, size_t count) {
+    return count && (size_t)bytes % 4 == 0 && (size_t)bytes / 4 % count == 0 ? (size_t)bytes / 4 / count : 0;
+}
+
 static int is_count(size_t threads) { return 0 < threads && threads <= UINT_MAX; }
 
 typedef struct {
@@ -128,6 +138,49 @@ static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssiz
     }
     give_back(views, 3);
     if (!fits) return PyErr_Format(PyExc_ValueError, "the factors do not fit a sum of %zu rows.", rows);
+    Py_RETURN_NONE;
+}
+
+static void one_panel(const void *given, size_t i) { best.panel(given, i); }
+
+static void some_products(const void *given, size_t i) {
+    Products *p = (Products *)given;
+    size_t at_once = best.at_once(p);
+    float *left = malloc(at_once * p->records * sizeof(float) + 64);
+    if (left)
+        best.products(p, i * at_once, (float *)((uintptr_t)left + (64 - (uintptr_t)left % 64)));
+    else
+        atomic_store(&p->failed, 1);
+    free(left);
+}
+
+static PyObject *product_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[4]; /* left, right, weights, out */
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "product_sum takes 6 arguments, not %zd.", count);
+    Products p = {.call = PyLong_AsSize_t(arguments[4])};
+    size_t threads = PyLong_AsSize_t(arguments[5]), entries = 0;
+    if (PyErr_Occurred() || take(arguments, views, 4, 3) < 0) return NULL;
+    p.left = views[0].buf, p.right = views[1].buf, p.weights = views[2].buf, p.out = views[3].buf;
+    p.records = for_each(views[2].len, 1);
+    p.rows = for_each(views[0].len, p.records), p.columns = for_each(views[1].len, p.records);
+    int fits = 0 < p.call && p.call <= CALL && is_count(threads) && p.rows && p.columns &&
+               !__builtin_mul_overflow(p.rows, p.columns, &entries) && for_each(views[3].len, 1) == entries;
+    if (fits) {
+        size_t panels = (p.columns + best.width - 1) / best.width, at_once = best.at_once(&p);
+        float *memory = malloc(panels * best.width * p.records * sizeof(float) + 64);
+        p.panels = (float *)((uintptr_t)memory + (64 - (uintptr_t)memory % 64));
+        atomic_store(&p.failed, !memory);
+        if (memory) {
+            Py_BEGIN_ALLOW_THREADS
+            in_parallel(one_panel, &p, panels, threads);
+            in_parallel(some_products, &p, (p.rows + at_once - 1) / at_once, threads);
+            Py_END_ALLOW_THREADS
+        }
+        free(memory);
+    }
+    give_back(views, 4);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the factors and weights do not fit a sum of %zu rows.", p.rows);
+    if (atomic_load(&p.failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -185,11 +238,6 @@ static int64_t largest(const int32_t *offsets, size_t count) {
         if (offsets[i] > found) found = offsets[i];
     }
     return found;
-}
-
-/* How many numbers of 4 bytes there are for each of `count` things, or 0 where that is no whole number. */
-static size_t for_each(Py_ssize_t bytes, size_t count) {
-    return count && (size_t)bytes % 4 == 0 && (size_t)bytes / 4 % count == 0 ? (size_t)bytes / 4 / count : 0;
 }
 
 /* Windows from image, grad, starts and entries; false where their sizes do not fit. */
@@ -342,6 +390,7 @@ static PyMethodDef methods[] = {
     FUNCTION(normal),
     FUNCTION(add_normal),
     FUNCTION(outer_sum),
+    FUNCTION(product_sum),
     FUNCTION(squares),
     FUNCTION(digest),
     FUNCTION(windows_form),
@@ -358,5 +407,7 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__kernels(void) {
     best = BEST;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddIntConstant(module, "wide", best.width > PANEL_COLUMNS / 4) < 0) Py_CLEAR(module);
+    return module;
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.gradients import outer
+from tacit.gradients import narrow, outer
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import BLOCKS, CALLS, LARGEST_BATCH, adds_once, gather, one_by_one, per_call
 
@@ -29,6 +29,15 @@ SHAPES = [
     (96, 20, 5, 300),
 ]
 """Width out, width in, positions, examples."""
+
+LIBRARY = pytest.mark.parametrize("compiled", [False], indirect=True)
+"""For products that a compiled sum would take over."""
+
+
+@pytest.fixture(params=[True, False], autouse=True)
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(narrow, "kernels", None)
 
 
 @pytest.mark.parametrize("start", [2.0**30, 0.0])
@@ -59,6 +68,7 @@ def test_every_call_reaches_the_sum_in_one_addition(
     assert torch.equal(a, before[0]) and torch.equal(g, before[1])
 
 
+@LIBRARY
 def test_a_last_call_that_would_be_added_term_by_term_is_added_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     if not adds_once(64, 50, 192, torch.float32, torch.device("cpu"), torch.get_num_threads()):
         pytest.skip("matrix products of this library add term by term")
@@ -103,6 +113,7 @@ def test_no_examples_add_up_to_zero() -> None:
     assert not found.any()
 
 
+@LIBRARY
 @pytest.mark.parametrize(
     ("width_out", "width_in", "turned"), [(200, 60, True), (60, 200, False), (96, 20, True), (300, 129, False)]
 )

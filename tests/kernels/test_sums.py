@@ -52,6 +52,93 @@ def test_an_outer_sum_adds_call_by_call() -> None:
     assert (out == 1).all()
 
 
+WIDE = pytest.mark.parametrize("arithmetic", ["avx2", "avx512"], indirect=True)
+PRODUCTS = [(17, 17), (20, 33), (32, 32), (33, 64), (100, 61), (104, 31), (1, 5), (250, 70)]
+
+
+@WIDE
+@pytest.mark.parametrize(("rows", "columns"), PRODUCTS)
+@pytest.mark.parametrize(("records", "call"), [(0, 192), (1, 192), (7, 4), (192, 192), (193, 192), (700, 192), (40, 1)])
+def test_weighted_sums(rows: int, columns: int, records: int, call: int) -> None:
+    left, right, weights = torch.randn(records, rows), torch.randn(records, columns), torch.rand(records)
+    out = torch.full((rows, columns), torch.nan)
+    assert narrow.weighted_sum(left, right, weights, out, call)
+    exact = left.double().t() @ (weights.double().unsqueeze(1) * right)
+    sizes = left.double().abs().t() @ (weights.double().unsqueeze(1) * right.abs())
+    steps = 2 + min(call, records) + -(-records // call)
+    assert ((out - exact).abs() <= steps * UNIT * sizes * (1 + 1e-3)).all()
+
+
+@WIDE
+def test_a_weighted_sum_adds_call_by_call() -> None:
+    left, right, weights = torch.full((384, 20), 2.0**-24), torch.ones(384, 70), torch.ones(384)
+    left[:192] = 0.0
+    left[0] = 1.0
+    out = torch.empty(20, 70)
+    assert narrow.weighted_sum(left, right, weights, out, 192)
+    assert (out == 1 + 192 * 2.0**-24).all()
+    assert narrow.weighted_sum(left, right, weights, out, 1)
+    assert (out == 1).all()
+
+
+@WIDE
+def test_an_adversarial_weighted_call_stays_within_the_lemma() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        left = torch.rand(192, 40, generator=generator) * 10.0 ** torch.randint(-3, 1, (192, 1), generator=generator)
+        right = torch.rand(192, 100, generator=generator)
+        weights = 1 / (left.norm(dim=1) * right.norm(dim=1))  # every record's outer product has norm 1
+        out = torch.empty(40, 100)
+        assert narrow.weighted_sum(left, right, weights, out, 192)
+        exact = left.double().t() @ (weights.double().unsqueeze(1) * right)
+        assert (out - exact).norm() <= UNIT * (call_error(192, 1) + chain_error(192, 192))
+
+
+@WIDE
+def test_an_entry_of_a_weighted_sum_is_alike_whatever_is_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: in every place, with any threads, and with one record more that is zero."""
+    left, right, weights = torch.randn(500, 130), torch.randn(500, 90), torch.rand(500)
+    whole = torch.empty(130, 90)
+    assert narrow.weighted_sum(left, right, weights, whole, 192)
+    for threads, top, first in ((1, 0, 0), (2, 3, 1), (3, 7, 33), (64, 100, 71)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        part = torch.full((130 - top, 90 - first), torch.nan)
+        given = left[:, top:].contiguous(), right[:, first:].contiguous()
+        assert narrow.weighted_sum(*given, weights, part, 192)
+        assert torch.equal(part, whole[top:, first:])
+    more = [torch.cat([t, torch.zeros_like(t[:1])]) for t in (left, right, weights)]
+    again = torch.empty(130, 90)
+    assert narrow.weighted_sum(*more, again, 192)
+    assert torch.equal(again, whole)
+
+
+@WIDE
+def test_a_record_that_is_not_finite_is_not_in_the_entries_of_others() -> None:
+    left, right, weights = torch.randn(9, 40), torch.randn(9, 50), torch.rand(9)
+    left[4, 7] = torch.inf
+    out = torch.empty(40, 50)
+    assert narrow.weighted_sum(left, right, weights, out, 192)
+    assert out.isfinite().all(1).tolist() == [i != 7 for i in range(40)]
+
+
+@WIDE
+def test_factors_of_weighted_sums_that_do_not_fit_are_refused() -> None:
+    kernels = narrow.kernels
+    assert kernels is not None
+
+    def array(*shape: int) -> Any:
+        return np.ones(shape, dtype=np.float32)
+
+    right = array(3, 5), array(3, 6), array(3), array(5, 6), 192, 1
+    kernels.product_sum(*right)
+    arrays = (0, array(4, 5)), (1, array(4, 6)), (2, array(4)), (2, array(0)), (3, array(5, 7)), (3, array(4, 6))
+    for i, wrong in (*arrays, (4, 193), (4, 0), (5, 0), (5, 2**40)):
+        with pytest.raises(ValueError, match="do not fit"):
+            kernels.product_sum(*right[:i], wrong, *right[i + 1 :])
+    with pytest.raises(TypeError, match="6 arguments"):
+        kernels.product_sum(*right[:5])  # type: ignore[call-arg]
+
+
 @COMPILED
 def test_an_adversarial_call_stays_within_the_lemma() -> None:
     """Lemma 2 of docs/finite-precision.md bounds one call for any order of its additions."""
@@ -92,6 +179,7 @@ def test_which_one_sums_does_not_depend_on_the_records(threads: int, monkeypatch
     for shape in ((10, 1000), (16, 4000), (4, 63), (17, 100)):
         out, few, many = torch.empty(shape), torch.ones(3000, shape[0]), torch.ones(3000, shape[1])
         assert len({narrow.added_up(few[:n], many[:n], out, 192) for n in sizes}) == 1
+        assert len({narrow.weighted_sum(few[:n], many[:n], torch.ones(n), out, 192) for n in sizes}) == 1
     for width in (60, 255, 256, 1025, 100_000):
         assert len({contributions._compiled(torch.empty(1, width).expand(n, width)) for n in sizes}) == 1
 
@@ -322,7 +410,7 @@ class Flat:
         return (0.3 / norms).clamp(max=1.0)
 
 
-@pytest.mark.parametrize("sizes", [(60, 1000, 10), (8, 300, 1), (300, 16, 300), (784, 17, 3)])
+@pytest.mark.parametrize("sizes", [(60, 1000, 10), (8, 300, 1), (300, 16, 300), (784, 17, 3), (40, 200, 90)])
 @pytest.mark.parametrize("bad", [False, True])
 def test_clipped_sums_equal_the_loop(sizes: tuple[int, int, int], bad: bool) -> None:
     """With calls that are full and not, narrow inputs, narrow outputs, and an example that is not finite."""

@@ -1,6 +1,15 @@
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
-#define VERSION(name, bytes, target)                                                                              \
+#define VERSION(name, bytes, height, target)                                                                      \
     TILE(name, bytes, target)                                                                                     \
+    MEET(name, bytes, height, target)                                                                             \
+    target static size_t at_once_##name(const Products *p) { return rows_at_once(p, height); }                     \
+    target static void panel_##name(const Products *p, size_t i) {                                                \
+        size_t width = 2 * bytes / 4;                                                                             \
+        panel_in(p->right, p->weights, p->records, p->columns, i * width, width, p->panels + i * width * p->records); \
+    }                                                                                                             \
+    target static void products_##name(const Products *p, size_t above, float *left) {                            \
+        products_in(p, above, left, height, 2 * bytes / 4, meet_##name);                                          \
+    }                                                                                                             \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
     target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
                                      float grid) {                                                                \
@@ -31,7 +40,8 @@
     }                                                                                                             \
     static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
                                   digest_##name, form_##name,   measure_##name,   add_##name,                     \
-                                  lstm_forward_##name, lstm_backward_##name};
+                                  lstm_forward_##name, lstm_backward_##name, at_once_##name, panel_##name,          \
+                                  products_##name, 2 * bytes / 4};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
@@ -44,14 +54,18 @@ typedef struct {
     void (*add)(const Windows *, const float *, size_t, float *);
     void (*lstm_forward)(float *, float *, float *, float *, float *, size_t);
     void (*lstm_backward)(const float *, const float *, const float *, const float *, float *, float *, size_t);
+    size_t (*at_once)(const Products *);
+    void (*panel)(const Products *, size_t);
+    void (*products)(const Products *, size_t, float *);
+    size_t width; /* columns of a panel */
 } Versions;
 
-VERSION(plain, 16, )
+VERSION(plain, 16, 6, )
 static Versions best;
 
 #if defined(__GNUC__) && defined(__x86_64__)
-VERSION(avx2, 32, __attribute__((target("avx2,fma"))))
-VERSION(avx512, 64, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
+VERSION(avx2, 32, 6, __attribute__((target("avx2,fma"))))
+VERSION(avx512, 64, 8, __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,fma"))))
 
 static Versions choose(void) {
     __builtin_cpu_init();

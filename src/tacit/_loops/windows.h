@@ -51,7 +51,6 @@ typedef struct {
     size_t block, above, from, outputs, entries;
 } Piece;
 
-INLINE size_t at_most(size_t count, size_t most) { return count < most ? count : most; }
 INLINE size_t pieces_across(const Windows *w) { return (w->window + ENTRIES - 1) / ENTRIES; }
 INLINE size_t pieces_of(const Windows *w) {
     return w->blocks * ((w->outputs + OUTPUTS - 1) / OUTPUTS) * pieces_across(w);

@@ -1,4 +1,4 @@
-"""Sums of outer products of which one factor has few entries, compiled: a matrix product takes twice as long."""
+"""Sums of outer products, compiled: twice as fast as the library's where one factor has few entries, else by little."""
 
 from __future__ import annotations
 
@@ -17,9 +17,27 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     it is done here must not depend on how many records there are: one more would change how all are added up.
     """
     rows, columns = narrow.shape[1], wide.shape[1]
-    if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS:
-        return False
-    if not all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in (narrow, wide, out)):
+    if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not _readable(narrow, wide, out):
         return False
     kernels.outer_sum(narrow.numpy(), wide.numpy(), out.numpy(), rows, records, torch.get_num_threads())
     return True
+
+
+def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, records: int) -> bool:
+    """out = Σ_i left[i] ⊗ weights[i]·right[i], by the same rules, or False, and nothing done.
+
+    Where registers are small the library's own product is faster.
+    """
+    if kernels is None or not kernels.wide or not _readable(left, right, out):
+        return False
+    if not len(left):
+        out.zero_()
+        return True
+    each = weights.to(torch.float32).contiguous()
+    arrays = left.numpy(), right.numpy(), each.numpy(), out.numpy()
+    kernels.product_sum(*arrays, records, torch.get_num_threads())
+    return True
+
+
+def _readable(*tensors: Tensor) -> bool:
+    return all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)

@@ -21,7 +21,7 @@ from tacit.gradients.contributions import (
     row_rounding,
     row_squares,
 )
-from tacit.gradients.narrow import MOST_ROWS, added_up
+from tacit.gradients.narrow import MOST_ROWS, added_up, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
     TOGETHER,
@@ -224,10 +224,10 @@ class Outer(Contribution):
         gather(total, 0, self.batch, records, chain)
 
     def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
-        """`assign` for one term an example where the compiled sum serves."""
-        if min(self.width_in, self.width_out) > MOST_ROWS:
-            return False
+        """`assign` for one term an example where a compiled sum serves."""
         a, g = self.factors(0, self.batch)
+        if min(self.width_in, self.width_out) > MOST_ROWS:
+            return weighted_sum(g.flatten(1), a.flatten(1), weights, total, records)
         turned = self.width_in < self.width_out
         narrow, wide = (a, g) if turned else (g, a)
         weighted = narrow.flatten(1) * weights.to(a.dtype).unsqueeze(1)
