@@ -113,6 +113,41 @@ def test_an_entry_of_a_weighted_sum_is_alike_whatever_is_beside_it(monkeypatch: 
 
 
 @WIDE
+@pytest.mark.parametrize("records", [191, 192, 193, 384, 385, 1024, 2047, 2048])
+def test_a_weighted_sum_is_that_of_its_whole_calls_and_the_last(records: int) -> None:
+    left, right, weights = torch.randn(records, 20), torch.randn(records, 40), torch.rand(records)
+    total = torch.zeros(20, 40)
+    for lo in range(0, records, 192):
+        part = torch.empty(20, 40)
+        assert narrow.weighted_sum(left[lo : lo + 192], right[lo : lo + 192], weights[lo : lo + 192], part, 192)
+        total += part
+    whole = torch.empty(20, 40)
+    assert narrow.weighted_sum(left, right, weights, whole, 192)
+    assert torch.equal(whole, total)
+
+
+def test_tensors_with_the_negative_bit_are_measured_and_summed() -> None:
+    x = torch.randn(5, 300)
+    turned = torch._neg_view(-x)
+    assert turned.is_neg()
+    assert torch.allclose(row_squares(turned), row_squares(x))
+    for rows in (3, 20):
+        totals = [torch.empty(rows, 300) for _ in range(2)]
+        factor = torch.randn(5, 1, 1, rows)
+        for total, own in zip(totals, (x, turned)):
+            Outer(own.view(5, 1, 1, 300), factor, (rows, 300)).assign(total, torch.ones(5), 1)
+        assert torch.allclose(*totals, atol=1e-5)
+
+
+def test_what_is_written_counts_as_written() -> None:
+    for rows in (3, 20):
+        out = torch.empty(rows, 300)
+        before = out._version
+        Outer(torch.randn(5, 1, 1, 300), torch.randn(5, 1, 1, rows), (rows, 300)).assign(out, torch.ones(5), 1)
+        assert out._version > before
+
+
+@WIDE
 def test_a_record_that_is_not_finite_is_not_in_the_entries_of_others() -> None:
     left, right, weights = torch.randn(9, 40), torch.randn(9, 50), torch.rand(9)
     left[4, 7] = torch.inf

@@ -89,7 +89,9 @@ def row_squares(x: Tensor) -> Tensor:
 
 def _compiled(rows: Tensor) -> bool:
     """Whether the kernel is faster; not by how many rows there are: one more would change it."""
-    return kernels is not None and rows.dtype == torch.float32 and rows.device.type == "cpu" and rows.shape[1] >= 256
+    if kernels is None or rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.is_neg():
+        return False
+    return rows.shape[1] >= 256
 
 
 def row_rounding(entries: int) -> int:

@@ -67,10 +67,10 @@ class Measured:
             )
         if not recorder.captures and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
+        check_precision(next(iter(recorder.parameters.values())).device)
         if self._squares and self._captures == recorder.captures:
             self.refuse_writes()
             return self._squares
-        check_precision(next(iter(recorder.parameters.values())).device)
         if recorder.parts:
             means.check_reduction(recorder)
         squares: dict[str, Tensor] = {}
@@ -111,7 +111,6 @@ class Measured:
         self, clipping: Clipping, scale: float, *, once: bool = False
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
-        check_precision(next(iter(self._recorder.parameters.values())).device)
         partition = checked_partition(clipping.partition(self.shapes), self.shapes)
         norms = self.norms(partition, once=once)
         finite: Tensor | None = None

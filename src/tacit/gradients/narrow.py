@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from tacit._compiled import LEAST_COLUMNS, kernels
 
@@ -20,6 +21,7 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not _readable(narrow, wide, out):
         return False
     kernels.outer_sum(narrow.numpy(), wide.numpy(), out.numpy(), rows, records, torch.get_num_threads())
+    increment_version(out)
     return True
 
 
@@ -36,8 +38,11 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
     each = weights.to(torch.float32).contiguous()
     arrays = left.numpy(), right.numpy(), each.numpy(), out.numpy()
     kernels.product_sum(*arrays, records, torch.get_num_threads())
+    increment_version(out)
     return True
 
 
 def _readable(*tensors: Tensor) -> bool:
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+    return all(
+        t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() and not t.is_neg() for t in tensors
+    )

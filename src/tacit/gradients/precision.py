@@ -20,7 +20,6 @@ import functools
 import itertools
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import torch
@@ -223,24 +222,25 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
 
 
 _SMALLEST = sys.float_info.min
-_DENORMAL = 2.0**-140
 
 
 @functools.cache
-def _threads_flush(threads: int, owner: int) -> bool:
-    """Whether another of so many threads that work for their owner takes denormal numbers for zero."""
-    if threads == 1:
-        return False
-    many = torch.full((threads << 16,), _DENORMAL, dtype=torch.float32, device="cpu")  # so many that all have a part
-    return not bool((many * 2.0**20 > 0).all())
+def _denormals(count: int) -> Tensor:
+    return torch.full((count,), 512, dtype=torch.int32, device="cpu").view(torch.float32)  # 2^-140 each, from its bits
+
+
+def _threads_flush() -> bool:
+    """Whether another thread that works for this one takes denormal numbers for zero, as it does when it was started.
+
+    Asked each time: threads come and go, and each has threads of its own.
+    """
+    threads = torch.get_num_threads()
+    return threads > 1 and not bool((_denormals(threads << 15) * 2.0**20).min() > 0)  # so many that all have a part
 
 
 def check_precision(device: torch.device) -> None:
     """Refuse settings that let float32 be computed with in a coarser way: nothing here holds for them."""
-    flushed = _SMALLEST * 0.5 == 0  # the processor flushes float32 and float64 alike
-    if flushed:
-        _threads_flush.cache_clear()
-    if flushed or _threads_flush(torch.get_num_threads(), threading.get_ident()):
+    if _SMALLEST * 0.5 == 0 or _threads_flush():  # the processor flushes float32 and float64 alike
         raise ValueError(
             "numbers below 2^-126 are flushed to zero (torch.set_flush_denormal), for which no sensitivity is proved; "
             "call torch.set_flush_denormal(False) before anything else is computed: threads that were started before "
