@@ -308,3 +308,14 @@ def test_a_metric_of_an_earlier_batch_is_refused(make: Any) -> None:
         kept.append(loss)
         run.observe(m=loss)
         optimizer.step()
+
+
+def test_parameters_are_copied_only_while_a_batch_is_worked_on(make: Any) -> None:
+    """Sums and noise are computed without that memory; the next batch has copies again."""
+    model, optimizer, run = make(steps=2)
+    for inputs, targets in run.batches():
+        assert all(held._copy is not None for held in run._weights._held.values())
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        assert all(held._copy is None for held in run._weights._held.values())
+        optimizer.zero_grad()

@@ -48,6 +48,10 @@ class Held:
         else:
             self._copy = self._memory.clone()
 
+    def drop_copy(self) -> None:
+        """Until the next `renew`, before which there is nothing to compare or to put back."""
+        self._copy = None
+
     def same(self, now: Tensor | None) -> bool:
         """Whether ``now`` is this tensor with these values."""
         if now is not self.tensor or type(now) is Traced:

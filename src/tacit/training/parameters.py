@@ -44,7 +44,10 @@ class WatchedParameters:
         self._watching = False
         cut_up(self._sharded)  # what was written to gathered parameters is gone with them
         found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
-        return put_back(self._model, "_parameters", self._held, found)
+        changed = put_back(self._model, "_parameters", self._held, found)
+        for held in self._held.values():
+            held.drop_copy()  # as much memory as the sums that come now
+        return changed
 
     def check(self) -> None:
         """Refuse a parameter that was written to by anything but the optimizer."""
