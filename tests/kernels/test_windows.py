@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -222,6 +223,33 @@ except ValueError as error:  # of PyTorch's own operations
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [f"[{(2.0**-4) ** 2 * 576}]", "[0.0625]", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forked processes here")
+@pytest.mark.parametrize("arithmetic", ["plain"], indirect=True)  # once, with what is installed
+def test_a_forked_process_does_not_wait_for_threads_of_its_parent() -> None:
+    code = """
+import os, signal, torch
+from tacit import gradients
+class Flat:
+    def partition(self, shapes):
+        return [tuple(shapes)]
+    def weights(self, norms):
+        return (1 / norms).clamp(max=1.0)
+torch.set_num_threads(2)
+torch.randn(2000, 2000).add_(1)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    model = torch.nn.Linear(5, 4)  # so small that PyTorch itself uses one thread
+    with gradients.record(model) as tape:
+        model(torch.randn(8, 5)).square().sum(1).sum().backward()
+    tape.clipped_sum(Flat())
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["7"]
 
 
 @COMPILED

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tacit._compiled import Kernels, kernels
 from tacit.gradients.alike import add_product_, linear, product
+from tacit.gradients.threads import threads
 
 
 @dataclass(slots=True)
@@ -94,7 +95,7 @@ def lstm_forward(
         for t in _order(reverse, steps):
             before[:, t] = state
             add_product_(gates[:, t], state, w_rec)
-            compiled.lstm_forward(*arrays, t, steps, hidden, torch.get_num_threads())
+            compiled.lstm_forward(*arrays, t, steps, hidden, threads())
             state = outs[:, t]
         return outs, state, cell, Trace(gates, before, cells, squashed)
     sigmoids, candidates = _parts(gates, (3 * hidden, hidden))
@@ -142,7 +143,7 @@ def lstm_backward(
         arrays = [t.numpy() for t in (gates, cells, squashed, d_gates, d_cell)]
         for t in _order(not reverse, steps):
             d_state = (d_state if d_out is None else d_state + d_out[:, t]).contiguous()
-            compiled.lstm_backward(*arrays, d_state.numpy(), t, steps, hidden, torch.get_num_threads())
+            compiled.lstm_backward(*arrays, d_state.numpy(), t, steps, hidden, threads())
             d_state = product(d_gates[:, t], w_hh)
         d_x = _input_gradient(d_gates, w_ih, wants_input)
         return Found([d_gates, d_gates], d_x, d_state, d_cell)

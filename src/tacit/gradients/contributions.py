@@ -18,6 +18,7 @@ from torch import Tensor
 from tacit._compiled import LEAST_COLUMNS, kernels
 from tacit.gradients.narrow import added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
+from tacit.gradients.threads import threads
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
@@ -77,7 +78,7 @@ def row_squares(x: Tensor) -> Tensor:
     flat = x.contiguous().view(x.shape[0], -1)  # as in `own_sums`
     if _compiled(flat):
         found = flat.new_empty(len(flat))
-        kernels.squares(flat.detach().numpy(), found.numpy(), torch.get_num_threads())  # type: ignore[union-attr]
+        kernels.squares(flat.detach().numpy(), found.numpy(), threads())  # type: ignore[union-attr]
         return found
     wide = flat.shape[1] // WIDE * WIDE
     if not wide:

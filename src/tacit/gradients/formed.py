@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tacit._compiled import Kernels, kernels
 from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise, precise_dtype
 from tacit.gradients.precision import TOGETHER, gather, pieces
+from tacit.gradients.threads import threads
 
 Offsets = npt.NDArray[np.int32]
 
@@ -63,7 +64,7 @@ class Formed(Contribution):
         image, grad = (precise(x[lo:hi]).detach().resolve_neg() for x in (self.image, self.grad))
         image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
-        sizes = hi - lo, image.shape[1], self.geometry.groups, torch.get_num_threads()
+        sizes = hi - lo, image.shape[1], self.geometry.groups, threads()
         return image.numpy(), grad.numpy(), starts, entries, *sizes
 
     def instantiate(self, lo: int, hi: int) -> Tensor:

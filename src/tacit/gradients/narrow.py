@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tacit._compiled import LEAST_COLUMNS, kernels
+from tacit.gradients.threads import threads
 
 MOST_ROWS = 16
 
@@ -20,7 +21,7 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     rows, columns = narrow.shape[1], wide.shape[1]
     if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not _readable(narrow, wide, out):
         return False
-    kernels.outer_sum(narrow.numpy(), wide.numpy(), out.numpy(), rows, records, torch.get_num_threads())
+    kernels.outer_sum(narrow.numpy(), wide.numpy(), out.numpy(), rows, records, threads())
     increment_version(out)
     return True
 
@@ -37,7 +38,7 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
         return True
     each = weights.to(torch.float32).contiguous()
     arrays = left.numpy(), right.numpy(), each.numpy(), out.numpy()
-    kernels.product_sum(*arrays, records, torch.get_num_threads())
+    kernels.product_sum(*arrays, records, threads())
     increment_version(out)
     return True
 

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from tacit.gradients.threads import threads
+
 UNIT = 2.0**-24
 """The unit roundoff u of float32, the coarsest type in which anything is summed."""
 
@@ -234,8 +236,8 @@ def _threads_flush() -> bool:
 
     Asked each time: threads come and go, and each has threads of its own.
     """
-    threads = torch.get_num_threads()
-    return threads > 1 and not bool((_denormals(threads << 15) * 2.0**20).min() > 0)  # so many that all have a part
+    count = threads()
+    return count > 1 and not bool((_denormals(count << 15) * 2.0**20).min() > 0)  # so many that all have a part
 
 
 def check_precision(device: torch.device) -> None:
