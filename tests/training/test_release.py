@@ -268,7 +268,7 @@ def test_an_empty_lot_is_a_lot(make: Any, noise: Any, rate: int) -> None:
             empty += 1
             assert not torch.equal(model.out.weight, before)
     assert run.step == len(run.ledger) == 40
-    assert empty or rate == 5
+    assert empty or rate > 1  # with 2 none of 40 lots is empty one time in 300
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
