@@ -12,8 +12,8 @@ class WatchedParameters:
     """The parameters as they were when a batch was handed out.
 
     The window ends with ``optimizer.step()``: what the caller does with released weights after it (clamping, averaging)
-    is post-processing. Frozen parameters, which may be most of a model, are compared by a sum of their bits, which
-    needs no second copy of them; they are found out then, but cannot be put back.
+    is post-processing. Frozen parameters, which may be most of a model, are compared by their digests and not
+    copied; they are found out then, but cannot be put back.
     """
 
     def __init__(self, model: nn.Module) -> None:
