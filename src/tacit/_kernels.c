@@ -11,6 +11,8 @@
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
  * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
+ * max_pool(images, out, *sizes, threads)   out = the maxima of windows, *sizes = height, width, and twice each: kernel,
+ *                                          stride, padding
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
@@ -41,6 +43,7 @@ INLINE size_t at_most(size_t count, size_t most) { return count < most ? count :
 
 #include "_loops/digest.h"
 #include "_loops/noise.h"
+#include "_loops/pooling.h"
 #include "_loops/products.h"
 #include "_loops/recurrent.h"
 #include "_loops/sums.h"
@@ -230,6 +233,54 @@ static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyLong_FromUnsignedLongLong(found);
 }
 
+static void some_planes(const void *given, size_t i) {
+    Pooling *p = (Pooling *)given;
+    size_t all = p->rows * p->pitch + p->kernel[1], kept = p->rows * p->pitch / p->stride[1];
+    float *tall = malloc((all + kept) * sizeof(float));
+    if (tall)
+        for (size_t j = 0; j < all; j++) tall[j] = -INFINITY;
+    else
+        atomic_store(&p->failed, 1);
+    for (size_t k = p->planes * i / p->tasks; tall && k < p->planes * (i + 1) / p->tasks; k++)
+        best.pool(p, k, tall, tall + all);
+    free(tall);
+}
+
+static PyObject *max_pool(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* images, out */
+    if (count != 11) return PyErr_Format(PyExc_TypeError, "max_pool takes 11 arguments, not %zd.", count);
+    size_t sizes[9]; /* height, width, kernel, stride and padding, threads */
+    for (int i = 0; i < 9; i++) sizes[i] = PyLong_AsSize_t(arguments[2 + i]);
+    if (PyErr_Occurred() || take(arguments, views, 2, 1) < 0) return NULL;
+    Pooling p = {.images = views[0].buf, .out = views[1].buf, .height = sizes[0], .width = sizes[1]};
+    int fits = is_count(sizes[8]);
+    size_t out[2], plane, reduced, given = for_each(views[0].len, 1), wanted = for_each(views[1].len, 1);
+    for (int d = 0; d < 2; d++) {
+        p.kernel[d] = sizes[2 + d], p.stride[d] = sizes[4 + d], p.padding[d] = sizes[6 + d];
+        /* a window has an entry of the image, and no number is so large that sums of them wrap */
+        fits = fits && sizes[d] <= INT32_MAX && p.kernel[d] <= INT32_MAX && 0 < p.stride[d] && p.stride[d] <= INT32_MAX &&
+               0 < p.kernel[d] && p.padding[d] <= p.kernel[d] / 2 && p.kernel[d] <= sizes[d] + 2 * p.padding[d];
+        out[d] = fits ? (sizes[d] + 2 * p.padding[d] - p.kernel[d]) / p.stride[d] + 1 : 0;
+    }
+    fits = fits && !__builtin_mul_overflow(p.height, p.width, &plane) && plane &&
+           !__builtin_mul_overflow(out[0], out[1], &reduced) && given % plane == 0 && wanted % reduced == 0 &&
+           given / plane == wanted / reduced;
+    if (fits) {
+        size_t least = (out[1] - 1) * p.stride[1] + p.kernel[1], row = p.width + 2 * p.padding[1];
+        if (row > least) least = row;
+        p.rows = out[0], p.columns = out[1], p.planes = given / plane;
+        p.pitch = (least + p.stride[1] - 1) / p.stride[1] * p.stride[1];
+        p.tasks = at_most(sizes[8], p.planes);
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(some_planes, &p, p.tasks, sizes[8]);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit windows of %zu by %zu.", sizes[2], sizes[3]);
+    if (atomic_load(&p.failed)) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 /* The largest of some offsets, or -1 if one is negative or there are none. */
 static int64_t largest(const int32_t *offsets, size_t count) {
     int64_t found = -1;
@@ -393,6 +444,7 @@ static PyMethodDef methods[] = {
     FUNCTION(product_sum),
     FUNCTION(squares),
     FUNCTION(digest),
+    FUNCTION(max_pool),
     FUNCTION(windows_form),
     FUNCTION(windows_squares),
     FUNCTION(windows_sum),

@@ -25,6 +25,9 @@
     target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
         return digest_in(w, n, key);                                                                              \
     }                                                                                                             \
+    target static void pool_##name(const Pooling *p, size_t plane, float *tall, float *wide) {                    \
+        pool_in(p, plane, tall, wide);                                                                            \
+    }                                                                                                             \
     target static void form_##name(const Windows *w, size_t i, float *out) { form_in(w, i, out, tile_##name); }     \
     target static float measure_##name(const Windows *w, size_t i) { return measure_in(w, i, tile_##name); }       \
     target static void add_##name(const Windows *w, const float *weights, size_t i, float *out) {                  \
@@ -41,7 +44,7 @@
     static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
                                   digest_##name, form_##name,   measure_##name,   add_##name,                     \
                                   lstm_forward_##name, lstm_backward_##name, at_once_##name, panel_##name,          \
-                                  products_##name, 2 * bytes / 4};
+                                  products_##name, pool_##name, 2 * bytes / 4};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
@@ -57,6 +60,7 @@ typedef struct {
     size_t (*at_once)(const Products *);
     void (*panel)(const Products *, size_t);
     void (*products)(const Products *, size_t, float *);
+    void (*pool)(const Pooling *, size_t, float *, float *);
     size_t width; /* columns of a panel */
 } Versions;
 

@@ -19,7 +19,7 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     it is done here must not depend on how many records there are: one more would change how all are added up.
     """
     rows, columns = narrow.shape[1], wide.shape[1]
-    if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not _readable(narrow, wide, out):
+    if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not readable(narrow, wide, out):
         return False
     kernels.outer_sum(narrow.numpy(), wide.numpy(), out.numpy(), rows, records, threads())
     increment_version(out)
@@ -31,7 +31,7 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
 
     Where registers are small the library's own product is faster.
     """
-    if kernels is None or not kernels.wide or not _readable(left, right, out):
+    if kernels is None or not kernels.wide or not readable(left, right, out):
         return False
     if not len(left):
         out.zero_()
@@ -43,7 +43,8 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
     return True
 
 
-def _readable(*tensors: Tensor) -> bool:
+def readable(*tensors: Tensor) -> bool:
+    """Whether compiled loops can read the memory of all of them as it is."""
     return all(
         t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() and not t.is_neg() for t in tensors
     )

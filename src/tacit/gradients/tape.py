@@ -18,6 +18,7 @@ from tacit.gradients import (
     means,
     normalisations,
     operations,
+    pooling,
     recurrent,
     shards,
 )
@@ -28,7 +29,7 @@ from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 
-RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, recurrent)
+RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
 """Modules that register rules when they are imported."""
 
 

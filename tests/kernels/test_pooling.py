@@ -1,0 +1,241 @@
+"""Maxima over windows of what needs no gradient: PyTorch's values, and its own way where a gradient is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit import gradients
+from tacit.gradients import pooling
+
+COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
+
+CASES = {
+    "halves": ((3, 4, 24, 24), 2, 2, 0),
+    "narrow": ((2, 3, 12, 12), 2, 2, 0),
+    "odd": ((2, 3, 13, 17), 2, 2, 0),
+    "overlapping": ((2, 3, 14, 14), 2, 1, 0),
+    "padded": ((2, 3, 15, 33), 3, 2, 1),
+    "threes": ((2, 2, 20, 37), (2, 4), (1, 3), (1, 2)),
+    "far apart": ((2, 2, 23, 41), (1, 2), (5, 7), (0, 1)),
+    "everything": ((2, 2, 6, 7), (6, 7), 1, 0),
+    "one entry": ((1, 1, 1, 1), 1, 1, 0),
+    "mostly padding": ((2, 2, 1, 2), (2, 3), 2, 1),
+}
+
+
+class Pooled(nn.Module):
+    """A maximum over windows, of data or of what a layer made of it, and one trained layer."""
+
+    def __init__(self, x: Tensor, *how: object, frozen: bool = True, **more: object) -> None:
+        super().__init__()
+        self.how, self.more = how, more
+        self.first = nn.Conv2d(x.shape[1], 3, 1).requires_grad_(not frozen)
+        self.last = nn.Linear(self.features(x).shape[1], 2)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.first(x), *self.how, **self.more).flatten(1)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.features(x))
+
+
+class Spy:
+    """The kernels, with a count of how often windows were left to them."""
+
+    def __init__(self, kernels: object) -> None:
+        self.kernels, self.calls = kernels, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.kernels, name)
+
+    def max_pool(self, *arguments: object) -> None:
+        self.calls += 1
+        self.kernels.max_pool(*arguments)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    found = Spy(pooling.kernels)
+    monkeypatch.setattr(pooling, "kernels", found if pooling.kernels is not None else None)
+    return found
+
+
+def recorded(x: Tensor, *how: object, **more: object) -> Tensor:
+    """What a model sees of the maxima of its data."""
+    seen = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = F.max_pool2d(x, *how, **more)  # type: ignore[arg-type]
+            seen.append(found.detach().as_subclass(Tensor))
+            return self.last(found.flatten(1)[:, :1].float())
+
+    model = Model()
+    with gradients.record(model):
+        model(x)
+    return seen[0]
+
+
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_the_values_are_pytorchs(name: str, many: int, spy: Spy, arithmetic: str) -> None:
+    shape, *how = CASES[name]
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(many)
+        assert torch.equal(recorded(x, *how), F.max_pool2d(x, *how))
+    finally:
+        torch.set_num_threads(before)
+    assert spy.calls == (arithmetic != "arrays")
+
+
+def test_random_windows_are_pytorchs() -> None:
+    numbers = np.random.default_rng(0)
+    for _ in range(150):
+        h, w = int(numbers.integers(1, 20)), int(numbers.integers(1, 50))
+        kernel = int(numbers.integers(1, min(5, h) + 1)), int(numbers.integers(1, min(6, w) + 1))
+        stride = tuple(map(int, numbers.integers(1, 6, 2)))
+        padding = tuple(int(numbers.integers(0, k // 2 + 1)) for k in kernel)
+        x = torch.from_numpy(numbers.standard_normal((2, 2, h, w), dtype=np.float32))
+        assert torch.equal(recorded(x, kernel, stride, padding), F.max_pool2d(x, kernel, stride, padding))
+
+
+@pytest.mark.parametrize("place", range(16))
+def test_not_a_number_and_infinity_stay_in_their_windows(place: int) -> None:
+    for value in (float("nan"), float("inf"), -float("inf")):
+        x = torch.randn(1, 1, 4, 4)
+        x.view(-1)[place] = value
+        found, wanted = recorded(x, 2, 1, 1), F.max_pool2d(x, 2, 1, 1)
+        assert torch.equal(found.isnan(), wanted.isnan())
+        assert torch.equal(found.nan_to_num(nan=0.5), wanted.nan_to_num(nan=0.5))
+
+
+@pytest.mark.parametrize("more", [{"ceil_mode": True}, {"dilation": 2}, {"dilation": (1, 2), "padding": 1}], ids=str)
+def test_what_is_unusual_is_left_to_pytorch(more: dict[str, object], spy: Spy) -> None:
+    x = torch.randn(2, 2, 11, 13)
+    assert torch.equal(recorded(x, 2, 3, **more), F.max_pool2d(x, 2, 3, **more))  # type: ignore[arg-type]
+    for other in (x.double(), x.to(memory_format=torch.channels_last), x[..., ::2]):
+        assert torch.equal(recorded(other, 2), F.max_pool2d(other, 2))
+    assert spy.calls == 0
+
+
+@pytest.mark.parametrize("how", [(2, 2, 2), (0,), (20,), (2, -1), (2, 1, -1), ((2, 2, 2),), (2.0,)], ids=str)
+def test_what_is_wrong_is_said_by_pytorch(how: tuple[object, ...]) -> None:
+    x = torch.randn(2, 2, 8, 8)
+    with pytest.raises((RuntimeError, TypeError)) as wanted:
+        F.max_pool2d(x, *how)  # type: ignore[arg-type]
+    with pytest.raises(wanted.type):
+        recorded(x, *how)
+
+
+def test_no_gradient_is_lost(spy: Spy) -> None:
+    """A trained layer below the windows: the maxima's places are needed, and PyTorch notes them."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
+    model = Pooled(x, 3, 2, frozen=False)
+    with gradients.record(model) as tape:
+        F.cross_entropy(model(x), y).backward()
+    norms = tape.norms()
+    for i in range(5):
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        own = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+        assert torch.allclose(norms[i], own, rtol=1e-5)
+    assert spy.calls == 0
+
+
+def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, arithmetic: str) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
+    model = Pooled(x, 3, 2, 1)
+    with gradients.record(model) as tape:
+        F.cross_entropy(model(x), y).backward()
+    norms = tape.norms()
+    assert spy.calls == (arithmetic != "arrays")
+    for i in range(5):
+        model.zero_grad()
+        F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        own = torch.cat([p.grad.flatten() for p in model.last.parameters() if p.grad is not None]).norm()
+        assert torch.allclose(norms[i], own, rtol=1e-5)
+
+
+def test_derivatives_with_respect_to_the_data_are_pytorchs(spy: Spy) -> None:
+    slopes = []
+
+    class Sloped(Pooled):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_(True)
+            slopes.append(torch.autograd.grad(self.features(x).sum(), x)[0])
+            return self.last(self.features(x))
+
+    x = torch.randn(3, 2, 8, 8)
+    model = Sloped(x, 2)
+    with gradients.record(model):
+        model(x)
+    model(x)
+    assert torch.equal(slopes[0].as_subclass(Tensor), slopes[1])
+    assert slopes[1].abs().sum() > 0
+    assert spy.calls == 0
+
+
+def test_examples_in_the_place_of_channels_are_refused() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.max_pool2d(x, 2).flatten(1))
+
+    model = Model()
+    with gradients.record(model), pytest.raises(ValueError, match="channels or space"):
+        model(torch.randn(3, 8, 8))
+
+
+def test_nobody_in_the_batch(spy: Spy) -> None:
+    x = torch.randn(2, 2, 8, 8)
+    model = Pooled(x, 2)
+    with gradients.record(model) as tape:
+        model(x[:0]).sum().backward()
+    assert tape.norms().shape == (0,)
+    assert spy.calls == 0
+
+
+@COMPILED
+def test_nothing_is_written_beyond_the_result() -> None:
+    assert pooling.kernels is not None
+    x = np.random.default_rng(0).standard_normal((3, 15, 33), dtype=np.float32)
+    memory = np.full(16 + 3 * 8 * 17 + 16, 7.0, dtype=np.float32)
+    pooling.kernels.max_pool(x, memory[16:-16], 15, 33, 3, 3, 2, 2, 1, 1, 2)
+    assert (memory[:16] == 7.0).all()
+    assert (memory[-16:] == 7.0).all()
+    assert np.array_equal(memory[16:-16].reshape(3, 8, 17), F.max_pool2d(torch.from_numpy(x), 3, 2, 1).numpy())
+
+
+GIVEN = [8, 8, 2, 2, 2, 2, 0, 0, 1]
+
+
+@COMPILED
+@pytest.mark.parametrize(("place", "value"), [(0, 0), (1, 7), (2, 9), (3, 0), (4, 0), (5, 3), (6, 2), (7, 1), (8, 0)])
+def test_sizes_that_do_not_fit_are_refused(place: int, value: int) -> None:
+    assert pooling.kernels is not None
+    x, out = np.zeros((2, 8, 8), dtype=np.float32), np.zeros((2, 4, 4), dtype=np.float32)
+    pooling.kernels.max_pool(x, out, *GIVEN)
+    with pytest.raises(ValueError, match="do not fit"):
+        pooling.kernels.max_pool(x, out, *GIVEN[:place], value, *GIVEN[place + 1 :])
+    with pytest.raises(ValueError, match="do not fit"):
+        pooling.kernels.max_pool(x, out[:1], *GIVEN)
+    with pytest.raises(ValueError, match="do not fit"):
+        pooling.kernels.max_pool(x, out, *GIVEN[:place], 2**63, *GIVEN[place + 1 :])
+    with pytest.raises((ValueError, OverflowError)):
+        pooling.kernels.max_pool(x, out, *GIVEN[:place], 2**64, *GIVEN[place + 1 :])
