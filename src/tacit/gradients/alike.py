@@ -21,9 +21,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, with zeros where they are needed."""
     outputs, inputs = weight.shape
     rows = x.numel() // max(1, inputs)
-    last = -rows % LINE if min(outputs, inputs) <= 1 or rows <= LINE else 0
-    more_in = -inputs % _WHOLE if min(outputs, inputs) <= LINE else 0
-    more_out = _WHOLE - 1 if outputs == 1 else 0
+    last, more_in, more_out = _missing(rows, inputs, outputs)
     if not (last or more_in or more_out):
         return F.linear(x.contiguous(), weight, bias)
     if more_in or more_out:
@@ -31,6 +29,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else F.pad(bias, (0, more_out))
     out = F.linear(F.pad(x.reshape(rows, inputs), (0, more_in, 0, last)), weight, bias)
     return out[:rows, :outputs].reshape(*x.shape[:-1], outputs)
+
+
+def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the input of `linear`, from that of its output."""
+    outputs, inputs = weight.shape
+    rows = grad.numel() // max(1, outputs)
+    last, more_in, more_out = _missing(rows, inputs, outputs)
+    if not (last or more_in or more_out):
+        return grad.contiguous() @ weight
+    wide = F.pad(grad.reshape(rows, outputs), (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
+    return wide[:rows, :inputs].reshape(*grad.shape[:-1], inputs)
+
+
+def _missing(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+    """How many rows, inputs and outputs of zeros a linear map needs, forwards and backwards."""
+    last = -rows % LINE if min(outputs, inputs) <= 1 or rows <= LINE else 0
+    return last, -inputs % _WHOLE if min(outputs, inputs) <= LINE else 0, _WHOLE - 1 if outputs == 1 else 0
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.shards import gather_again, handed_on
-from tacit.gradients.tap import Tap, unscaled
+from tacit.gradients.tap import LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
-OWN: frozenset[type] = frozenset([Tap, RecurrentLayer])
+OWN: frozenset[type] = frozenset([LinearTap, RecurrentLayer, Tap])
 """The engine's own autograd functions."""
 
 

@@ -21,6 +21,7 @@ from tacit.gradients.nested import detached, replaced
 from tacit.gradients.outer import Outer
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
 from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
+from tacit.gradients.tap import LinearTap
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -82,7 +83,6 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     features = plain(x)
     if layout.dim == features.ndim - 1:
         return fallback(recorder, "linear", func, args, kwargs)
-    out = alike.linear(features, bare(weight), bare(bias))
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
@@ -94,7 +94,12 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             pairs.append((weight, Outer(a, g, weight.shape, output=summed if single else None)))
         return pairs
 
-    out = recorder.tap(out, [features] if trainable(weight) else [], make)
+    saved = [features] if trainable(weight) else []
+    if torch.is_autocast_enabled(features.device.type):
+        out = recorder.tap(alike.linear(features, bare(weight), bare(bias)), saved, make)
+    else:
+        arrived = recorder.arrival(saved, make)
+        out = LinearTap.apply(recorder.anchor, features, bare(weight), bare(bias), arrived)  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
 
 

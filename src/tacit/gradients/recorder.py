@@ -305,6 +305,10 @@ class Recorder:
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
+        return Tap.apply(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
+
+    def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
+        """What a node does with the gradient that arrives at it; see `tap`."""
         watched = [(t, t._version) for t in saved]
         epoch = self.epoch
 
@@ -317,7 +321,7 @@ class Recorder:
             if self.capturing:
                 self.capture(make(plain(grad.detach())), epoch)
 
-        return Tap.apply(self.anchor, out, arrived)  # type: ignore[no-untyped-call, no-any-return]
+        return arrived
 
     def capture(self, pairs: Pairs, epoch: int) -> None:
         if epoch != self.epoch:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients import alike
+
 
 class Tap(torch.autograd.Function):
     """A node of its own behind a trainable operation, through which every gradient of its output must pass.
@@ -31,6 +33,28 @@ class Tap(torch.autograd.Function):
             ctx.arrived = _gone  # what it holds is freed now, as autograd frees its own saved tensors
         arrived(grads[0])
         return None, grads[0], None
+
+
+class LinearTap(torch.autograd.Function):
+    """A linear map and the node behind it in one.
+
+    The gradient of its input is no view of anything, as that of PyTorch's own map is for more than two dimensions: what
+    arrives there from elsewhere can be added to it in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, arrived: Callable[[Tensor], None]
+    ) -> Tensor:
+        ctx.arrived = arrived
+        ctx.save_for_backward(weight)
+        return alike.linear(x, weight, bias).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        Tap.backward(ctx, grads[0])
+        (weight,) = ctx.saved_tensors
+        return None, alike.linear_backward(grads[0], weight) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 def _gone(grad: Tensor) -> None:
