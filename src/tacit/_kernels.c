@@ -144,7 +144,7 @@ static PyObject *outer_sum(PyObject *module, PyObject *const *arguments, Py_ssiz
     Py_RETURN_NONE;
 }
 
-static void one_panel(const void *given, size_t i) { best.panel(given, i); }
+static void some_panels(const void *given, size_t i) { best.panels(given, i); }
 
 static void some_products(const void *given, size_t i) {
     Products *p = (Products *)given;
@@ -175,7 +175,7 @@ static PyObject *product_sum(PyObject *module, PyObject *const *arguments, Py_ss
         atomic_store(&p.failed, !memory);
         if (memory) {
             Py_BEGIN_ALLOW_THREADS
-            in_parallel(one_panel, &p, panels, threads);
+            in_parallel(some_panels, &p, (panels + PANELS - 1) / PANELS, threads);
             in_parallel(some_products, &p, (p.rows + at_once - 1) / at_once, threads);
             Py_END_ALLOW_THREADS
         }

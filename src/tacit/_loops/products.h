@@ -3,6 +3,7 @@
  * others are computed with it. Both factors are copied into panels of a few columns, record after record. */
 #define PANEL_ROWS 8 /* at most, of the left factor */
 #define PANEL_COLUMNS 32
+#define PANELS 4 /* of the right factor that are copied at a time */
 #define LEFT_BYTES (1 << 18) /* of the left factor that are used at a time, so that they stay in the cache */
 
 typedef struct {
@@ -39,17 +40,19 @@ typedef void (*Meet)(const float *left, const float *right, size_t records, size
         }                                                                                                             \
     }
 
-/* Up to `width` columns from `first` on, as a panel, multiplied by the weights if there are any; what is missing are zeros. */
-INLINE void panel_in(const float *matrix, const float *weights, size_t records, size_t columns, size_t first,
-                     size_t width, float *panel) {
-    size_t count = at_most(columns - first, width);
+/* `count` columns from `first` on, as panels of `width`, multiplied by the weights if there are any; what is missing of the
+ * last panel are zeros. Record by record, as they lie in memory. */
+INLINE void panels_in(const float *matrix, const float *weights, size_t records, size_t columns, size_t first,
+                      size_t count, size_t width, float *panels) {
+    size_t whole = count - count % width;
     matrix += first;
-    for (size_t i = 0; i < records; i++, matrix += columns, panel += width) {
+    for (size_t i = 0; i < records; i++, matrix += columns, panels += width) {
         float weight = weights ? weights[i] : 1.0f;
-        if (count == width)
-            for (size_t c = 0; c < width; c++) panel[c] = weight * matrix[c];
-        else
-            for (size_t c = 0; c < width; c++) panel[c] = c < count ? weight * matrix[c] : 0.0f;
+        for (size_t k = 0; k < whole; k += width)
+            for (size_t c = 0; c < width; c++) panels[k * records + c] = weight * matrix[k + c];
+        if (whole < count)
+            for (size_t c = 0; c < width; c++)
+                panels[whole * records + c] = c < count - whole ? weight * matrix[whole + c] : 0.0f;
     }
 }
 
@@ -63,8 +66,7 @@ INLINE size_t rows_at_once(const Products *p, size_t height) {
 INLINE void products_in(const Products *p, size_t above, float *left, size_t height, size_t width, Meet meet) {
     size_t count = at_most(p->rows - above, rows_at_once(p, height));
     float total[PANEL_ROWS * PANEL_COLUMNS] = {0.0f};
-    for (size_t r = 0; r < count; r += height)
-        panel_in(p->left, NULL, p->records, p->rows, above + r, height, left + r * p->records);
+    panels_in(p->left, NULL, p->records, p->rows, above, count, height, left);
     for (size_t c = 0; c < p->columns; c += width)
         for (size_t r = 0; r < count; r += height) {
             size_t n = at_most(p->columns - c, width);

@@ -3,9 +3,10 @@
     TILE(name, bytes, target)                                                                                     \
     MEET(name, bytes, height, target)                                                                             \
     target static size_t at_once_##name(const Products *p) { return rows_at_once(p, height); }                     \
-    target static void panel_##name(const Products *p, size_t i) {                                                \
-        size_t width = 2 * bytes / 4;                                                                             \
-        panel_in(p->right, p->weights, p->records, p->columns, i * width, width, p->panels + i * width * p->records); \
+    target static void panels_##name(const Products *p, size_t i) {                                               \
+        size_t width = 2 * bytes / 4, first = i * PANELS * width;                                                 \
+        panels_in(p->right, p->weights, p->records, p->columns, first, at_most(p->columns - first, PANELS * width), \
+                  width, p->panels + first * p->records);                                                         \
     }                                                                                                             \
     target static void products_##name(const Products *p, size_t above, float *left) {                            \
         products_in(p, above, left, height, 2 * bytes / 4, meet_##name);                                          \
@@ -43,7 +44,7 @@
     }                                                                                                             \
     static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
                                   digest_##name, form_##name,   measure_##name,   add_##name,                     \
-                                  lstm_forward_##name, lstm_backward_##name, at_once_##name, panel_##name,          \
+                                  lstm_forward_##name, lstm_backward_##name, at_once_##name, panels_##name,         \
                                   products_##name, pool_##name, 2 * bytes / 4};
 
 typedef struct {
@@ -58,7 +59,7 @@ typedef struct {
     void (*lstm_forward)(float *, float *, float *, float *, float *, size_t);
     void (*lstm_backward)(const float *, const float *, const float *, const float *, float *, float *, size_t);
     size_t (*at_once)(const Products *);
-    void (*panel)(const Products *, size_t);
+    void (*panels)(const Products *, size_t); /* PANELS of them */
     void (*products)(const Products *, size_t, float *);
     void (*pool)(const Pooling *, size_t, float *, float *);
     size_t width; /* columns of a panel */
