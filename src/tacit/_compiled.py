@@ -7,10 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 Singles = npt.NDArray[np.float32]
 Words = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
 
 
 class Kernels(Protocol):
@@ -31,6 +33,8 @@ class Kernels(Protocol):
     def squares(self, rows: Singles, out: Singles, threads: int, /) -> None: ...
     def digest(self, words: npt.NDArray[Any], key: npt.NDArray[np.uint32], /) -> int: ...
     def max_pool(self, images: Singles, out: Singles, /, *sizes_and_threads: int) -> None: ...
+    def max_pool_placed(self, images: Singles, places: Bytes, out: Singles, /, *sizes_and_threads: int) -> None: ...
+    def max_unpool(self, grads: Singles, places: Bytes, images: Singles, /, *sizes_and_threads: int) -> None: ...
     def windows_form(self, *windows_and_out: Any) -> None: ...
     def windows_squares(self, *windows_and_out: Any) -> None: ...
     def lstm_forward(self, *arrays_and_numbers: Any) -> None: ...
@@ -50,3 +54,12 @@ try:
 except ImportError:
     kernels = None
 """None where they could not be compiled; whoever uses them does the same with arrays then."""
+
+
+def array(tensor: Tensor) -> npt.NDArray[Any]:
+    """The memory of a tensor that may be somebody else's, as an array.
+
+    `Tensor.numpy` marks it, for good, as memory that is shared with an array, may be written to through that, and can
+    no longer grow.
+    """
+    return np.from_dlpack(tensor.detach())

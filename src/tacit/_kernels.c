@@ -13,6 +13,8 @@
  * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
  * max_pool(images, out, *sizes, threads)   out = the maxima of windows, *sizes = height, width, and twice each: kernel,
  *                                          stride, padding
+ * max_pool_placed(images, places, out, *sizes, threads)  also the place of each in its window, in a byte
+ * max_unpool(grads, places, images, *sizes, threads)  images = the gradients of such maxima, brought back there
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
@@ -233,52 +235,88 @@ static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyLong_FromUnsignedLongLong(found);
 }
 
-static void some_planes(const void *given, size_t i) {
+static void pool_planes(const void *given, size_t i) {
     Pooling *p = (Pooling *)given;
-    size_t all = p->rows * p->pitch + p->kernel[1], kept = p->rows * p->pitch / p->stride[1];
-    float *tall = malloc((all + kept) * sizeof(float));
-    if (tall)
-        for (size_t j = 0; j < all; j++) tall[j] = -INFINITY;
+    size_t lines = p->rows * p->pitch + p->kernel[1], windows = p->rows * p->pitch / p->stride[1];
+    float *line = malloc(2 * (lines + windows) * sizeof(float)), *row = line + lines, *found = row + lines;
+    if (line)
+        for (size_t j = 0; j < lines; j++) line[j] = -INFINITY, row[j] = NOWHERE;
     else
         atomic_store(&p->failed, 1);
-    for (size_t k = p->planes * i / p->tasks; tall && k < p->planes * (i + 1) / p->tasks; k++)
-        best.pool(p, k, tall, tall + all);
-    free(tall);
+    for (size_t k = p->planes * i / p->tasks; line && k < p->planes * (i + 1) / p->tasks; k++)
+        best.pool(p, k, line, row, found, found + windows);
+    free(line);
 }
 
-static PyObject *max_pool(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    Py_buffer views[2]; /* images, out */
-    if (count != 11) return PyErr_Format(PyExc_TypeError, "max_pool takes 11 arguments, not %zd.", count);
-    size_t sizes[9]; /* height, width, kernel, stride and padding, threads */
-    for (int i = 0; i < 9; i++) sizes[i] = PyLong_AsSize_t(arguments[2 + i]);
-    if (PyErr_Occurred() || take(arguments, views, 2, 1) < 0) return NULL;
-    Pooling p = {.images = views[0].buf, .out = views[1].buf, .height = sizes[0], .width = sizes[1]};
-    int fits = is_count(sizes[8]);
-    size_t out[2], plane, reduced, given = for_each(views[0].len, 1), wanted = for_each(views[1].len, 1);
+static void unpool_planes(const void *given, size_t i) {
+    const Pooling *p = given;
+    for (size_t k = p->planes * i / p->tasks; k < p->planes * (i + 1) / p->tasks; k++)
+        unpool(p, p->images, k, p->out + k * p->height * p->width);
+}
+
+/* Windows that each have an entry of the image, from height, width, kernel, stride and padding; false otherwise, and where
+ * `planes` of whole images, or of maxima, do not make so many numbers. */
+static int windowed(Pooling *p, const size_t *sizes, size_t images, size_t maxima) {
+    size_t out[2], plane, reduced;
+    p->height = sizes[0], p->width = sizes[1];
     for (int d = 0; d < 2; d++) {
-        p.kernel[d] = sizes[2 + d], p.stride[d] = sizes[4 + d], p.padding[d] = sizes[6 + d];
-        /* a window has an entry of the image, and no number is so large that sums of them wrap */
-        fits = fits && sizes[d] <= INT32_MAX && p.kernel[d] <= INT32_MAX && 0 < p.stride[d] && p.stride[d] <= INT32_MAX &&
-               0 < p.kernel[d] && p.padding[d] <= p.kernel[d] / 2 && p.kernel[d] <= sizes[d] + 2 * p.padding[d];
-        out[d] = fits ? (sizes[d] + 2 * p.padding[d] - p.kernel[d]) / p.stride[d] + 1 : 0;
+        p->kernel[d] = sizes[2 + d], p->stride[d] = sizes[4 + d], p->padding[d] = sizes[6 + d];
+        for (int i = 0; i < 3; i++) /* sums and products of two of these do not wrap */
+            if (!sizes[d] || sizes[d + 2 * i] > INT32_MAX) return 0;
+        if (!p->stride[d] || !p->kernel[d] || p->padding[d] > p->kernel[d] / 2) return 0;
+        if (p->kernel[d] > sizes[d] + 2 * p->padding[d]) return 0;
+        out[d] = (sizes[d] + 2 * p->padding[d] - p->kernel[d]) / p->stride[d] + 1;
     }
-    fits = fits && !__builtin_mul_overflow(p.height, p.width, &plane) && plane &&
-           !__builtin_mul_overflow(out[0], out[1], &reduced) && given % plane == 0 && wanted % reduced == 0 &&
-           given / plane == wanted / reduced;
+    p->rows = out[0], p->columns = out[1];
+    p->pitch = ((out[1] - 1) * p->stride[1] + p->kernel[1] + p->stride[1] - 1) / p->stride[1] * p->stride[1];
+    plane = p->height * p->width, reduced = out[0] * out[1], p->planes = images / plane;
+    return p->pitch <= SIZE_MAX / 64 / p->rows && images % plane == 0 && maxima % reduced == 0 && maxima / reduced == p->planes;
+}
+
+/* `max_pool`, `max_pool_placed` and `max_unpool`: from the first to the last, with the places if there are any. */
+static PyObject *pool(PyObject *const *arguments, Py_ssize_t count, int placed, int back) {
+    int taken = 2 + placed;
+    if (count != taken + 9)
+        return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %d.", count, taken + 9);
+    size_t sizes[9]; /* height, width, kernel, stride and padding, threads */
+    for (int i = 0; i < 9; i++) sizes[i] = PyLong_AsSize_t(arguments[taken + i]);
+    if (PyErr_Occurred()) return NULL;
+    Py_buffer views[3]; /* images or grads, places, out or images */
+    for (int i = 0; i < taken; i++)
+        if (PyObject_GetBuffer(arguments[i], views + i, i && !(back && i == 1) ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+            give_back(views, i);
+            return NULL;
+        }
+    Py_buffer *last = views + taken - 1;
+    size_t first = for_each(views[0].len, 1), made = for_each(last->len, 1), maxima = back ? first : made;
+    Pooling p = {.images = views[0].buf, .out = last->buf, .places = placed ? views[1].buf : NULL};
+    int fits = is_count(sizes[8]) && windowed(&p, sizes, back ? made : first, maxima) &&
+               (!placed || ((size_t)views[1].len == maxima && p.kernel[0] * p.kernel[1] <= 256));
     if (fits) {
-        size_t least = (out[1] - 1) * p.stride[1] + p.kernel[1], row = p.width + 2 * p.padding[1];
-        if (row > least) least = row;
-        p.rows = out[0], p.columns = out[1], p.planes = given / plane;
-        p.pitch = (least + p.stride[1] - 1) / p.stride[1] * p.stride[1];
         p.tasks = at_most(sizes[8], p.planes);
+        for (size_t k = 0; k < 256; k++) { /* in the padding a number larger than any row or column */
+            p.down[k] = k / p.kernel[1] - p.padding[0], p.along[k] = k % p.kernel[1] - p.padding[1];
+        }
         Py_BEGIN_ALLOW_THREADS
-        in_parallel(some_planes, &p, p.tasks, sizes[8]);
+        in_parallel(back ? unpool_planes : pool_planes, &p, p.tasks, sizes[8]);
         Py_END_ALLOW_THREADS
     }
-    give_back(views, 2);
+    give_back(views, taken);
     if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit windows of %zu by %zu.", sizes[2], sizes[3]);
     if (atomic_load(&p.failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
+}
+
+static PyObject *max_pool(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return pool(arguments, count, 0, 0);
+}
+
+static PyObject *max_pool_placed(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return pool(arguments, count, 1, 0);
+}
+
+static PyObject *max_unpool(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return pool(arguments, count, 1, 1);
 }
 
 /* The largest of some offsets, or -1 if one is negative or there are none. */
@@ -445,6 +483,8 @@ static PyMethodDef methods[] = {
     FUNCTION(squares),
     FUNCTION(digest),
     FUNCTION(max_pool),
+    FUNCTION(max_pool_placed),
+    FUNCTION(max_unpool),
     FUNCTION(windows_form),
     FUNCTION(windows_squares),
     FUNCTION(windows_sum),

@@ -154,3 +154,19 @@ def test_a_gradient_that_mixes_examples_is_refused() -> None:
     model = Mixing(False)
     with pytest.raises(ValueError, match="no per-example gradients"), gradients.record(model):
         model(torch.randn(B, 4)).sum().backward()
+
+
+def test_a_batch_that_was_measured_may_be_used_again() -> None:
+    """Compiled loops read its memory without marking it as shared with an array, which others might write to."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 20, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(180, 300), nn.Linear(300, 2)
+    model, x = nn.Sequential(*layers), torch.randn(7, 2, 8, 8)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+        wanted = tape.norms()
+    assert x.untyped_storage().resizable()
+    assert all(p.untyped_storage().resizable() for p in model.parameters())
+    with gradients.record(model) as tape:
+        for _ in range(2):
+            model(x).square().sum().backward()
+    assert torch.allclose(tape.norms(), 2 * wanted)

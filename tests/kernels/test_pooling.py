@@ -1,4 +1,4 @@
-"""Maxima over windows of what needs no gradient: PyTorch's values, and its own way where a gradient is needed."""
+"""Maxima over windows: PyTorch's own values, gradients and choices between equal entries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tacit import gradients
 from tacit.gradients import pooling
@@ -47,7 +48,7 @@ class Spy:
     """The kernels, with a count of how often windows were left to them."""
 
     def __init__(self, kernels: object) -> None:
-        self.kernels, self.calls = kernels, 0
+        self.kernels, self.calls, self.placed = kernels, 0, 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.kernels, name)
@@ -55,6 +56,10 @@ class Spy:
     def max_pool(self, *arguments: object) -> None:
         self.calls += 1
         self.kernels.max_pool(*arguments)  # type: ignore[attr-defined]
+
+    def max_pool_placed(self, *arguments: object) -> None:
+        self.placed += 1
+        self.kernels.max_pool_placed(*arguments)  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -66,7 +71,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 def recorded(x: Tensor, *how: object, **more: object) -> Tensor:
     """What a model sees of the maxima of its data."""
-    seen = []
+    seen: list[Tensor] = []
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -138,20 +143,127 @@ def test_what_is_wrong_is_said_by_pytorch(how: tuple[object, ...]) -> None:
         recorded(x, *how)
 
 
-def test_no_gradient_is_lost(spy: Spy) -> None:
-    """A trained layer below the windows: the maxima's places are needed, and PyTorch notes them."""
+def found_back(x: Tensor, seed: Tensor, *how: object, recorded: bool) -> tuple[Tensor, Tensor]:
+    """Maxima, and the gradient of x from what is given for them."""
+    kept: list[Tensor] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_(True)
+            out = F.max_pool2d(x, *how)  # type: ignore[arg-type]
+            (back,) = torch.autograd.grad((out * seed).sum(), x)
+            kept.extend(each.detach().as_subclass(Tensor) for each in (out, back))
+            return self.last(x.flatten(1)[:, :1])
+
+    model = Model()
+    if recorded:
+        with gradients.record(model):
+            model(x)
+    else:
+        model(x)
+    return kept[0], kept[1]
+
+
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("values", ["normal", "equal", "few", "infinite"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_come_back_where_pytorch_brings_them(name: str, values: str, many: int, spy: Spy) -> None:
+    """To the first of equal entries, and added up where windows overlap in the same order: to the last bit."""
+    shape, *how = CASES[name]
+    torch.manual_seed(0)
+    x = {
+        "normal": torch.randn(shape),
+        "equal": torch.zeros(shape),
+        "few": torch.randint(-1, 2, shape).float() * torch.tensor([-0.0, 1.0])[torch.randint(2, shape)],
+        "infinite": torch.where(torch.rand(shape) < 0.8, -torch.inf, torch.randn(shape)),
+    }[values]
+    seed = torch.randn_like(F.max_pool2d(x, *how))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(many)
+        found = found_back(x, seed, *how, recorded=True)
+    finally:
+        torch.set_num_threads(before)
+    for own, wanted in zip(found, found_back(x, seed, *how, recorded=False), strict=True):
+        assert torch.equal(own, wanted)
+    assert spy.placed == (pooling.kernels is not None)
+
+
+def test_random_gradients_are_pytorchs() -> None:
+    numbers = np.random.default_rng(1)
+    for _ in range(100):
+        h, w = int(numbers.integers(1, 20)), int(numbers.integers(1, 50))
+        kernel = int(numbers.integers(1, min(5, h) + 1)), int(numbers.integers(1, min(6, w) + 1))
+        stride = tuple(map(int, numbers.integers(1, 6, 2)))
+        padding = tuple(int(numbers.integers(0, k // 2 + 1)) for k in kernel)
+        x = torch.from_numpy(numbers.integers(-3, 4, (2, 2, h, w)).astype(np.float32))
+        seed = torch.randn_like(F.max_pool2d(x, kernel, stride, padding))
+        found = found_back(x, seed, kernel, stride, padding, recorded=True)
+        for own, wanted in zip(found, found_back(x, seed, kernel, stride, padding, recorded=False), strict=True):
+            assert torch.equal(own, wanted)
+
+
+def test_windows_too_large_for_a_byte_are_left_to_pytorch(spy: Spy) -> None:
+    x = torch.randn(2, 1, 20, 20)
+    for kernel, ours in (((16, 16), 1), ((16, 17), 0)):
+        spy.placed = 0
+        seed = torch.randn_like(F.max_pool2d(x, kernel))
+        found = found_back(x, seed, kernel, recorded=True)
+        assert spy.placed == ours * (pooling.kernels is not None)
+        assert all(map(torch.equal, found, found_back(x, seed, kernel, recorded=False)))
+
+
+def test_gradients_below_the_windows_are_those_of_single_records(spy: Spy) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
     model = Pooled(x, 3, 2, frozen=False)
     with gradients.record(model) as tape:
         F.cross_entropy(model(x), y).backward()
     norms = tape.norms()
+    assert spy.placed == (pooling.kernels is not None)
     for i in range(5):
         model.zero_grad()
         F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
         own = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
         assert torch.allclose(norms[i], own, rtol=1e-5)
-    assert spy.calls == 0
+
+
+def test_one_record_that_is_not_a_number_does_not_touch_the_others() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
+    model = Pooled(x, 3, 2, frozen=False)
+    with gradients.record(model) as tape:
+        F.cross_entropy(model(x), y).backward()
+    wanted = tape.norms()
+    x[2, :, 3:5, 2] = torch.nan
+    with gradients.record(model) as tape:
+        F.cross_entropy(model(x), y).backward()
+    norms = tape.norms()
+    others = [0, 1, 3, 4]
+    assert torch.equal(norms[others], wanted[others])
+    assert norms[2] == torch.inf
+
+
+def test_windows_within_a_checkpoint_and_a_second_pass() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
+    model = Pooled(x, 3, 2, frozen=False)
+    with gradients.record(model) as tape:
+        F.cross_entropy(model(x), y).backward()
+    wanted = tape.norms()
+    with gradients.record(model) as tape:
+        loss = F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+        loss.backward(retain_graph=True)
+    assert torch.allclose(tape.norms(), wanted)
+    with gradients.record(model) as tape:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert torch.allclose(tape.norms(), 2 * wanted)
 
 
 def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, arithmetic: str) -> None:
@@ -167,25 +279,6 @@ def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, ari
         F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
         own = torch.cat([p.grad.flatten() for p in model.last.parameters() if p.grad is not None]).norm()
         assert torch.allclose(norms[i], own, rtol=1e-5)
-
-
-def test_derivatives_with_respect_to_the_data_are_pytorchs(spy: Spy) -> None:
-    slopes = []
-
-    class Sloped(Pooled):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_(True)
-            slopes.append(torch.autograd.grad(self.features(x).sum(), x)[0])
-            return self.last(self.features(x))
-
-    x = torch.randn(3, 2, 8, 8)
-    model = Sloped(x, 2)
-    with gradients.record(model):
-        model(x)
-    model(x)
-    assert torch.equal(slopes[0].as_subclass(Tensor), slopes[1])
-    assert slopes[1].abs().sum() > 0
-    assert spy.calls == 0
 
 
 def test_examples_in_the_place_of_channels_are_refused() -> None:
@@ -222,6 +315,20 @@ def test_nothing_is_written_beyond_the_result() -> None:
     assert np.array_equal(memory[16:-16].reshape(3, 8, 17), F.max_pool2d(torch.from_numpy(x), 3, 2, 1).numpy())
 
 
+@COMPILED
+def test_whatever_is_given_for_places_nothing_is_written_elsewhere() -> None:
+    assert pooling.kernels is not None
+    numbers = np.random.default_rng(0)
+    for padding in (0, 1):
+        memory = np.full(16 + 3 * 15 * 33 + 16, 7.0, dtype=np.float32)
+        grads = numbers.standard_normal((3, 7 + padding, 16 + padding), dtype=np.float32)
+        places = numbers.integers(0, 256, grads.shape, dtype=np.uint8)
+        pooling.kernels.max_unpool(grads, places, memory[16:-16], 15, 33, 3, 3, 2, 2, padding, padding, 2)
+        assert (memory[:16] == 7.0).all()
+        assert (memory[-16:] == 7.0).all()
+        assert np.isfinite(memory).all()
+
+
 GIVEN = [8, 8, 2, 2, 2, 2, 0, 0, 1]
 
 
@@ -239,3 +346,12 @@ def test_sizes_that_do_not_fit_are_refused(place: int, value: int) -> None:
         pooling.kernels.max_pool(x, out, *GIVEN[:place], 2**63, *GIVEN[place + 1 :])
     with pytest.raises((ValueError, OverflowError)):
         pooling.kernels.max_pool(x, out, *GIVEN[:place], 2**64, *GIVEN[place + 1 :])
+    places = np.zeros((2, 4, 4), dtype=np.uint8)
+    for call, given, made in ((pooling.kernels.max_pool_placed, x, out), (pooling.kernels.max_unpool, out, x)):
+        call(given, places, made, *GIVEN)
+        with pytest.raises(ValueError, match="do not fit"):
+            call(given, places, made, *GIVEN[:place], value, *GIVEN[place + 1 :])
+        with pytest.raises(ValueError, match="do not fit"):
+            call(given, places[:1], made, *GIVEN)
+        with pytest.raises(TypeError, match="instead of 12"):
+            call(given, places, made, *GIVEN[1:])

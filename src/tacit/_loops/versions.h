@@ -26,8 +26,12 @@
     target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
         return digest_in(w, n, key);                                                                              \
     }                                                                                                             \
-    target static void pool_##name(const Pooling *p, size_t plane, float *tall, float *wide) {                    \
-        pool_in(p, plane, tall, wide);                                                                            \
+    target static void pool_##name(const Pooling *p, size_t plane, float *lines, float *rows, float *found,         \
+                                   float *place) {                                                                \
+        if (p->places)                                                                                            \
+            pool_in(p, plane, lines, rows, found, place, 1);                                                      \
+        else                                                                                                      \
+            pool_in(p, plane, lines, rows, found, place, 0);                                                      \
     }                                                                                                             \
     target static void form_##name(const Windows *w, size_t i, float *out) { form_in(w, i, out, tile_##name); }     \
     target static float measure_##name(const Windows *w, size_t i) { return measure_in(w, i, tile_##name); }       \
@@ -61,7 +65,7 @@ typedef struct {
     size_t (*at_once)(const Products *);
     void (*panels)(const Products *, size_t); /* PANELS of them */
     void (*products)(const Products *, size_t, float *);
-    void (*pool)(const Pooling *, size_t, float *, float *);
+    void (*pool)(const Pooling *, size_t, float *, float *, float *, float *);
     size_t width; /* columns of a panel */
 } Versions;
 

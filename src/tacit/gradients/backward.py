@@ -14,13 +14,14 @@ from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre
 
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
+from tacit.gradients.pooling import Pool
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
-OWN: frozenset[type] = frozenset([LinearTap, RecurrentLayer, Tap])
+OWN: frozenset[type] = frozenset([LinearTap, Pool, RecurrentLayer, Tap])
 """The engine's own autograd functions."""
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._compiled import Kernels, kernels
+from tacit._compiled import Kernels, array, kernels
 from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise, precise_dtype
 from tacit.gradients.precision import TOGETHER, gather, pieces
 from tacit.gradients.threads import threads
@@ -65,7 +65,7 @@ class Formed(Contribution):
         image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
         sizes = hi - lo, image.shape[1], self.geometry.groups, threads()
-        return image.numpy(), grad.numpy(), starts, entries, *sizes
+        return array(image), array(grad), starts, entries, *sizes
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         out = self._empty(hi - lo, *self.shape)

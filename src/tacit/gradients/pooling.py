@@ -1,22 +1,29 @@
-"""Maxima over windows of what needs no gradient, such as the features of frozen layers.
+"""Maxima over windows of images, compiled: as PyTorch finds them, many times as fast.
 
-PyTorch also notes where each maximum was found, eight bytes for every value, and takes many times as long.
+The place of a maximum in its window takes a byte, where PyTorch notes eight and keeps the image as well; where no
+gradient is needed, as for the features of frozen layers, none is noted at all.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from tacit._compiled import kernels
+from tacit._compiled import Kernels, array, kernels
 from tacit.gradients.narrow import readable
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.threads import threads
 from tacit.gradients.traced import plain
+
+MOST_ENTRIES = 256
+"""As many as a window may have where places are noted."""
 
 
 @operation("max_pool2d", always=True)
@@ -24,18 +31,49 @@ def max_pool(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, kernel, stride, padding, dilation, ceil = bound(
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False
     )
-    needs_places = torch.is_grad_enabled() and x.requires_grad
-    if ceil or needs_places or not recorder.batch or layout_of(recorder, x) is None:
+    if ceil or not recorder.batch or layout_of(recorder, x) is None or not readable(plain(x)):
         return recorder.carry_out(func, args, kwargs)
-    images = plain(x).detach()
-    sizes = images.shape[-2:], _pair(kernel), _pair(stride if stride not in (None, [], ()) else kernel), _pair(padding)
-    usual = images.ndim > 2 and _is_usual(*sizes) and _pair(dilation) == (1, 1)
-    if kernels is None or not usual or not readable(images):
+    sizes = x.shape[-2:], _pair(kernel), _pair(stride if stride not in (None, [], ()) else kernel), _pair(padding)
+    usual = x.ndim > 2 and _is_usual(*sizes) and _pair(dilation) == (1, 1)
+    noted = torch.is_grad_enabled() and x.requires_grad
+    if kernels is None or not usual or (noted and math.prod(sizes[1]) > MOST_ENTRIES):
         return recorder.carry_out(func, args, kwargs)
-    space = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(*sizes)]
-    out = images.new_empty((*images.shape[:-2], *space))
-    kernels.max_pool(images.numpy(), out.numpy(), *(n for pair in sizes for n in pair), threads())
+    flat = tuple(n for pair in sizes for n in pair)
+    out = Pool.apply(plain(x), flat) if noted else _maxima(plain(x).detach(), flat)  # type: ignore[no-untyped-call]
     return recorder.finish("max_pool2d", func, args, kwargs, out, recorder.scan(args, kwargs)[0])
+
+
+class Pool(torch.autograd.Function):
+    """Maxima, and their places for the way back. ``sizes``: height, width, and two each of kernel, stride, padding."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        out = images.new_empty(_pooled(images, sizes))
+        places = torch.empty(out.shape, dtype=torch.uint8)
+        _compiled().max_pool_placed(array(images), places.numpy(), out.numpy(), *sizes, threads())
+        ctx.sizes = sizes
+        ctx.save_for_backward(places)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (places,) = ctx.saved_tensors
+        images = torch.empty((*places.shape[:-2], *ctx.sizes[:2]), dtype=torch.float32)
+        given = grads[0].detach().resolve_neg().contiguous()
+        _compiled().max_unpool(array(given), places.numpy(), images.numpy(), *ctx.sizes, threads())
+        return images, None
+
+
+def _maxima(images: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    out = images.new_empty(_pooled(images, sizes))
+    _compiled().max_pool(array(images), out.numpy(), *sizes, threads())
+    return out
+
+
+def _pooled(images: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    lasts = zip(sizes[:2], sizes[2:4], sizes[4:6], sizes[6:])
+    return (*images.shape[:-2], *((n + 2 * p - k) // s + 1 for n, k, s, p in lasts))
 
 
 def _pair(value: Any) -> tuple[int, ...]:
@@ -48,3 +86,8 @@ def _is_usual(*sizes: Sequence[int]) -> bool:
     return all(len(each) == 2 for each in sizes) and all(
         s > 0 and 0 <= 2 * p <= k and 0 < k <= n + 2 * p and n for n, k, s, p in zip(*sizes)
     )
+
+
+def _compiled() -> Kernels:
+    assert kernels is not None, "max_pool has looked"
+    return kernels

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit._compiled import KEY_WORDS, kernels
+from tacit._compiled import KEY_WORDS, array, kernels
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
 
@@ -113,7 +113,7 @@ def digest(tensor: Tensor) -> int | None:
     if kernels is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None
     bits = _bits(tensor).contiguous()
-    return kernels.digest(bits.numpy(), _KEY) if not (bits.nbytes % 4 or bits.data_ptr() % 4) else None
+    return kernels.digest(array(bits), _KEY) if not (bits.nbytes % 4 or bits.data_ptr() % 4) else None
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
