@@ -268,6 +268,7 @@ static int windowed(Pooling *p, const size_t *sizes, size_t images, size_t maxim
         out[d] = (sizes[d] + 2 * p->padding[d] - p->kernel[d]) / p->stride[d] + 1;
     }
     p->rows = out[0], p->columns = out[1];
+    if (p->columns == 1) p->stride[1] = 1; /* there is no next one */
     p->pitch = ((out[1] - 1) * p->stride[1] + p->kernel[1] + p->stride[1] - 1) / p->stride[1] * p->stride[1];
     plane = p->height * p->width, reduced = out[0] * out[1], p->planes = images / plane;
     return p->pitch <= SIZE_MAX / 64 / p->rows && images % plane == 0 && maxima % reduced == 0 && maxima / reduced == p->planes;

@@ -170,3 +170,93 @@ def test_a_batch_that_was_measured_may_be_used_again() -> None:
         for _ in range(2):
             model(x).square().sum().backward()
     assert torch.allclose(tape.norms(), 2 * wanted)
+
+
+class Between(nn.Module):
+    """Two linear maps, and what lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.between: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.between = [self.first(x)]
+        return self.second(self.between[0])
+
+
+def test_what_a_linear_map_has_read_must_not_be_written_to_before_its_gradient_arrives() -> None:
+    model, x = Between(), torch.randn(B, 4)
+    with gradients.record(model):
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            model.between[0].as_subclass(Tensor).add_(1.0)
+        with pytest.raises(RuntimeError, match="modified in place"):
+            loss.backward()
+
+
+def test_a_weight_must_not_be_written_to_where_a_gradient_has_to_pass_it() -> None:
+    model, x = Between(), torch.randn(B, 4)
+    with gradients.record(model):
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            model.second.weight.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    with gradients.record(model) as tape:
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            model.first.weight.mul_(2.0)  # which no gradient passes: nothing below it needs one
+        loss.backward()
+    assert tape.norms().isfinite().all()
+
+
+def test_a_graph_that_is_gone_is_not_captured_a_second_time() -> None:
+    model, x = nn.Linear(4, 3), torch.randn(B, 4)
+    with gradients.record(model):
+        loss = model(x).sum()  # for which PyTorch itself keeps nothing
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+
+def test_linear_maps_under_autocast(naive: Any) -> None:
+    """In bfloat16 as PyTorch computes them, gradients that pass through a map included."""
+    torch.manual_seed(0)
+    model, (x, y) = net(), data()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(x)
+        return F.cross_entropy(out.float(), y)
+
+    each = naive(model, lambda i: loss(x[i : i + 1], y[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(x, y).backward()
+    wanted = torch.stack([torch.cat([g[i].flatten() for g in each.values()]).norm() for i in range(B)])
+    torch.testing.assert_close(tape.norms(), wanted, rtol=0.03, atol=1e-3)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_gradients_that_meet_at_an_input_are_added_up(naive: Any, compare: Any, frozen: bool) -> None:
+    """Trained and frozen maps of one input, and a look at what arrives there."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.below, self.head = nn.Linear(4, 16), nn.Linear(16, 2)
+            self.one, self.two, self.three = (nn.Linear(16, 16) for _ in range(3))
+            self.two.requires_grad_(not frozen)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.below(x)
+            if h.requires_grad and h.shape[0] > 1:
+                h.retain_grad()
+            return self.head(self.one(h) + self.two(h).tanh() + self.three(h) * h)
+
+    torch.manual_seed(0)
+    model, x = Branching(), torch.randn(33, 7, 4)
+    each = naive(model, lambda i: model(x[i : i + 1]).square().sum(), 33)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    compare(tape, each)

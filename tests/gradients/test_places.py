@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import gradients
+from tacit.gradients import alike
 from tacit.gradients.contributions import FEW, Dense, added, own_sums, row_squares
 from tacit.gradients.layout import warn_of_lengths
 from tacit.gradients.outer import Outer
@@ -217,6 +218,72 @@ def test_a_linear_map_computes_a_row_alike_in_every_place(inputs: int) -> None:
         assert torch.equal(plain, plain[:1].expand_as(plain)), outputs
         assert x.grad is not None
         assert torch.equal(x.grad, x.grad[:1].expand_as(x.grad)), outputs
+
+
+def laid_out(rows: Tensor, how: str) -> Tensor:
+    """The same rows as they may lie in memory."""
+    n, width = rows.shape
+    if how.startswith("from "):
+        first = int(how.removeprefix("from "))
+        return torch.empty(rows.numel() + first)[first:].view(n, width).copy_(rows)
+    return {
+        "one position": rows.view(n, 1, width),
+        "one position, turned": rows.view(1, n, width).transpose(0, 1),
+        "features first": rows.t().contiguous().t(),
+        "rows": rows,
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["rows", "one position", "one position, turned", "features first", "from 1", "from 3"])
+@pytest.mark.parametrize("inputs", [1, 3, 8, 16, 20, 33, 100])
+def test_a_linear_map_computes_a_row_alike_however_it_lies_in_memory(inputs: int, how: str) -> None:
+    """Beside any number of others, forwards and backwards: one more must not have all computed by another kernel."""
+    torch.manual_seed(0)
+    for outputs in (1, 2, 3, 4, 10, 16, 34, 65):
+        weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+        calls = {
+            "forwards": (inputs, lambda x, w=weight: alike.linear(x, w, None)),
+            "with a bias": (inputs, lambda x, w=weight, b=bias: alike.linear(x, w, b)),
+            "backwards": (outputs, lambda g, w=weight: alike.linear_backward(g, w)),
+        }
+        for direction, (width, call) in calls.items():
+            row = torch.randn(width) * 2.0 ** torch.randint(-10, 10, (width,))
+            wanted = call(row.view(1, width))
+            for n in (2, 15, 16, 17, 31, 32, 64, 203):
+                found = call(laid_out(row.expand(n, width).contiguous(), how))
+                assert torch.equal(found.reshape(n, -1), wanted.expand(n, -1)), (direction, outputs, n)
+
+
+class Whole:
+    """All parameters together, clipped to 1."""
+
+    def partition(self, shapes: Any) -> Any:
+        return [tuple(shapes)]
+
+    def weights(self, norms: Tensor) -> Tensor:
+        return (1 / norms.clamp_min(1e-30)).clamp_max(1)
+
+
+def test_one_record_more_does_not_change_how_gradients_are_brought_back() -> None:
+    """Gradients that cancel but for their rounding, which come from a batch with one position that was turned."""
+    torch.manual_seed(0)
+    model, order = nn.Sequential(nn.Linear(8, 33), nn.Linear(33, 34)), torch.randperm(17)
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[1].weight[17:] = model[1].weight[:17][order]
+    model[1].bias.requires_grad_(False)
+    large = 2.0**30 * torch.randn(34)
+    large[17:] = -large[:17][order]
+
+    def total(n: int) -> Tensor:
+        given = large.expand(n, 34).clone()
+        given[-1] = 0
+        with gradients.record(model, reduction="sum") as tape:
+            (model(torch.zeros(n, 1, 8)).transpose(0, 1) * given.view(1, n, 34)).sum().backward()
+        return torch.cat([each.flatten() for each in tape.clipped_sum(Whole()).values()]).double()
+
+    for n in range(2, 40):
+        assert (total(n) - total(n + 1)).norm() <= 1.02
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -134,13 +137,95 @@ def test_what_is_unusual_is_left_to_pytorch(more: dict[str, object], spy: Spy) -
     assert spy.calls == 0
 
 
-@pytest.mark.parametrize("how", [(2, 2, 2), (0,), (20,), (2, -1), (2, 1, -1), ((2, 2, 2),), (2.0,)], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [(2, 2, 2), (0,), (20,), (2, -1), (2, 0), (2, 1, -1), ((2, 2, 2),), (2.0,), (True,), ("2",), (2, 2**62), (2**40,)],
+    ids=str,
+)
 def test_what_is_wrong_is_said_by_pytorch(how: tuple[object, ...]) -> None:
     x = torch.randn(2, 2, 8, 8)
     with pytest.raises((RuntimeError, TypeError)) as wanted:
         F.max_pool2d(x, *how)  # type: ignore[arg-type]
-    with pytest.raises(wanted.type):
+    with pytest.raises(wanted.type) as found:
         recorded(x, *how)
+    assert str(found.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 0, 8, 8), (2, 2, 0, 8), (2, 2, 2, 8, 8)])
+def test_images_of_other_dimensions_are_pytorchs_to_refuse(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    with pytest.raises((RuntimeError, TypeError)) as wanted:
+        F.max_pool2d(x, 2)
+    with pytest.raises(wanted.type):
+        recorded(x, 2)
+
+
+def test_numbers_as_pytorch_takes_them(spy: Spy, arithmetic: str) -> None:
+    x = torch.randn(2, 2, 8, 8)
+    given = [(np.int64(2), np.int64(2)), ((2, 2), ()), ([2], [2], [1]), (2, None), (2, 2**30), ((2, 3), (1, 2**30), 1)]
+    for how in given:
+        assert torch.equal(recorded(x, *how), F.max_pool2d(x, *how))  # type: ignore[arg-type]
+    assert torch.equal(recorded(x[:, :, :1, :1], 9, 1, 4), F.max_pool2d(x[:, :, :1, :1], 9, 1, 4))
+    assert spy.calls == len(given) * (arithmetic != "arrays")
+
+
+def test_without_a_graph_no_places_are_noted(spy: Spy, arithmetic: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_(True)
+            with torch.no_grad():
+                assert not F.max_pool2d(x, 2).requires_grad
+            return self.last(x.flatten(1)[:, :1])
+
+    model = Model()
+    with gradients.record(model):
+        model(torch.randn(2, 2, 8, 8))
+    assert (spy.calls, spy.placed) == (arithmetic != "arrays", 0)
+
+
+@COMPILED
+def test_gradients_however_they_lie_in_memory() -> None:
+    sizes = (8, 8, 2, 2, 2, 2, 0, 0)
+    x = torch.randn(3, 2, 8, 8, requires_grad=True)
+    out, wanted = pooling.Pool.apply(x, sizes), F.max_pool2d(x, 2)  # type: ignore[no-untyped-call]
+    g = torch.randn(3, 2, 4, 4)
+    turned = g.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)
+    for given in (
+        g,
+        turned,
+        torch._neg_view(g),
+        torch.ones(()).expand(3, 2, 4, 4),
+        g.to(memory_format=torch.channels_last),
+    ):
+        (found,) = torch.autograd.grad(out, x, given, retain_graph=True)
+        assert torch.equal(found, torch.autograd.grad(wanted, x, given, retain_graph=True)[0])
+    seed = g.clone().requires_grad_(True)
+    (back,) = torch.autograd.grad(out, x, seed, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        back.sum().backward()
+
+
+def test_tangents_are_not_lost(spy: Spy) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+                found = forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent
+            assert found is not None
+            return self.last(x.flatten(1)[:, :1])
+
+    model = Model()
+    with contextlib.suppress(AttributeError), gradients.record(model):  # what the engine cannot follow it may refuse
+        model(torch.randn(2, 2, 8, 8))
+    assert (spy.calls, spy.placed) == (0, 0)
 
 
 def found_back(x: Tensor, seed: Tensor, *how: object, recorded: bool) -> tuple[Tensor, Tensor]:
@@ -322,11 +407,17 @@ def test_whatever_is_given_for_places_nothing_is_written_elsewhere() -> None:
     for padding in (0, 1):
         memory = np.full(16 + 3 * 15 * 33 + 16, 7.0, dtype=np.float32)
         grads = numbers.standard_normal((3, 7 + padding, 16 + padding), dtype=np.float32)
-        places = numbers.integers(0, 256, grads.shape, dtype=np.uint8)
-        pooling.kernels.max_unpool(grads, places, memory[16:-16], 15, 33, 3, 3, 2, 2, padding, padding, 2)
-        assert (memory[:16] == 7.0).all()
-        assert (memory[-16:] == 7.0).all()
-        assert np.isfinite(memory).all()
+        for most in (9, 12, 256):
+            places = numbers.integers(0, most, grads.shape, dtype=np.uint8)
+            pooling.kernels.max_unpool(grads, places, memory[16:-16], 15, 33, 3, 3, 2, 2, padding, padding, 2)
+            rows, columns = np.indices(grads.shape[1:])
+            rows, columns = 2 * rows - padding + places // 3, 2 * columns - padding + places % 3
+            inside = (rows >= 0) & (rows < 15) & (columns >= 0) & (columns < 33)
+            wanted = np.zeros((3, 15, 33))
+            np.add.at(wanted, (np.indices(grads.shape)[0][inside], rows[inside], columns[inside]), grads[inside])
+            assert np.allclose(memory[16:-16].reshape(3, 15, 33), wanted, atol=1e-5)
+            assert (memory[:16] == 7.0).all()
+            assert (memory[-16:] == 7.0).all()
 
 
 GIVEN = [8, 8, 2, 2, 2, 2, 0, 0, 1]
@@ -355,3 +446,15 @@ def test_sizes_that_do_not_fit_are_refused(place: int, value: int) -> None:
             call(given, places[:1], made, *GIVEN)
         with pytest.raises(TypeError, match="instead of 12"):
             call(given, places, made, *GIVEN[1:])
+
+
+@COMPILED
+def test_numbers_that_make_no_whole_images_and_windows_too_large_for_a_byte_are_refused() -> None:
+    assert pooling.kernels is not None
+    one_more, out = np.zeros(2 * 64 + 1, dtype=np.float32), np.zeros((2, 4, 4), dtype=np.float32)
+    with pytest.raises(ValueError, match="do not fit"):
+        pooling.kernels.max_pool(one_more, out, *GIVEN)
+    line, places, found = np.zeros(300, np.float32), np.zeros(300, np.uint8), np.zeros(300, np.float32)
+    pooling.kernels.max_pool_placed(line, places[:45], found[:45], 1, 300, 1, 256, 1, 1, 0, 0, 1)
+    with pytest.raises(ValueError, match="do not fit"):
+        pooling.kernels.max_pool_placed(line, places[:44], found[:44], 1, 300, 1, 257, 1, 1, 0, 0, 1)

@@ -8,6 +8,9 @@ That this is enough was found by trying (`tests/gradients/test_places.py`), and 
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,26 +23,35 @@ _WHOLE = 4
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, with zeros where they are needed."""
     outputs, inputs = weight.shape
-    rows = x.numel() // max(1, inputs)
-    last, more_in, more_out = _missing(rows, inputs, outputs)
-    if not (last or more_in or more_out):
-        return F.linear(x.contiguous(), weight, bias)
+    flat = _rows(x)
+    last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if more_in or more_out:
         weight = F.pad(weight, (0, more_in, 0, more_out))
         bias = None if bias is None else F.pad(bias, (0, more_out))
-    out = F.linear(F.pad(x.reshape(rows, inputs), (0, more_in, 0, last)), weight, bias)
-    return out[:rows, :outputs].reshape(*x.shape[:-1], outputs)
+    out = F.linear(F.pad(flat, (0, more_in, 0, last)) if last or more_in else flat, weight, bias)
+    return out[: len(flat), :outputs].reshape(*x.shape[:-1], outputs)
 
 
 def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the input of `linear`, from that of its output."""
+    """The gradient of the input of `linear`, from that of its output: where no zeros are added, no view of anything."""
     outputs, inputs = weight.shape
-    rows = grad.numel() // max(1, outputs)
-    last, more_in, more_out = _missing(rows, inputs, outputs)
+    flat, shape = _rows(grad), (*grad.shape[:-1], inputs)
+    last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if not (last or more_in or more_out):
-        return grad.contiguous() @ weight
-    wide = F.pad(grad.reshape(rows, outputs), (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
-    return wide[:rows, :inputs].reshape(*grad.shape[:-1], inputs)
+        out = grad.new_empty(shape)
+        torch.mm(flat, weight, out=out.view(-1, inputs))
+        return out
+    wide = F.pad(flat, (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
+    return wide[: len(flat), :inputs].reshape(shape)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """As a matrix that begins with a line of memory, row after row.
+
+    With a dimension of one a tensor passes for contiguous whatever its strides, and its product is another kernel's.
+    """
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).contiguous()
+    return flat if flat.data_ptr() % (4 * LINE) == 0 else flat.clone()
 
 
 def _missing(rows: int, inputs: int, outputs: int) -> tuple[int, int, int]:

@@ -1,18 +1,20 @@
 """Maxima over windows of images, compiled: as PyTorch finds them, many times as fast.
 
 The place of a maximum in its window takes a byte, where PyTorch notes eight and keeps the image as well; where no
-gradient is needed, as for the features of frozen layers, none is noted at all.
+gradient is needed, as for the features of frozen layers, none is noted at all (and of two zeros that differ in their
+signs it may be the other that is kept).
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from tacit._compiled import Kernels, array, kernels
@@ -31,11 +33,12 @@ def max_pool(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, kernel, stride, padding, dilation, ceil = bound(
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False
     )
-    if ceil or not recorder.batch or layout_of(recorder, x) is None or not readable(plain(x)):
-        return recorder.carry_out(func, args, kwargs)
-    sizes = x.shape[-2:], _pair(kernel), _pair(stride if stride not in (None, [], ()) else kernel), _pair(padding)
-    usual = x.ndim > 2 and _is_usual(*sizes) and _pair(dilation) == (1, 1)
     noted = torch.is_grad_enabled() and x.requires_grad
+    if ceil or not recorder.batch or layout_of(recorder, x) is None or forward_ad._current_level >= 0:
+        return recorder.carry_out(func, args, kwargs)
+    steps = kernel if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
+    sizes = x.shape[-2:], _pair(kernel), _pair(steps), _pair(padding)
+    usual = x.ndim in (3, 4) and x.numel() and _is_usual(*sizes) and _pair(dilation) == (1, 1) and readable(plain(x))
     if kernels is None or not usual or (noted and math.prod(sizes[1]) > MOST_ENTRIES):
         return recorder.carry_out(func, args, kwargs)
     flat = tuple(n for pair in sizes for n in pair)
@@ -77,14 +80,17 @@ def _pooled(images: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pair(value: Any) -> tuple[int, ...]:
+    """Two numbers; nothing where that is not what is given."""
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return tuple(operator.index(v) for v in (values * 2 if len(values) == 1 else values))
+    if not all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+        return ()
+    return tuple(int(v) for v in (values * 2 if len(values) == 1 else values))
 
 
 def _is_usual(*sizes: Sequence[int]) -> bool:
     """Whether every window has an entry of the image; what is wrong with others is for PyTorch to say."""
     return all(len(each) == 2 for each in sizes) and all(
-        s > 0 and 0 <= 2 * p <= k and 0 < k <= n + 2 * p and n for n, k, s, p in zip(*sizes)
+        0 < s < 1 << 31 and 0 <= 2 * p <= k and 0 < k <= min(n + 2 * p, 2 * n) for n, k, s, p in zip(*sizes)
     )
 
 

@@ -92,7 +92,8 @@ class Recorder:
 
         A batch that was not used is dropped by the next. After a backward pass, gradients of another batch would add
         up with the first one's, example i with example i: only unchanged memory is surely the same examples, and only
-        memory that PyTorch alone writes to (a NumPy array that shares it changes no version).
+        memory that PyTorch alone writes to (a NumPy array that shares it changes no version; one that came by DLPack is
+        not seen).
         """
         seen = {(t.data_ptr(), t._version) for t in inputs}
         if self.captures:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tacit.gradients import alike
 
@@ -38,8 +39,8 @@ class Tap(torch.autograd.Function):
 class LinearTap(torch.autograd.Function):
     """A linear map and the node behind it in one.
 
-    The gradient of its input is no view of anything, as that of PyTorch's own map is for more than two dimensions: what
-    arrives there from elsewhere can be added to it in place.
+    The gradient of its input is new memory (`alike.linear_backward`), where that of PyTorch's own map is a view of some
+    for more than two dimensions: what arrives there from elsewhere can be added to it in place.
     """
 
     @staticmethod
@@ -47,14 +48,16 @@ class LinearTap(torch.autograd.Function):
         ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, arrived: Callable[[Tensor], None]
     ) -> Tensor:
         ctx.arrived = arrived
-        ctx.save_for_backward(weight)
+        if ctx.needs_input_grad[1]:
+            ctx.save_for_backward(weight)
         return alike.linear(x, weight, bias).detach()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         Tap.backward(ctx, grads[0])
-        (weight,) = ctx.saved_tensors
-        return None, alike.linear_backward(grads[0], weight) if ctx.needs_input_grad[1] else None, None, None, None
+        found = alike.linear_backward(grads[0], *ctx.saved_tensors) if ctx.needs_input_grad[1] else None
+        return None, found, None, None, None
 
 
 def _gone(grad: Tensor) -> None:
