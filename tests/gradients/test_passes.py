@@ -260,3 +260,26 @@ def test_gradients_that_meet_at_an_input_are_added_up(naive: Any, compare: Any, 
     with gradients.record(model) as tape:
         model(x).square().sum().backward()
     compare(tape, each)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"), [((3, 4), ()), ((3, 4), (1,)), ((3, 4), (3,)), ((3, 4), None), ((4,), None)], ids=str
+)
+def test_weights_and_biases_of_other_dimensions(naive: Any, compare: Any, weight: Any, bias: Any) -> None:
+    """PyTorch takes them too: a bias that is spread over the outputs has the sum of their gradients."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(weight))
+            self.bias = nn.Parameter(torch.randn(bias)) if bias is not None else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight, self.bias)
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(B, 4)
+    each = naive(model, lambda i: model(x[i : i + 1]).square().sum(), B)
+    with gradients.record(model) as tape:
+        model(x).square().sum().backward()
+    compare(tape, each)

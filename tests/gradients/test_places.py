@@ -235,12 +235,14 @@ def laid_out(rows: Tensor, how: str) -> Tensor:
 
 
 @pytest.mark.parametrize("how", ["rows", "one position", "one position, turned", "features first", "from 1", "from 3"])
-@pytest.mark.parametrize("inputs", [1, 3, 8, 16, 20, 33, 100])
-def test_a_linear_map_computes_a_row_alike_however_it_lies_in_memory(inputs: int, how: str) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("inputs", [1, 3, 4, 8, 16, 20, 24, 33, 100])
+def test_a_linear_map_computes_a_row_alike_however_it_lies_in_memory(inputs: int, turned: bool, how: str) -> None:
     """Beside any number of others, forwards and backwards: one more must not have all computed by another kernel."""
     torch.manual_seed(0)
-    for outputs in (1, 2, 3, 4, 10, 16, 34, 65):
+    for outputs in (1, 2, 3, 4, 5, 7, 10, 16, 21, 34, 65):
         weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+        weight = weight.t().contiguous().t() if turned else weight
         calls = {
             "forwards": (inputs, lambda x, w=weight: alike.linear(x, w, None)),
             "with a bias": (inputs, lambda x, w=weight, b=bias: alike.linear(x, w, b)),
@@ -284,6 +286,29 @@ def test_one_record_more_does_not_change_how_gradients_are_brought_back() -> Non
 
     for n in range(2, 40):
         assert (total(n) - total(n + 1)).norm() <= 1.02
+
+
+def test_one_record_more_does_not_change_how_gradients_pass_a_weight_that_is_turned() -> None:
+    """Of every second record they cancel but for their rounding; one more before them moves all by a place."""
+    torch.manual_seed(0)
+    model, order = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 34)), torch.randperm(17)
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[1].weight[17:] = model[1].weight[:17][order]
+    model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())
+    model[1].bias.requires_grad_(False)
+    large = 2.0**30 * torch.randn(34)
+    large[17:] = -large[:17][order]
+
+    def total(n: int, before: int) -> Tensor:
+        given = torch.zeros(n + before, 34)
+        given[before::2] = large
+        with gradients.record(model, reduction="sum") as tape:
+            (model(torch.zeros(n + before, 8)) * given).sum().backward()
+        return torch.cat([each.flatten() for each in tape.clipped_sum(Whole()).values()]).double()
+
+    for n in (20, 100, 401):
+        assert (total(n, 0) - total(n, 1)).norm() <= 1.02
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -14,7 +14,8 @@ typedef struct {
 
 #define NOWHERE 0x1p20f /* the row of padding */
 
-/* Whether PyTorch would go on with `value`: of equal ones it keeps the first, and not a number once it has met one. */
+/* Whether PyTorch would go on with `value`: of equal ones it keeps the first, and not a number once it has met one (of
+ * several the last row by row, here the last column by column). */
 INLINE int goes_on(float value, float with) { return (value > with) | (value != value); }
 
 /* The larger of two lines, and from which row it is. */

@@ -23,7 +23,7 @@ _WHOLE = 4
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, with zeros where they are needed."""
     outputs, inputs = weight.shape
-    flat = _rows(x)
+    flat, weight = _rows(x), weight.contiguous()  # one that is turned rounds rows by their place
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if more_in or more_out:
         weight = F.pad(weight, (0, more_in, 0, more_out))
@@ -35,11 +35,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the input of `linear`, from that of its output: where no zeros are added, no view of anything."""
     outputs, inputs = weight.shape
-    flat, shape = _rows(grad), (*grad.shape[:-1], inputs)
+    flat, weight, shape = _rows(grad), weight.contiguous(), (*grad.shape[:-1], inputs)
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if not (last or more_in or more_out):
         out = grad.new_empty(shape)
-        torch.mm(flat, weight, out=out.view(-1, inputs))
+        torch.mm(flat, weight, out=out.view(len(flat), inputs))
         return out
     wide = F.pad(flat, (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
     return wide[: len(flat), :inputs].reshape(shape)

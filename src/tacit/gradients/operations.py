@@ -81,7 +81,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return out if bias is None else out + bias
     assert batch is not None
     features = plain(x)
-    if layout.dim == features.ndim - 1:
+    if layout.dim == features.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:

@@ -2,7 +2,7 @@
 
 The place of a maximum in its window takes a byte, where PyTorch notes eight and keeps the image as well; where no
 gradient is needed, as for the features of frozen layers, none is noted at all (and of two zeros that differ in their
-signs it may be the other that is kept).
+signs it may be the other that is kept). Of several entries that are not numbers another may get the gradient.
 """
 
 from __future__ import annotations
