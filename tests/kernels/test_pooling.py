@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -47,6 +48,18 @@ class Pooled(nn.Module):
         return self.last(self.features(x))
 
 
+class Looking(nn.Module):
+    """A model that has something done with its data on the way."""
+
+    def __init__(self, look: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.look, self.last = look, nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.look(x)
+        return self.last(x.flatten(1)[:, :1].float())
+
+
 class Spy:
     """The kernels, with a count of how often windows were left to them."""
 
@@ -75,21 +88,10 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 def recorded(x: Tensor, *how: object, **more: object) -> Tensor:
     """What a model sees of the maxima of its data."""
     seen: list[Tensor] = []
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(1, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            found = F.max_pool2d(x, *how, **more)  # type: ignore[arg-type]
-            seen.append(found.detach().as_subclass(Tensor))
-            return self.last(found.flatten(1)[:, :1].float())
-
-    model = Model()
+    model = Looking(lambda x: seen.append(F.max_pool2d(x, *how, **more)))  # type: ignore[arg-type]
     with gradients.record(model):
         model(x)
-    return seen[0]
+    return seen[0].detach().as_subclass(Tensor)
 
 
 @pytest.mark.parametrize("many", [1, 2])
@@ -170,18 +172,12 @@ def test_numbers_as_pytorch_takes_them(spy: Spy, arithmetic: str) -> None:
 
 
 def test_without_a_graph_no_places_are_noted(spy: Spy, arithmetic: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(1, 1)
+    def look(x: Tensor) -> None:
+        x = x.detach().requires_grad_(True)
+        with torch.no_grad():
+            assert not F.max_pool2d(x, 2).requires_grad
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_(True)
-            with torch.no_grad():
-                assert not F.max_pool2d(x, 2).requires_grad
-            return self.last(x.flatten(1)[:, :1])
-
-    model = Model()
+    model = Looking(look)
     with gradients.record(model):
         model(torch.randn(2, 2, 8, 8))
     assert (spy.calls, spy.placed) == (arithmetic != "arrays", 0)
@@ -210,19 +206,12 @@ def test_gradients_however_they_lie_in_memory() -> None:
 
 
 def test_tangents_are_not_lost(spy: Spy) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(1, 1)
+    def look(x: Tensor) -> None:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+            assert forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent is not None
 
-        def forward(self, x: Tensor) -> Tensor:
-            with forward_ad.dual_level():
-                dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
-                found = forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent
-            assert found is not None
-            return self.last(x.flatten(1)[:, :1])
-
-    model = Model()
+    model = Looking(look)
     with contextlib.suppress(AttributeError), gradients.record(model):  # what the engine cannot follow it may refuse
         model(torch.randn(2, 2, 8, 8))
     assert (spy.calls, spy.placed) == (0, 0)
@@ -232,23 +221,14 @@ def found_back(x: Tensor, seed: Tensor, *how: object, recorded: bool) -> tuple[T
     """Maxima, and the gradient of x from what is given for them."""
     kept: list[Tensor] = []
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(1, 1)
+    def look(x: Tensor) -> None:
+        x = x.detach().requires_grad_(True)
+        out = F.max_pool2d(x, *how)  # type: ignore[arg-type]
+        (back,) = torch.autograd.grad((out * seed).sum(), x)
+        kept.extend(each.detach().as_subclass(Tensor) for each in (out, back))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_(True)
-            out = F.max_pool2d(x, *how)  # type: ignore[arg-type]
-            (back,) = torch.autograd.grad((out * seed).sum(), x)
-            kept.extend(each.detach().as_subclass(Tensor) for each in (out, back))
-            return self.last(x.flatten(1)[:, :1])
-
-    model = Model()
-    if recorded:
-        with gradients.record(model):
-            model(x)
-    else:
+    model = Looking(look)
+    with gradients.record(model) if recorded else contextlib.nullcontext():
         model(x)
     return kept[0], kept[1]
 
@@ -367,15 +347,7 @@ def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, ari
 
 
 def test_examples_in_the_place_of_channels_are_refused() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.last = nn.Linear(16, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(F.max_pool2d(x, 2).flatten(1))
-
-    model = Model()
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 1))
     with gradients.record(model), pytest.raises(ValueError, match="channels or space"):
         model(torch.randn(3, 8, 8))
 
