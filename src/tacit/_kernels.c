@@ -255,7 +255,7 @@ static void unpool_planes(const void *given, size_t i) {
 }
 
 /* Windows that each have an entry of the image, from height, width, kernel, stride and padding; false otherwise, and where
- * `planes` of whole images, or of maxima, do not make so many numbers. */
+ * so many numbers are not images and their maxima. */
 static int windowed(Pooling *p, const size_t *sizes, size_t images, size_t maxima) {
     size_t out[2], plane, reduced;
     p->height = sizes[0], p->width = sizes[1];
@@ -271,7 +271,8 @@ static int windowed(Pooling *p, const size_t *sizes, size_t images, size_t maxim
     if (p->columns == 1) p->stride[1] = 1; /* there is no next one */
     p->pitch = ((out[1] - 1) * p->stride[1] + p->kernel[1] + p->stride[1] - 1) / p->stride[1] * p->stride[1];
     plane = p->height * p->width, reduced = out[0] * out[1], p->planes = images / plane;
-    return p->pitch <= SIZE_MAX / 64 / p->rows && images % plane == 0 && maxima % reduced == 0 && maxima / reduced == p->planes;
+    return p->pitch <= SIZE_MAX / 64 / p->rows && images % plane == 0 && maxima % reduced == 0 &&
+           maxima / reduced == p->planes;
 }
 
 /* `max_pool`, `max_pool_placed` and `max_unpool`: from the first to the last, with the places if there are any. */
@@ -295,9 +296,8 @@ static PyObject *pool(PyObject *const *arguments, Py_ssize_t count, int placed, 
                (!placed || ((size_t)views[1].len == maxima && p.kernel[0] * p.kernel[1] <= 256));
     if (fits) {
         p.tasks = at_most(sizes[8], p.planes);
-        for (size_t k = 0; k < 256; k++) { /* in the padding a number larger than any row or column */
+        for (size_t k = 0; k < 256; k++) /* in the padding a number larger than any row or column */
             p.down[k] = k / p.kernel[1] - p.padding[0], p.along[k] = k % p.kernel[1] - p.padding[1];
-        }
         Py_BEGIN_ALLOW_THREADS
         in_parallel(back ? unpool_planes : pool_planes, &p, p.tasks, sizes[8]);
         Py_END_ALLOW_THREADS

@@ -283,3 +283,54 @@ def test_weights_and_biases_of_other_dimensions(naive: Any, compare: Any, weight
     with gradients.record(model) as tape:
         model(x).square().sum().backward()
     compare(tape, each)
+
+
+class Turned(nn.Module):
+    """A linear map at several positions, with few outputs or with many."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(24, 24), nn.LayerNorm(24), nn.Linear(24, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize("positions", [1, 4, 30])
+@pytest.mark.parametrize("width", [1, 5, 24])
+@pytest.mark.parametrize("where", ["backward", "sum"])
+def test_gradients_norms_and_sums_are_not_rounded_to_half_precision(where: str, width: int, positions: int) -> None:
+    """Called within autocast, after a forward pass without: each product of factors would lose 16 of its 24 bits."""
+    torch.manual_seed(0)
+    model, x = Turned(width), torch.randn(20, positions, 24)
+
+    def found(mixed: str) -> list[Tensor]:
+        with gradients.record(model) as tape:
+            loss = model(x).square().sum()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed == "backward"):
+                loss.backward()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed == "sum"):
+                return [*tape.clipped_sum(Halved()).values(), tape.norms()]
+
+    for own, wanted in zip(found(where), found(""), strict=True):
+        assert torch.equal(own, wanted)
+
+
+class Halved:
+    def partition(self, shapes: Any) -> Any:
+        return [tuple(shapes)]
+
+    def weights(self, norms: Tensor) -> Tensor:
+        return torch.full_like(norms, 0.5)
+
+
+def test_maxima_of_a_batch_may_be_used_again() -> None:
+    """Found before the model is called: their memory is nobody else's."""
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(32, 2)), torch.randn(7, 2, 8, 8)
+    engine = gradients.attach(model)
+    pooled = F.max_pool2d(engine.trace(x, 7), 2)
+    assert pooled.as_subclass(Tensor).untyped_storage().resizable()
+    for _ in range(2):
+        model(pooled).square().sum().backward()
+    assert engine.norms().isfinite().all()
+    engine.detach()

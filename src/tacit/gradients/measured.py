@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.contributions import Contribution, Dense, added, precise
-from tacit.gradients.precision import NORM_SHARE, check_precision
+from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Uses
 
@@ -67,14 +67,15 @@ class Measured:
             )
         if not recorder.captures and recorder.batch > 0:
             raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
-        check_precision(next(iter(recorder.parameters.values())).device)
+        device = next(iter(recorder.parameters.values())).device
+        check_precision(device)
         if self._squares and self._captures == recorder.captures:
             self.refuse_writes()
             return self._squares
         if recorder.parts:
             means.check_reduction(recorder)
         squares: dict[str, Tensor] = {}
-        with torch.no_grad():
+        with torch.no_grad(), unmixed(device):
             for name, parameter in recorder.parameters.items():
                 parts = recorder.parts.get(name)
                 if parts:
@@ -135,12 +136,10 @@ class Measured:
             return out.zero_() if overwrite else out
         if finite is not None:
             uses = uses.without(~finite)
-        if overwrite:
-            uses.assign(out, weights)
-            return out
-        fresh = torch.empty_like(out)
-        uses.assign(fresh, weights)
-        return out.add_(fresh)
+        fresh = out if overwrite else torch.empty_like(out)
+        with unmixed(out.device):
+            uses.assign(fresh, weights)
+        return out if overwrite else out.add_(fresh)
 
 
 def _held(contribution: Contribution) -> Iterator[Tensor]:

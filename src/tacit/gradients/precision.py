@@ -21,6 +21,8 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -259,3 +261,11 @@ def check_precision(device: torch.device) -> None:
             f"{' and '.join(wrong)} lets float32 products be rounded to fewer bits, for which no sensitivity is "
             'proved; set it to "highest" or "ieee".'
         )
+
+
+def unmixed(device: torch.device) -> AbstractContextManager[Any]:
+    """No `torch.autocast` within: somebody may take norms and sums, or call backward, where it is on.
+
+    It would round factors to bfloat16 before they are multiplied, of which no bound of an error here knows.
+    """
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

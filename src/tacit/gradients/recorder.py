@@ -13,6 +13,7 @@ from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import METADATA, READS, SHOWN, canonical, writes
 from tacit.gradients.nested import detached
+from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
@@ -320,7 +321,8 @@ class Recorder:
                         f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place"
                     )
             if self.capturing:
-                self.capture(make(plain(grad.detach())), epoch)
+                with unmixed(grad.device):
+                    self.capture(make(plain(grad.detach())), epoch)
 
         return arrived
 

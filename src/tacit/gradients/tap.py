@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tacit.gradients import alike
+from tacit.gradients.precision import unmixed
 
 
 class Tap(torch.autograd.Function):
@@ -56,8 +57,10 @@ class LinearTap(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         Tap.backward(ctx, grads[0])
-        found = alike.linear_backward(grads[0], *ctx.saved_tensors) if ctx.needs_input_grad[1] else None
-        return None, found, None, None, None
+        if not ctx.needs_input_grad[1]:
+            return (None,) * 5
+        with unmixed(grads[0].device):
+            return None, alike.linear_backward(grads[0], *ctx.saved_tensors), None, None, None
 
 
 def _gone(grad: Tensor) -> None:
