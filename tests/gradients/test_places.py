@@ -266,16 +266,22 @@ class Whole:
         return (1 / norms.clamp_min(1e-30)).clamp_max(1)
 
 
-def test_one_record_more_does_not_change_how_gradients_are_brought_back() -> None:
-    """Gradients that cancel but for their rounding, which come from a batch with one position that was turned."""
+def two_maps(width: int) -> tuple[nn.Sequential, Tensor]:
+    """Linear maps, and a gradient of the second whose terms cancel on the way to the first but for their rounding."""
     torch.manual_seed(0)
-    model, order = nn.Sequential(nn.Linear(8, 33), nn.Linear(33, 34)), torch.randperm(17)
+    model, order = nn.Sequential(nn.Linear(8, width), nn.Linear(width, 34)), torch.randperm(17)
     with torch.no_grad():
         model[0].bias.zero_()
         model[1].weight[17:] = model[1].weight[:17][order]
     model[1].bias.requires_grad_(False)
     large = 2.0**30 * torch.randn(34)
     large[17:] = -large[:17][order]
+    return model, large
+
+
+def test_one_record_more_does_not_change_how_gradients_are_brought_back() -> None:
+    """From a batch with one position that was turned."""
+    model, large = two_maps(33)
 
     def total(n: int) -> Tensor:
         given = large.expand(n, 34).clone()
@@ -289,16 +295,9 @@ def test_one_record_more_does_not_change_how_gradients_are_brought_back() -> Non
 
 
 def test_one_record_more_does_not_change_how_gradients_pass_a_weight_that_is_turned() -> None:
-    """Of every second record they cancel but for their rounding; one more before them moves all by a place."""
-    torch.manual_seed(0)
-    model, order = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 34)), torch.randperm(17)
-    with torch.no_grad():
-        model[0].bias.zero_()
-        model[1].weight[17:] = model[1].weight[:17][order]
+    """Every second record has some; one more before them moves all by a place."""
+    model, large = two_maps(4)
     model[1].weight = nn.Parameter(model[1].weight.detach().t().contiguous().t())
-    model[1].bias.requires_grad_(False)
-    large = 2.0**30 * torch.randn(34)
-    large[17:] = -large[:17][order]
 
     def total(n: int, before: int) -> Tensor:
         given = torch.zeros(n + before, 34)

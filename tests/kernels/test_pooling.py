@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +17,8 @@ from tacit import gradients
 from tacit.gradients import pooling
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
+
+BY_THREADS = pytest.mark.parametrize("threads", [1, 2], indirect=True)
 
 CASES = {
     "halves": ((3, 4, 24, 24), 2, 2, 0),
@@ -78,6 +80,14 @@ class Spy:
         self.kernels.max_pool_placed(*arguments)  # type: ignore[attr-defined]
 
 
+@pytest.fixture(params=[1])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     found = Spy(pooling.kernels)
@@ -94,30 +104,31 @@ def recorded(x: Tensor, *how: object, **more: object) -> Tensor:
     return seen[0].detach().as_subclass(Tensor)
 
 
-@pytest.mark.parametrize("many", [1, 2])
+@BY_THREADS
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", CASES)
-def test_the_values_are_pytorchs(name: str, many: int, spy: Spy, arithmetic: str) -> None:
+def test_the_values_are_pytorchs(name: str, spy: Spy, arithmetic: str) -> None:
     shape, *how = CASES[name]
     torch.manual_seed(0)
     x = torch.randn(shape)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(many)
-        assert torch.equal(recorded(x, *how), F.max_pool2d(x, *how))
-    finally:
-        torch.set_num_threads(before)
+    assert torch.equal(recorded(x, *how), F.max_pool2d(x, *how))
     assert spy.calls == (arithmetic != "arrays")
+
+
+def any_windows(numbers: np.random.Generator) -> list[tuple[int, ...]]:
+    """Height and width of images, and kernel, stride and padding of windows that fit."""
+    h, w = int(numbers.integers(1, 20)), int(numbers.integers(1, 50))
+    kernel = int(numbers.integers(1, min(5, h) + 1)), int(numbers.integers(1, min(6, w) + 1))
+    stride = tuple(map(int, numbers.integers(1, 6, 2)))
+    return [(h, w), kernel, stride, tuple(int(numbers.integers(0, k // 2 + 1)) for k in kernel)]
 
 
 def test_random_windows_are_pytorchs() -> None:
     numbers = np.random.default_rng(0)
     for _ in range(150):
-        h, w = int(numbers.integers(1, 20)), int(numbers.integers(1, 50))
-        kernel = int(numbers.integers(1, min(5, h) + 1)), int(numbers.integers(1, min(6, w) + 1))
-        stride = tuple(map(int, numbers.integers(1, 6, 2)))
-        padding = tuple(int(numbers.integers(0, k // 2 + 1)) for k in kernel)
+        (h, w), *how = any_windows(numbers)
         x = torch.from_numpy(numbers.standard_normal((2, 2, h, w), dtype=np.float32))
-        assert torch.equal(recorded(x, kernel, stride, padding), F.max_pool2d(x, kernel, stride, padding))
+        assert torch.equal(recorded(x, *how), F.max_pool2d(x, *how))
 
 
 @pytest.mark.parametrize("place", range(16))
@@ -233,10 +244,11 @@ def found_back(x: Tensor, seed: Tensor, *how: object, recorded: bool) -> tuple[T
     return kept[0], kept[1]
 
 
-@pytest.mark.parametrize("many", [1, 2])
+@BY_THREADS
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("values", ["normal", "equal", "few", "infinite"])
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_come_back_where_pytorch_brings_them(name: str, values: str, many: int, spy: Spy) -> None:
+def test_gradients_come_back_where_pytorch_brings_them(name: str, values: str, spy: Spy) -> None:
     """To the first of equal entries, and added up where windows overlap in the same order: to the last bit."""
     shape, *how = CASES[name]
     torch.manual_seed(0)
@@ -247,12 +259,7 @@ def test_gradients_come_back_where_pytorch_brings_them(name: str, values: str, m
         "infinite": torch.where(torch.rand(shape) < 0.8, -torch.inf, torch.randn(shape)),
     }[values]
     seed = torch.randn_like(F.max_pool2d(x, *how))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(many)
-        found = found_back(x, seed, *how, recorded=True)
-    finally:
-        torch.set_num_threads(before)
+    found = found_back(x, seed, *how, recorded=True)
     for own, wanted in zip(found, found_back(x, seed, *how, recorded=False), strict=True):
         assert torch.equal(own, wanted)
     assert spy.placed == (pooling.kernels is not None)
@@ -261,14 +268,11 @@ def test_gradients_come_back_where_pytorch_brings_them(name: str, values: str, m
 def test_random_gradients_are_pytorchs() -> None:
     numbers = np.random.default_rng(1)
     for _ in range(100):
-        h, w = int(numbers.integers(1, 20)), int(numbers.integers(1, 50))
-        kernel = int(numbers.integers(1, min(5, h) + 1)), int(numbers.integers(1, min(6, w) + 1))
-        stride = tuple(map(int, numbers.integers(1, 6, 2)))
-        padding = tuple(int(numbers.integers(0, k // 2 + 1)) for k in kernel)
+        (h, w), *how = any_windows(numbers)
         x = torch.from_numpy(numbers.integers(-3, 4, (2, 2, h, w)).astype(np.float32))
-        seed = torch.randn_like(F.max_pool2d(x, kernel, stride, padding))
-        found = found_back(x, seed, kernel, stride, padding, recorded=True)
-        for own, wanted in zip(found, found_back(x, seed, kernel, stride, padding, recorded=False), strict=True):
+        seed = torch.randn_like(F.max_pool2d(x, *how))
+        found = found_back(x, seed, *how, recorded=True)
+        for own, wanted in zip(found, found_back(x, seed, *how, recorded=False), strict=True):
             assert torch.equal(own, wanted)
 
 
