@@ -6,6 +6,8 @@
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
  * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
+ * linear(x, weight, bias, out, terms, turned, threads)  out = x weight + bias, which may be empty, by the same products: a row
+ *                                          is the same beside any others; where it is turned, each row of weight is an output
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
  * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
@@ -150,13 +152,29 @@ static void some_panels(const void *given, size_t i) { best.panels(given, i); }
 
 static void some_products(const void *given, size_t i) {
     Products *p = (Products *)given;
-    size_t at_once = best.at_once(p);
-    float *left = malloc(at_once * p->records * sizeof(float) + 64);
+    size_t panels = (p->rows + best.height - 1) / best.height / p->tasks + 1;
+    float *left = malloc(panels * best.height * p->records * sizeof(float) + 64);
     if (left)
-        best.products(p, i * at_once, (float *)((uintptr_t)left + (64 - (uintptr_t)left % 64)));
+        best.products(p, i, (float *)((uintptr_t)left + (64 - (uintptr_t)left % 64)));
     else
         atomic_store(&p->failed, 1);
     free(left);
+}
+
+/* As many tasks as let the left factor stay in the cache, and all threads work for as long. */
+static void multiply(Products *p, size_t threads) {
+    p->width = p->turned_left && p->columns <= best.length ? best.length : 2 * best.length;
+    size_t panels = (p->columns + p->width - 1) / p->width, rows = (p->rows + best.height - 1) / best.height;
+    size_t at_once = LEFT_BYTES / 4 / best.height / p->records, rounds = rows / (at_once ? at_once : 1) / threads + 1;
+    p->tasks = at_most(rounds * threads, rows);
+    float *memory = malloc(panels * p->width * p->records * sizeof(float) + 64);
+    p->panels = (float *)((uintptr_t)memory + (64 - (uintptr_t)memory % 64));
+    atomic_store(&p->failed, !memory);
+    if (memory) {
+        in_parallel(some_panels, p, (panels + PANELS - 1) / PANELS, threads);
+        in_parallel(some_products, p, p->tasks, threads);
+    }
+    free(memory);
 }
 
 static PyObject *product_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -171,20 +189,34 @@ static PyObject *product_sum(PyObject *module, PyObject *const *arguments, Py_ss
     int fits = 0 < p.call && p.call <= CALL && is_count(threads) && p.rows && p.columns &&
                !__builtin_mul_overflow(p.rows, p.columns, &entries) && for_each(views[3].len, 1) == entries;
     if (fits) {
-        size_t panels = (p.columns + best.width - 1) / best.width, at_once = best.at_once(&p);
-        float *memory = malloc(panels * best.width * p.records * sizeof(float) + 64);
-        p.panels = (float *)((uintptr_t)memory + (64 - (uintptr_t)memory % 64));
-        atomic_store(&p.failed, !memory);
-        if (memory) {
-            Py_BEGIN_ALLOW_THREADS
-            in_parallel(some_panels, &p, (panels + PANELS - 1) / PANELS, threads);
-            in_parallel(some_products, &p, (p.rows + at_once - 1) / at_once, threads);
-            Py_END_ALLOW_THREADS
-        }
-        free(memory);
+        Py_BEGIN_ALLOW_THREADS
+        multiply(&p, threads);
+        Py_END_ALLOW_THREADS
     }
     give_back(views, 4);
     if (!fits) return PyErr_Format(PyExc_ValueError, "the factors and weights do not fit a sum of %zu rows.", p.rows);
+    if (atomic_load(&p.failed)) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[4]; /* x, weight, bias, out */
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "linear takes 7 arguments, not %zd.", count);
+    Products p = {.turned_left = 1, .call = CALL, .records = PyLong_AsSize_t(arguments[4])};
+    size_t turned = PyLong_AsSize_t(arguments[5]), threads = PyLong_AsSize_t(arguments[6]), entries = 0;
+    if (PyErr_Occurred() || take(arguments, views, 4, 3) < 0) return NULL;
+    p.left = views[0].buf, p.right = views[1].buf, p.out = views[3].buf, p.turned_right = turned != 0;
+    p.bias = views[2].len ? views[2].buf : NULL;
+    p.rows = for_each(views[0].len, p.records), p.columns = for_each(views[1].len, p.records);
+    int fits = is_count(threads) && p.rows && p.columns && !__builtin_mul_overflow(p.rows, p.columns, &entries) &&
+               for_each(views[3].len, 1) == entries && (!p.bias || for_each(views[2].len, 1) == p.columns);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        multiply(&p, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 4);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit a map of %zu rows.", p.rows);
     if (atomic_load(&p.failed)) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
@@ -481,6 +513,7 @@ static PyMethodDef methods[] = {
     FUNCTION(add_normal),
     FUNCTION(outer_sum),
     FUNCTION(product_sum),
+    FUNCTION(linear),
     FUNCTION(squares),
     FUNCTION(digest),
     FUNCTION(max_pool),
@@ -501,6 +534,6 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__kernels(void) {
     best = BEST;
     PyObject *module = PyModule_Create(&definition);
-    if (module && PyModule_AddIntConstant(module, "wide", best.width > PANEL_COLUMNS / 4) < 0) Py_CLEAR(module);
+    if (module && PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0) Py_CLEAR(module);
     return module;
 }

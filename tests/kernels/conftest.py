@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tacit import _compiled, _normal
-from tacit.gradients import cells, contributions, formed, narrow, pooling
+from tacit.gradients import alike, cells, contributions, formed, narrow, pooling
 from tacit.training import held
 
 SOURCE = Path(_compiled.__file__).with_name("_kernels.c")
-USERS = (_normal, cells, contributions, formed, narrow, pooling, held)
+USERS = (_normal, alike, cells, contributions, formed, narrow, pooling, held)
 """The modules that use the kernels."""
 
 

@@ -1,37 +1,46 @@
-/* Sums of outer products: out[r][c] = sum over records of left[record][r] * weight * right[record][c], `call` records at a
- * time, the sums of calls one after the other. What is added, and in which order, is the same for every entry, whichever
- * others are computed with it. Both factors are copied into panels of a few columns, record after record. */
+/* Matrix products: out[r][c] = bias[c] + sum over records of left[record][r] * weight * right[record][c], `call` records at
+ * a time, the sums of calls one after the other. What is added, and in which order, is the same for every entry, whichever
+ * others are computed with it, wherever it lies in memory. Factors are copied into panels of a few columns, record after
+ * record; but a left one that is *turned*, in memory column after column, is read as it is. */
 #define PANEL_ROWS 8 /* at most, of the left factor */
 #define PANEL_COLUMNS 32
 #define PANELS 4 /* of the right factor that are copied at a time */
 #define LEFT_BYTES (1 << 18) /* of the left factor that are used at a time, so that they stay in the cache */
+#define SPAN 64 /* records of a turned factor that are copied at a time */
 
 typedef struct {
-    const float *left, *right, *weights;
-    float *out, *panels; /* of `right`, multiplied by the weights */
-    size_t records, rows, columns, call;
+    const float *left, *right, *weights, *bias; /* the last two may be missing */
+    float *out, *panels;                        /* of `right`, multiplied by the weights */
+    size_t records, rows, columns, call, width, tasks;
+    int turned_left, turned_right;
     atomic_int failed;
 } Products;
 
-/* One panel of each: total[r][c], PANEL_COLUMNS apart. */
-typedef void (*Meet)(const float *left, const float *right, size_t records, size_t call, float *total);
+/* One panel of each: total[r][c], the rows `apart`, beginning with first[c]. Rows of a turned left factor are `records`
+ * apart. */
+typedef void (*Meet)(const float *left, const float *right, const float *first, size_t records, size_t call,
+                     float *total, size_t apart);
 
-/* HEIGHT rows times two registers of columns; never inlined, as `TILE`. */
-#define MEET(name, bytes, height, target)                                                                             \
-    target __attribute__((noinline)) static void meet_##name(const float *left, const float *right, size_t records,   \
-                                                             size_t call, float *total) {                             \
+/* HEIGHT rows times one or two registers of columns; never inlined, as `TILE`. */
+#define MEET(name, bytes, height, registers, across, along, target)                                                   \
+    target __attribute__((noinline)) static void meet_##name(const float *left, const float *right,                   \
+                                                             const float *first, size_t records, size_t call,         \
+                                                             float *total, size_t apart) {                            \
         typedef float Vector __attribute__((vector_size(bytes), aligned(4), may_alias));                              \
         enum { LENGTH = bytes / 4 };                                                                                  \
         for (size_t lo = 0; lo < records; lo += call) {                                                               \
             size_t n = records - lo < call ? records - lo : call;                                                     \
-            Vector sum[height][2];                                                                                    \
-            for (int r = 0; r < height; r++) sum[r][0] = sum[r][1] = (Vector){0};                                     \
-            for (size_t i = 0; i < n; i++, left += height, right += 2 * LENGTH)                                       \
-                for (int r = 0; r < height; r++)                                                                      \
-                    for (int v = 0; v < 2; v++) sum[r][v] += left[r] * *(const Vector *)(right + v * LENGTH);         \
+            Vector sum[height][registers];                                                                            \
             for (int r = 0; r < height; r++)                                                                          \
-                for (int v = 0; v < 2; v++) {                                                                         \
-                    Vector *here = (Vector *)(total + r * PANEL_COLUMNS + v * LENGTH);                                \
+                for (int v = 0; v < registers; v++)                                                                   \
+                    sum[r][v] = lo ? (Vector){0} : *(const Vector *)(first + v * LENGTH);                             \
+            for (size_t i = 0; i < n; i++, left += along, right += registers * LENGTH)                                \
+                for (int r = 0; r < height; r++)                                                                      \
+                    for (int v = 0; v < registers; v++)                                                               \
+                        sum[r][v] += left[r * (across)] * *(const Vector *)(right + v * LENGTH);                      \
+            for (int r = 0; r < height; r++)                                                                          \
+                for (int v = 0; v < registers; v++) {                                                                 \
+                    Vector *here = (Vector *)(total + r * apart + v * LENGTH);                                        \
                     if (lo)                                                                                           \
                         *here += sum[r][v];                                                                           \
                     else                                                                                              \
@@ -56,22 +65,78 @@ INLINE void panels_in(const float *matrix, const float *weights, size_t records,
     }
 }
 
-/* How many rows of the left factor are used at a time. */
-INLINE size_t rows_at_once(const Products *p, size_t height) {
-    size_t panels = LEFT_BYTES / (4 * height * (p->records ? p->records : 1));
-    return height * (panels ? panels : 1);
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t Choice __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define CHOOSE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define CHOOSE(a, b, i, j, k, l) __builtin_shuffle(a, b, (Choice){i, j, k, l})
+#endif
+
+/* Four by four numbers, rows that lie `apart` becoming columns that lie `pitch` apart. */
+INLINE void turn_four(const float *from, size_t apart, float *to, size_t pitch) {
+    Four a = *(const Four *)from, b = *(const Four *)(from + apart);
+    Four c = *(const Four *)(from + 2 * apart), d = *(const Four *)(from + 3 * apart);
+    Four low = CHOOSE(a, b, 0, 4, 1, 5), high = CHOOSE(a, b, 2, 6, 3, 7);
+    Four low2 = CHOOSE(c, d, 0, 4, 1, 5), high2 = CHOOSE(c, d, 2, 6, 3, 7);
+    *(Four *)to = CHOOSE(low, low2, 0, 1, 4, 5);
+    *(Four *)(to + pitch) = CHOOSE(low, low2, 2, 3, 6, 7);
+    *(Four *)(to + 2 * pitch) = CHOOSE(high, high2, 0, 1, 4, 5);
+    *(Four *)(to + 3 * pitch) = CHOOSE(high, high2, 2, 3, 6, 7);
 }
 
-/* The rows of out from `above` on, as many as are used at a time; `left` has room for panels of these. */
-INLINE void products_in(const Products *p, size_t above, float *left, size_t height, size_t width, Meet meet) {
-    size_t count = at_most(p->rows - above, rows_at_once(p, height));
-    float total[PANEL_ROWS * PANEL_COLUMNS] = {0.0f};
-    panels_in(p->left, NULL, p->records, p->rows, above, count, height, left);
-    for (size_t c = 0; c < p->columns; c += width)
-        for (size_t r = 0; r < count; r += height) {
-            size_t n = at_most(p->columns - c, width);
-            meet(left + r * p->records, p->panels + c * p->records, p->records, p->call, total);
-            for (size_t k = 0; k < at_most(count - r, height); k++)
-                memcpy(p->out + (above + r + k) * p->columns + c, total + k * PANEL_COLUMNS, n * sizeof(float));
+/* The same panels of a factor that is turned. */
+INLINE void turned_in(const float *matrix, size_t records, size_t first, size_t count, size_t width, float *panels) {
+    for (size_t k = 0; k < count; k += width)
+        for (size_t lo = 0; lo < records; lo += SPAN) {
+            size_t n = at_most(records - lo, SPAN), there = at_most(count - k, width), c = 0;
+            const float *from = matrix + (first + k) * records + lo;
+            float *to = panels + k * records + lo * width;
+            for (; c + 4 <= there; c += 4) {
+                size_t i = 0;
+                for (; i + 4 <= n; i += 4) turn_four(from + c * records + i, records, to + i * width + c, width);
+                for (; i < n; i++)
+                    for (size_t j = c; j < c + 4; j++) to[i * width + j] = from[j * records + i];
+            }
+            for (; c < width; c++)
+                for (size_t i = 0; i < n; i++) to[i * width + c] = c < there ? from[c * records + i] : 0.0f;
         }
+}
+
+/* Some panels of the right factor. */
+INLINE void right_in(const Products *p, size_t i, size_t width) {
+    size_t first = i * PANELS * width, count = at_most(p->columns - first, PANELS * width);
+    float *panels = p->panels + first * p->records;
+    if (p->turned_right)
+        turned_in(p->right, p->records, first, count, width, panels);
+    else
+        panels_in(p->right, p->weights, p->records, p->columns, first, count, width, panels);
+}
+
+/* Task i of as many: some panels of the left factor, for which `left` has room, with all of the right one. */
+INLINE void products_in(const Products *p, size_t i, float *left, size_t height, size_t width, Meet meet) {
+    size_t panels = (p->rows + height - 1) / height, above = panels * i / p->tasks * height;
+    size_t end = at_most(p->rows, panels * (i + 1) / p->tasks * height), whole = end - (end - above) % height;
+    float total[PANEL_ROWS * PANEL_COLUMNS], first[PANEL_COLUMNS] = {0.0f};
+    if (!p->turned_left) {
+        panels_in(p->left, NULL, p->records, p->rows, above, end - above, height, left);
+    } else if (whole < end) { /* the last rows, and zeros */
+        memcpy(left, p->left + whole * p->records, (end - whole) * p->records * sizeof(float));
+        memset(left + (end - whole) * p->records, 0, (height - (end - whole)) * p->records * sizeof(float));
+    }
+    for (size_t c = 0; c < p->columns; c += width) {
+        size_t n = at_most(p->columns - c, width);
+        if (p->bias) memcpy(first, p->bias + c, n * sizeof(float));
+        for (size_t r = above; r < end; r += height) {
+            const float *rows = !p->turned_left ? left + (r - above) * p->records
+                                                : r < whole ? p->left + r * p->records : left;
+            size_t m = at_most(end - r, height);
+            float *out = p->out + r * p->columns + c;
+            int inside = n == width && m == height;
+            meet(rows, p->panels + c * p->records, first, p->records, p->call, inside ? out : total,
+                 inside ? p->columns : PANEL_COLUMNS);
+            for (size_t k = 0; !inside && k < m; k++)
+                memcpy(out + k * p->columns, total + k * PANEL_COLUMNS, n * sizeof(float));
+        }
+    }
 }

@@ -1,15 +1,20 @@
 /* The same functions for processors with wider registers; which ones are used is decided when the module is loaded. */
 #define VERSION(name, bytes, height, target)                                                                      \
     TILE(name, bytes, target)                                                                                     \
-    MEET(name, bytes, height, target)                                                                             \
-    target static size_t at_once_##name(const Products *p) { return rows_at_once(p, height); }                     \
+    MEET(name, bytes, height, 2, 1, height, target)                                                               \
+    MEET(name##_turned, bytes, height, 2, records, 1, target)                                                     \
+    MEET(name##_narrow, bytes, height, 1, records, 1, target)                                                     \
     target static void panels_##name(const Products *p, size_t i) {                                               \
-        size_t width = 2 * bytes / 4, first = i * PANELS * width;                                                 \
-        panels_in(p->right, p->weights, p->records, p->columns, first, at_most(p->columns - first, PANELS * width), \
-                  width, p->panels + first * p->records);                                                         \
+        if (p->width == bytes / 4)                                                                                \
+            right_in(p, i, bytes / 4);                                                                            \
+        else                                                                                                      \
+            right_in(p, i, 2 * bytes / 4);                                                                        \
     }                                                                                                             \
-    target static void products_##name(const Products *p, size_t above, float *left) {                            \
-        products_in(p, above, left, height, 2 * bytes / 4, meet_##name);                                          \
+    target static void products_##name(const Products *p, size_t i, float *left) {                                \
+        if (p->width == bytes / 4)                                                                                \
+            products_in(p, i, left, height, bytes / 4, meet_##name##_narrow);                                     \
+        else                                                                                                      \
+            products_in(p, i, left, height, 2 * bytes / 4, p->turned_left ? meet_##name##_turned : meet_##name);    \
     }                                                                                                             \
     target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
     target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
@@ -48,8 +53,8 @@
     }                                                                                                             \
     static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
                                   digest_##name, form_##name,   measure_##name,   add_##name,                     \
-                                  lstm_forward_##name, lstm_backward_##name, at_once_##name, panels_##name,         \
-                                  products_##name, pool_##name, 2 * bytes / 4};
+                                  lstm_forward_##name, lstm_backward_##name, panels_##name, products_##name,        \
+                                  pool_##name, bytes / 4, height};
 
 typedef struct {
     size_t (*edges)(const uint32_t *, size_t);
@@ -62,11 +67,10 @@ typedef struct {
     void (*add)(const Windows *, const float *, size_t, float *);
     void (*lstm_forward)(float *, float *, float *, float *, float *, size_t);
     void (*lstm_backward)(const float *, const float *, const float *, const float *, float *, float *, size_t);
-    size_t (*at_once)(const Products *);
     void (*panels)(const Products *, size_t); /* PANELS of them */
     void (*products)(const Products *, size_t, float *);
     void (*pool)(const Pooling *, size_t, float *, float *, float *, float *);
-    size_t width; /* columns of a panel */
+    size_t length, height; /* numbers in a register, rows of a panel of the left factor */
 } Versions;
 
 VERSION(plain, 16, 6, )

@@ -1,28 +1,40 @@
 """Matrix products that compute a row alike in every place and beside any number of others.
 
-As the library computes them they do not, and the theorem of docs/finite-precision.md wants them to. Products of few
-rows, and with one output or input, take kernels that compute the last rows in another way; those of few inputs or
-outputs round a row by where in memory it begins, unless rows are multiples of 16 bytes. Zeros are added in these cases.
-That this is enough was found by trying (`tests/gradients/test_places.py`), and is not promised for every library.
+The compiled ones do (`_loops/products.h`). As the library computes them they do not, and the theorem of
+docs/finite-precision.md wants them to. Products of few rows, and with one output or input, take kernels that compute
+the last rows in another way; those of few inputs or outputs round a row by where in memory it begins, unless rows are
+multiples of 16 bytes. Zeros are added in these cases. That this is enough was found by trying
+(`tests/gradients/test_places.py`), and is not promised for every library.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tacit._compiled import Kernels, array, kernels
+from tacit.gradients.threads import threads
 
 LINE = 16
 """Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
 
 _WHOLE = 4
+_NOTHING = np.empty(0, dtype=np.float32)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`, with zeros where they are needed."""
+    """`F.linear`: compiled, or with zeros where they are needed."""
     outputs, inputs = weight.shape
+    ours = _compiled(x, weight, bias)
+    if ours is not None:
+        added = _NOTHING if bias is None else array(bias.contiguous())
+        out = x.new_empty((*x.shape[:-1], outputs))
+        ours.linear(array(x.contiguous()), array(weight.contiguous()), added, array(out), inputs, 1, threads())
+        return out
     flat, weight = _rows(x), weight.contiguous()  # one that is turned rounds rows by their place
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if more_in or more_out:
@@ -35,7 +47,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the input of `linear`, from that of its output: where no zeros are added, no view of anything."""
     outputs, inputs = weight.shape
-    flat, weight, shape = _rows(grad), weight.contiguous(), (*grad.shape[:-1], inputs)
+    shape = (*grad.shape[:-1], inputs)
+    ours = _compiled(grad, weight, None)
+    if ours is not None:
+        out = grad.new_empty(shape)
+        arrays = array(grad.contiguous()), array(weight.contiguous()), _NOTHING, array(out)
+        ours.linear(*arrays, outputs, 0, threads())
+        return out
+    flat, weight = _rows(grad), weight.contiguous()
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if not (last or more_in or more_out):
         out = grad.new_empty(shape)
@@ -43,6 +62,19 @@ def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
         return out
     wide = F.pad(flat, (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
     return wide[: len(flat), :inputs].reshape(shape)
+
+
+def _compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Kernels | None:
+    """The kernels, where they can read these tensors and nobody else has a say: the same for any number of rows."""
+    if kernels is None or not kernels.wide or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return kernels if x.numel() and weight.numel() and all(map(_is_plain, given)) else None
+
+
+def _is_plain(t: Tensor) -> bool:
+    usual = t.dtype == torch.float32 and t.device.type == "cpu" and t.layout is torch.strided
+    return usual and type(t) in (Tensor, nn.Parameter) and not t.is_neg()
 
 
 def _rows(x: Tensor) -> Tensor:
