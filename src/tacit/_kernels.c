@@ -9,7 +9,7 @@
  * linear(x, weight, bias, out, terms, turned, threads)  out = x weight + bias, which may be empty, by the same products: a row
  *                                          is the same beside any others; where it is turned, each row of weight is an output
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
- * digest(words, key) -> whole number       below 2^61, which other words have with probability 2^-27 for a random key
+ * digest(words, key, threads) -> whole number  below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
  * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
@@ -109,6 +109,9 @@ static size_t for_each(Py_ssize_t bytes, size_t count) {
     return count && (size_t)bytes % 4 == 0 && (size_t)bytes / 4 % count == 0 ? (size_t)bytes / 4 / count : 0;
 }
 
+/* How many parts of at most so many, or of one, that is. */
+static size_t parts(size_t count, size_t most) { return most ? (count + most - 1) / most : count; }
+
 static int is_count(size_t threads) { return 0 < threads && threads <= UINT_MAX; }
 
 typedef struct {
@@ -152,7 +155,7 @@ static void some_panels(const void *given, size_t i) { best.panels(given, i); }
 
 static void some_products(const void *given, size_t i) {
     Products *p = (Products *)given;
-    size_t panels = (p->rows + best.height - 1) / best.height / p->tasks + 1;
+    size_t panels = p->turned_left ? 1 : parts(parts(p->rows, best.height), p->tasks);
     float *left = malloc(panels * best.height * p->records * sizeof(float) + 64);
     if (left)
         best.products(p, i, (float *)((uintptr_t)left + (64 - (uintptr_t)left % 64)));
@@ -161,17 +164,18 @@ static void some_products(const void *given, size_t i) {
     free(left);
 }
 
-/* As many tasks as let the left factor stay in the cache, and all threads work for as long. */
+/* In as many tasks as let the left factor stay in the cache, and all threads work for as long. */
 static void multiply(Products *p, size_t threads) {
     p->width = p->turned_left && p->columns <= best.length ? best.length : 2 * best.length;
-    size_t panels = (p->columns + p->width - 1) / p->width, rows = (p->rows + best.height - 1) / best.height;
-    size_t at_once = LEFT_BYTES / 4 / best.height / p->records, rounds = rows / (at_once ? at_once : 1) / threads + 1;
-    p->tasks = at_most(rounds * threads, rows);
-    float *memory = malloc(panels * p->width * p->records * sizeof(float) + 64);
+    size_t panels = parts(p->columns, p->width), blocks = parts(panels, RIGHT_BYTES / 4 / p->width / p->records);
+    size_t rows = parts(p->rows, best.height), tasks = parts(rows, LEFT_BYTES / 4 / best.height / p->records);
+    p->tasks = at_most(parts(tasks, threads) * threads, rows);
+    float *memory = malloc(parts(panels, blocks) * p->width * p->records * sizeof(float) + 64);
     p->panels = (float *)((uintptr_t)memory + (64 - (uintptr_t)memory % 64));
     atomic_store(&p->failed, !memory);
-    if (memory) {
-        in_parallel(some_panels, p, (panels + PANELS - 1) / PANELS, threads);
+    for (size_t i = 0; memory && i < blocks; i++) {
+        p->first = panels * i / blocks * p->width, p->end = at_most(panels * (i + 1) / blocks * p->width, p->columns);
+        in_parallel(some_panels, p, parts(p->end - p->first, PANELS * p->width), threads);
         in_parallel(some_products, p, p->tasks, threads);
     }
     free(memory);
@@ -251,20 +255,31 @@ static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_
     Py_RETURN_NONE;
 }
 
+static void some_words(const void *given, size_t i) { best.strip(given, i); }
+
 static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[2]; /* words, key */
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "digest takes 2 arguments, not %zd.", count);
-    if (take(arguments, views, 2, -1) < 0) return NULL;
-    int fits = views[0].len % 4 == 0 && views[1].len == 4 * (PORTION + 2);
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "digest takes 3 arguments, not %zd.", count);
+    size_t threads = PyLong_AsSize_t(arguments[2]), strips = 0;
+    if (PyErr_Occurred() || take(arguments, views, 2, -1) < 0) return NULL;
+    int fits = views[0].len % 4 == 0 && views[1].len == 4 * (PORTION + 2) && is_count(threads);
     uint64_t found = 0;
+    Digest d = {.words = views[0].buf, .key = views[1].buf, .size = (size_t)views[0].len / 4};
     if (fits) {
+        strips = parts(d.size, STRIP * PORTION);
+        d.point = ((uint64_t)d.key[PORTION] << 32 | d.key[PORTION + 1]) % PRIME;
+        d.found = malloc((strips + 1) * sizeof(*d.found));
+    }
+    if (d.found) {
         Py_BEGIN_ALLOW_THREADS
-        found = best.digest(views[0].buf, (size_t)views[0].len / 4, views[1].buf);
+        in_parallel(some_words, &d, strips, threads);
+        found = digest_of(&d, strips);
         Py_END_ALLOW_THREADS
     }
+    free(d.found);
     give_back(views, 2);
     if (!fits) return PyErr_Format(PyExc_ValueError, "whole words, and a key of %d, are wanted.", PORTION + 2);
-    return PyLong_FromUnsignedLongLong(found);
+    return d.found ? PyLong_FromUnsignedLongLong(found) : PyErr_NoMemory();
 }
 
 static void pool_planes(const void *given, size_t i) {

@@ -306,7 +306,6 @@ def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
         assert held.same(values)
 
 
-@COMPILED
 @pytest.mark.parametrize("apart", [1, 8, 16, 1024, 4096])
 def test_values_that_change_places_are_seen(apart: int) -> None:
     """As the sum of the bits does not."""
@@ -321,14 +320,14 @@ def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:
     order = [bin(i).count("1") % 2 for i in range(1024)]
     rows = torch.randn(2, 1024)
     values = rows[order]
-    for copied in (True, False) if held_module.kernels else (True,):
+    for copied in (True, False):
         held = Held(values, copied=copied)
         values.copy_(rows[[1 - each for each in order]])
         assert not held.same(values)
         values.copy_(rows[order])
         assert held.same(values)
     signs = torch.tensor(order[:128]).mul_(2).sub_(1).float().unsqueeze(1).expand(128, 1024).contiguous()
-    held = Held(signs)
+    held = Held(signs, copied=False)
     signs.data.neg_()
     assert not held.same(signs)
 
@@ -391,24 +390,34 @@ def test_parts_of_a_parameter_with_more_terms_elsewhere_are_summed_in_blocks() -
 def test_a_digest_is_that_of_its_definition() -> None:
     kernels = held_module.kernels
     assert kernels is not None
-    for size in (0, 1, 17, 1024, 2500):
+    for size in (0, 1, 17, 1024, 2500, 65_536, 140_001):
         words = np.random.default_rng(size).integers(0, 2**32, size, dtype=np.uint32)
-        assert kernels.digest(words, held_module._KEY) == _digest(words.tolist(), held_module._KEY.tolist())
+        expected = _digest(words.tolist(), held_module._KEY.tolist())
+        assert {kernels.digest(words, held_module._KEY, threads) for threads in (1, 2, 3)} == {expected}
+    largest = np.full(1026, 2**32 - 1, dtype=np.uint32)  # as large as products and points can be
+    for word in (0, 2**32 - 1):
+        words = np.full(3000, word, dtype=np.uint32)
+        assert kernels.digest(words, largest, 1) == _digest(words.tolist(), largest.tolist())
     with pytest.raises(ValueError, match="a key of 1026"):
-        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY[1:])
+        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY[1:], 1)
     with pytest.raises(ValueError, match="whole words"):
-        kernels.digest(np.zeros(5, dtype=np.uint8), held_module._KEY)
+        kernels.digest(np.zeros(5, dtype=np.uint8), held_module._KEY, 1)
+    with pytest.raises(ValueError, match="wanted"):
+        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY, 0)
 
 
 def _digest(words: list[int], key: list[int]) -> int:
     prime = 2**61 - 1
     point, total, size = (key[1024] << 32 | key[1025]) % prime, [0] * 8, len(words)
-    words = words + [0] * (1024 - size % 1024)
-    for first in range(0, len(words), 1024):
-        part = [(w + k) % 2**32 for w, k in zip(words[first : first + 1024], key)]
-        for lane in range(8):
-            found = sum(part[j + lane] * part[j + lane + 8] for j in range(0, 1024, 16))
-            total[lane] = (total[lane] * point + found % 2**64) % prime
+    words = words + [0] * (-size % 1024)
+    for strip in range(0, len(words), 65_536):
+        value = [0] * 8
+        for first in range(strip, min(strip + 65_536, len(words)), 1024):
+            part = [(w + k) % 2**32 for w, k in zip(words[first : first + 1024], key)]
+            for lane in range(8):
+                found = sum(part[j + lane] * part[j + lane + 8] for j in range(0, 1024, 16))
+                value[lane] = (value[lane] * point + found % 2**64) % prime
+        total = [(each * pow(point, 64, prime) + more) % prime for each, more in zip(total, value)]
     for each in total:
         size = (size * point + each) % prime
     return size

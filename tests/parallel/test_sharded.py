@@ -273,13 +273,13 @@ for bx, by in run.batches():
     except RuntimeError as error:
         assert "'0.weight' changed between the batch and optimizer.step() and was put back" in str(error)
         break
-assert torch.equal(model[0].weight.to_local(), right) and model[0].weight.full_tensor().shape == (7, 5)
+assert model[0].weight.to_local().isnan().all() and model[0].weight.full_tensor().shape == (7, 5)
 save(done=torch.tensor(1))
 """
 )
 
 
-def test_a_shard_that_somebody_else_writes_to_is_put_back_and_refused(processes: Run) -> None:
+def test_a_shard_that_somebody_else_writes_to_is_refused_and_nothing_of_it_stays(processes: Run) -> None:
     assert [int(each["done"]) for each in processes(WRITES, 2, lot=8)] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Sums of bits, by which frozen parameters are watched."""
+"""Sums of bits, by which processes compare what they have."""
 
 from __future__ import annotations
 

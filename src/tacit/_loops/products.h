@@ -6,25 +6,26 @@
 #define PANEL_COLUMNS 32
 #define PANELS 4 /* of the right factor that are copied at a time */
 #define LEFT_BYTES (1 << 18) /* of the left factor that are used at a time, so that they stay in the cache */
+#define RIGHT_BYTES (1 << 22) /* of the right factor that are copied before they are used, so that memory stays bounded */
 #define SPAN 64 /* records of a turned factor that are copied at a time */
 
 typedef struct {
     const float *left, *right, *weights, *bias; /* the last two may be missing */
-    float *out, *panels;                        /* of `right`, multiplied by the weights */
-    size_t records, rows, columns, call, width, tasks;
+    float *out, *panels; /* of the columns of `right` from `first` to `end`, multiplied by the weights */
+    size_t records, rows, columns, call, width, first, end, tasks;
     int turned_left, turned_right;
     atomic_int failed;
 } Products;
 
-/* One panel of each: total[r][c], the rows `apart`, beginning with first[c]. Rows of a turned left factor are `records`
+/* One panel of each: total[r][c], the rows `apart`, beginning with begin[c]. Rows of a turned left factor are `records`
  * apart. */
-typedef void (*Meet)(const float *left, const float *right, const float *first, size_t records, size_t call,
+typedef void (*Meet)(const float *left, const float *right, const float *begin, size_t records, size_t call,
                      float *total, size_t apart);
 
 /* HEIGHT rows times one or two registers of columns; never inlined, as `TILE`. */
 #define MEET(name, bytes, height, registers, across, along, target)                                                   \
     target __attribute__((noinline)) static void meet_##name(const float *left, const float *right,                   \
-                                                             const float *first, size_t records, size_t call,         \
+                                                             const float *begin, size_t records, size_t call,         \
                                                              float *total, size_t apart) {                            \
         typedef float Vector __attribute__((vector_size(bytes), aligned(4), may_alias));                              \
         enum { LENGTH = bytes / 4 };                                                                                  \
@@ -33,7 +34,7 @@ typedef void (*Meet)(const float *left, const float *right, const float *first, 
             Vector sum[height][registers];                                                                            \
             for (int r = 0; r < height; r++)                                                                          \
                 for (int v = 0; v < registers; v++)                                                                   \
-                    sum[r][v] = lo ? (Vector){0} : *(const Vector *)(first + v * LENGTH);                             \
+                    sum[r][v] = lo ? (Vector){0} : *(const Vector *)(begin + v * LENGTH);                             \
             for (size_t i = 0; i < n; i++, left += along, right += registers * LENGTH)                                \
                 for (int r = 0; r < height; r++)                                                                      \
                     for (int v = 0; v < registers; v++)                                                               \
@@ -105,8 +106,8 @@ INLINE void turned_in(const float *matrix, size_t records, size_t first, size_t 
 
 /* Some panels of the right factor. */
 INLINE void right_in(const Products *p, size_t i, size_t width) {
-    size_t first = i * PANELS * width, count = at_most(p->columns - first, PANELS * width);
-    float *panels = p->panels + first * p->records;
+    size_t ahead = i * PANELS * width, first = p->first + ahead, count = at_most(p->end - first, PANELS * width);
+    float *panels = p->panels + ahead * p->records;
     if (p->turned_right)
         turned_in(p->right, p->records, first, count, width, panels);
     else
@@ -117,23 +118,23 @@ INLINE void right_in(const Products *p, size_t i, size_t width) {
 INLINE void products_in(const Products *p, size_t i, float *left, size_t height, size_t width, Meet meet) {
     size_t panels = (p->rows + height - 1) / height, above = panels * i / p->tasks * height;
     size_t end = at_most(p->rows, panels * (i + 1) / p->tasks * height), whole = end - (end - above) % height;
-    float total[PANEL_ROWS * PANEL_COLUMNS], first[PANEL_COLUMNS] = {0.0f};
+    float total[PANEL_ROWS * PANEL_COLUMNS], begin[PANEL_COLUMNS] = {0.0f};
     if (!p->turned_left) {
         panels_in(p->left, NULL, p->records, p->rows, above, end - above, height, left);
     } else if (whole < end) { /* the last rows, and zeros */
         memcpy(left, p->left + whole * p->records, (end - whole) * p->records * sizeof(float));
         memset(left + (end - whole) * p->records, 0, (height - (end - whole)) * p->records * sizeof(float));
     }
-    for (size_t c = 0; c < p->columns; c += width) {
-        size_t n = at_most(p->columns - c, width);
-        if (p->bias) memcpy(first, p->bias + c, n * sizeof(float));
+    for (size_t c = p->first; c < p->end; c += width) {
+        size_t n = at_most(p->end - c, width);
+        if (p->bias) memcpy(begin, p->bias + c, n * sizeof(float));
         for (size_t r = above; r < end; r += height) {
             const float *rows = !p->turned_left ? left + (r - above) * p->records
                                                 : r < whole ? p->left + r * p->records : left;
             size_t m = at_most(end - r, height);
             float *out = p->out + r * p->columns + c;
             int inside = n == width && m == height;
-            meet(rows, p->panels + c * p->records, first, p->records, p->call, inside ? out : total,
+            meet(rows, p->panels + (c - p->first) * p->records, begin, p->records, p->call, inside ? out : total,
                  inside ? p->columns : PANEL_COLUMNS);
             for (size_t k = 0; !inside && k < m; k++)
                 memcpy(out + k * p->columns, total + k * PANEL_COLUMNS, n * sizeof(float));

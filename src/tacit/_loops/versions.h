@@ -28,9 +28,7 @@
     target static void squares_##name(const float *rows, float *out, size_t n, size_t width) {                     \
         squares_in(rows, out, n, width);                                                                          \
     }                                                                                                             \
-    target static uint64_t digest_##name(const uint32_t *w, size_t n, const uint32_t *key) {                       \
-        return digest_in(w, n, key);                                                                              \
-    }                                                                                                             \
+    target static void strip_##name(const Digest *d, size_t i) { strip_in(d, i); }                                 \
     target static void pool_##name(const Pooling *p, size_t plane, float *lines, float *rows, float *found,         \
                                    float *place) {                                                                \
         if (p->places)                                                                                            \
@@ -52,7 +50,7 @@
         lstm_backward_in(gates, cells, squashed, d_state, d_cell, d_gates, n);                                    \
     }                                                                                                             \
     static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
-                                  digest_##name, form_##name,   measure_##name,   add_##name,                     \
+                                  strip_##name, form_##name,   measure_##name,   add_##name,                     \
                                   lstm_forward_##name, lstm_backward_##name, panels_##name, products_##name,        \
                                   pool_##name, bytes / 4, height};
 
@@ -61,7 +59,7 @@ typedef struct {
     void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
-    uint64_t (*digest)(const uint32_t *, size_t, const uint32_t *);
+    void (*strip)(const Digest *, size_t);
     void (*form)(const Windows *, size_t, float *);
     float (*measure)(const Windows *, size_t);
     void (*add)(const Windows *, const float *, size_t, float *);

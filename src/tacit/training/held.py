@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tacit._compiled import KEY_WORDS, array, kernels
+from tacit.gradients.threads import threads
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
 
@@ -18,80 +20,74 @@ Kind = Literal["_buffers", "_parameters"]
 
 _KEY = np.frombuffer(os.urandom(4 * KEY_WORDS), dtype=np.uint32)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ROW, _ROWS = 1024, 4096  # words of a row and rows at a time, of a digest by arrays
+_FACTORS = torch.from_numpy(np.frombuffer(os.urandom(8 * (_ROW + _ROWS)), dtype=np.int64) | 1)
 
 
 class Held:
-    """One tensor: the object, the memory it had, a digest of its values, and a copy of them unless ``copied`` is false.
+    """One tensor: the object, the memory it had, a digest of its values, and a copy of them if ``copied``.
 
     The values are compared and not `_version`, which a write through ``.data`` leaves as it was. Other values have the
-    same digest with probability 2^-27; where there is none, the copy is compared, or the sum of the bits.
+    same digest with probability 2^-27.
     """
 
-    def __init__(self, tensor: Tensor, *, copied: bool = True) -> None:
+    def __init__(self, tensor: Tensor, *, copied: bool) -> None:
         self.tensor, self._copied = tensor, copied
-        self._copy: Tensor | None = None
         self.renew()
-
-    @property
-    def copied(self) -> bool:
-        return self._copied
 
     def renew(self) -> None:
         """The values of now are right."""
         self._memory = local(self.tensor.detach())
         self._digest = digest(self._memory)
-        self._sum = bit_sum(self._memory) if self._digest is None and not self._copied else None
-        if not self._copied:
-            return
-        if self._copy is not None and _alike(self._copy, self._memory):
-            self._copy.copy_(self._memory)
-        else:
-            self._copy = self._memory.clone()
-
-    def drop_copy(self) -> None:
-        """Until the next `renew`, before which there is nothing to compare or to put back."""
-        self._copy = None
+        self._copy = self._memory.clone() if self._copied else None
 
     def same(self, now: Tensor | None) -> bool:
         """Whether ``now`` is this tensor with these values."""
         if now is not self.tensor or type(now) is Traced:
             return False
         here = local(now)
-        if not _alike(here, self._memory):
-            return False
-        if self._digest is not None:
-            return digest(here) == self._digest
-        if self._copy is not None:
-            return torch.equal(_bits(here), _bits(self._copy))
-        assert self._sum is not None
-        return torch.equal(bit_sum(here), self._sum)
+        return _alike(here, self._memory) and digest(here) == self._digest
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        """The object, its memory and, if they were copied, its values."""
+    def put_back(self) -> bool:
+        """The object, its memory and its values; if these are lost, nothing instead of them, and False."""
         if type(self.tensor) is Traced:
             self.tensor.__class__ = Tensor  # type: ignore[assignment]
         if is_shard(self.tensor):
             self.tensor._local_tensor = self._memory  # type: ignore[attr-defined]
         else:
             self.tensor.data = self._memory
+        if digest(self._memory) == self._digest:
+            return True
         if self._copy is not None:
             self._memory.copy_(self._copy)
+            return True
+        self._memory.zero_()
+        if self._memory.is_floating_point() and self._memory.layout is torch.strided:
+            self._memory.fill_(torch.nan)  # so that nobody takes it for values
+        return False
 
 
-def put_back(model: nn.Module, kind: Kind, held: Mapping[str, Held], found: Mapping[str, Tensor]) -> list[str]:
-    """Undo what differs between ``held`` and what the model was ``found`` to have; returns the names."""
+def put_back(
+    model: nn.Module, kind: Kind, held: Mapping[str, Held], found: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
+    """Undo what differs between ``held`` and what the model was ``found`` to have.
+
+    Returns the names of all that changed, and of those whose values are lost.
+    """
     changed = [name for name, each in held.items() if not each.same(found.get(name))]
     changed += [name for name in found if name not in held]
+    lost = []
     for name in changed:
         path, _, leaf = name.rpartition(".")
         entries = getattr(model.get_submodule(path), kind)
-        if name in held:
-            held[name].put_back()
-            entries[leaf] = held[name].tensor
-        else:
+        if name not in held:
             entries[leaf] = None
-    return changed
+            continue
+        if not held[name].put_back():
+            lost.append(name)
+        entries[leaf] = held[name].tensor
+    return changed, lost
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -108,12 +104,29 @@ def _bits(tensor: Tensor) -> Tensor:
     return plain.view(_WORDS[plain.element_size()])
 
 
-def digest(tensor: Tensor) -> int | None:
-    """See `Kernels.digest`: by a key of this process. None where that is not compiled, or cannot read the memory."""
-    if kernels is None or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
+def digest(tensor: Tensor) -> int | tuple[int, ...]:
+    """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digest`."""
     bits = _bits(tensor).contiguous()
-    return kernels.digest(array(bits), _KEY) if not (bits.nbytes % 4 or bits.data_ptr() % 4) else None
+    if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
+        return _digest_by_arrays(bits)
+    return kernels.digest(array(bits), _KEY, threads())
+
+
+def _digest_by_arrays(bits: Tensor) -> tuple[int, ...]:
+    """Row by row, and then of the rows, the sum of the words times odd random numbers, modulo 2^64.
+
+    A word differs by less than 2^33, so that the sum of its row is another with a probability of 1 - 2^-30.
+    """
+    words = bits.view(-1)
+    if words.element_size() == 8:
+        words = words.view(torch.int32)
+    along, down = torch.split(_FACTORS.to(words.device), [_ROW, _ROWS])
+    found = []
+    for piece in torch.split(words, _ROW * _ROWS):
+        whole = F.pad(piece, (0, -len(piece) % _ROW))
+        rows = whole.view(len(whole) // _ROW, _ROW).to(torch.int64)
+        found.append((rows.mul_(along).sum(1) * down[: len(rows)]).sum())
+    return tuple(torch.stack(found).tolist())
 
 
 def bit_sum(tensor: Tensor) -> Tensor:

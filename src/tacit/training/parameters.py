@@ -12,13 +12,14 @@ class WatchedParameters:
     """The parameters as they were when a batch was handed out.
 
     The window ends with ``optimizer.step()``: what the caller does with released weights after it (clamping, averaging)
-    is post-processing. Frozen parameters, which may be most of a model, are compared by their digests and not
-    copied; they are found out then, but cannot be put back.
+    is post-processing. They are compared by their digests and not copied, being most of a model's memory. The values of
+    one that was written to are lost then, and overwritten, so that nothing of the records stays.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._sharded = model, sharded_modules(model)
         self._held: dict[str, Held] = {}
+        self._lost: dict[str, Held] = {}
         self._watching = False
 
     def hold(self) -> None:
@@ -30,8 +31,8 @@ class WatchedParameters:
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) not in now:
                 held = before.get(id(parameter))
-                if held is None or held.copied != parameter.requires_grad:
-                    held = Held(parameter, copied=parameter.requires_grad)
+                if held is None:
+                    held = Held(parameter, copied=False)
                 else:
                     held.renew()
                 now[id(parameter)] = held
@@ -44,20 +45,31 @@ class WatchedParameters:
         self._watching = False
         cut_up(self._sharded)  # what was written to gathered parameters is gone with them
         found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
-        changed = put_back(self._model, "_parameters", self._held, found)
-        for held in self._held.values():
-            held.drop_copy()  # as much memory as the sums that come now
+        changed, lost = put_back(self._model, "_parameters", self._held, found)
+        for name in lost:
+            self._held[name].renew()
+            self._lost[name] = self._held[name]
         return changed
 
     def check(self) -> None:
         """Refuse a parameter that was written to by anything but the optimizer."""
         changed = self.put_back()
-        if not changed:
-            return
-        lost = [name for name in changed if name in self._held and not self._held[name].copied]
-        done = f"could not be put back ({', '.join(lost)})" if lost else "was put back"
-        raise RuntimeError(
-            f"parameter {', '.join(map(repr, changed))} changed between the batch and optimizer.step() and {done}: "
-            "what is written there leaves without noise. Leave the parameters to the optimizer, or write to them after "
-            "optimizer.step(), with nothing that depends on the records."
-        )
+        if changed:
+            raise RuntimeError(
+                f"parameter {', '.join(map(repr, changed))} changed between the batch and optimizer.step() and was put "
+                f"back{self.what_is_lost()}: what is written there leaves without noise. Leave the parameters to the "
+                "optimizer, or write to them after optimizer.step(), with nothing that depends on the records."
+            )
+
+    def refuse_lost(self) -> None:
+        """Refuse to go on with a parameter whose values were lost and not yet loaded again."""
+        self._lost = {name: held for name, held in self._lost.items() if held.same(held.tensor)}
+        if self._lost:
+            raise RuntimeError(
+                f"a parameter was written to while a batch was worked on{self.what_is_lost()}. Load a checkpoint or a "
+                "state_dict, or make model and run anew."
+            )
+
+    def what_is_lost(self) -> str:
+        """For a message: nothing where nothing is."""
+        return f" (without its values, which are overwritten now: {', '.join(self._lost)})" if self._lost else ""

@@ -110,6 +110,7 @@ class PrivateRun:
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
         self._buffers.check()
+        self._weights.refuse_lost()
         questions = self._questionnaire.at(self.step, self.recipe)
         if self.abandoned and self.team.size > 1:
             raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
@@ -151,7 +152,8 @@ class PrivateRun:
             return
         changed = self._buffers.put_back() + self._weights.put_back()
         if changed:
-            log.warning("%s changed in a lot that was not completed; that was undone", ", ".join(changed))
+            lost = self._weights.what_is_lost()
+            log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
 
     def _draw(self, receipt: Receipt) -> Drawn:
         """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
@@ -264,6 +266,7 @@ class PrivateRun:
         """
         from tacit.training.checkpoint import collect, save
 
+        self._weights.refuse_lost()
         content = collect(self, others) if self._shards else None
         self.team.first_does(lambda: save(content or collect(self, others), directory))
 
