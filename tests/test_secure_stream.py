@@ -24,9 +24,10 @@ from scipy import stats
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import tacit
+from tacit._aes import keystream
 from tacit.mechanisms import Discrete, Flat, PerLayer, Proportional
 from tacit.mechanisms.discrete import draw
-from tacit.randomness import SecureSource, SeededSource, Source, keystream
+from tacit.randomness import SecureSource, SeededSource, Source
 
 CHANCE = 1e-9
 

@@ -30,21 +30,14 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from tacit._normal import Normal
+from tacit import _normal
+from tacit._aes import keystream
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ZEROS = memoryview(bytes(1 << 16))
-
-
-def keystream(key: bytes, counter: bytes) -> CipherContext:
-    """AES-256 in counter mode: encrypting zeros gives the keystream."""
-    return Cipher(AES(key), CTR(counter)).encryptor()
 
 
 class Source(ABC):
@@ -63,7 +56,6 @@ class Source(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._normal = Normal()
         self._rekey(forked=False)
         _sources.add(self)
 
@@ -72,7 +64,7 @@ class Source(ABC):
 
     def _rekey(self, *, forked: bool) -> None:
         self._pid = os.getpid()
-        self._stream = keystream(self._key(forked=forked), bytes(16))
+        self._stream = keystream(self._key(forked=forked))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(...)"
@@ -164,10 +156,10 @@ class Source(ABC):
             raise ValueError(f"the tensor is {tensor.dtype}; noise is drawn in float32 or float64.")
         if not 0 <= std < math.inf:
             raise ValueError(f"std is {std!r}; it must be a finite number, at least 0.")
-        with self._lock, torch.no_grad():
+        with torch.no_grad():
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            self._normal.draw(self, values.view(-1).numpy(), std)
+            _normal.draw(self, values.view(-1).numpy(), std)
             return tensor if direct else tensor.copy_(values)
 
     def add_normal_(self, total: torch.Tensor, std: float, grid: float) -> None:
@@ -175,8 +167,9 @@ class Source(ABC):
 
         ``total`` is contiguous, in the memory of the processor, of float32 or float64.
         """
-        with self._lock:
-            self._normal.add(self, total.detach().view(-1).numpy(), std, grid)
+        if not total.is_contiguous():
+            raise ValueError("the sum is not contiguous: noise would be added to a copy of it.")
+        _normal.add(self, total.detach().numpy().reshape(-1), std, grid)
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""
