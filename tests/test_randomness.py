@@ -13,8 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tacit._aes import keystream
-from tacit.randomness import SecureSource, SeededSource
+from tacit.randomness import SecureSource, SeededSource, keystream
 
 CHANCE = 1e-9
 

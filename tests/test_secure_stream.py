@@ -24,10 +24,9 @@ from scipy import stats
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import tacit
-from tacit._aes import keystream
 from tacit.mechanisms import Discrete, Flat, PerLayer, Proportional
 from tacit.mechanisms.discrete import draw
-from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.randomness import SecureSource, SeededSource, Source, keystream
 
 CHANCE = 1e-9
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tacit import _compiled
 from tacit._aes import KEY_BYTES, compared, keystream
-from tacit._compiled import Singles
+from tacit._compiled import Kernels, Singles
+from tacit._compiled import kernels as compiled
 from tacit._threads import threads
 
 Doubles = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ _PIECE = 1 << 14  # values: large beside the cost of a key or a dozen calls, sma
 _EDGE = 1 << 22  # a 32-bit radius word nearer to 0 or 2^32 than this has too few significant bits: it gets 64 more
 _ONE = torch.ones((), dtype=torch.float32)
 
-kernels = compared(_compiled.kernels, blocks=_PIECE // 2)
+kernels = compared(compiled, blocks=_PIECE // 2)
 """Compared over the longest keystream that a piece can need: if every word of a radius is an edge."""
 
 
@@ -71,7 +71,7 @@ def _pieces(values: Singles | Doubles) -> Iterator[Any]:
         yield values[first : first + _PIECE]
 
 
-def _in_one_call(kernels: _compiled.Kernels, stream: Stream, out: Any, std: float, grid: float) -> None:
+def _in_one_call(kernels: Kernels, stream: Stream, out: Any, std: float, grid: float) -> None:
     keys = bytearray(KEY_BYTES * -(-out.size // _PIECE))
     stream.fill(keys)
     try:

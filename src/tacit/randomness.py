@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tacit import _normal
-from tacit._aes import keystream
+from tacit._aes import keystream as keystream
+from tacit._normal import add, draw
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -159,7 +159,7 @@ class Source(ABC):
         with torch.no_grad():
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            _normal.draw(self, values.view(-1).numpy(), std)
+            draw(self, values.view(-1).numpy(), std)
             return tensor if direct else tensor.copy_(values)
 
     def add_normal_(self, total: torch.Tensor, std: float, grid: float) -> None:
@@ -169,7 +169,7 @@ class Source(ABC):
         """
         if not total.is_contiguous():
             raise ValueError("the sum is not contiguous: noise would be added to a copy of it.")
-        _normal.add(self, total.detach().numpy().reshape(-1), std, grid)
+        add(self, total.detach().numpy().reshape(-1), std, grid)
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""

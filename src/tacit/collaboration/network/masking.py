@@ -49,12 +49,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tacit._aes import keystream
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network.keys import Credentials, common_name
 from tacit.collaboration.selection import at_random
 from tacit.collaboration.server import Reason, Refused
-from tacit.randomness import SeededSource
+from tacit.randomness import SeededSource, keystream
 
 Words = npt.NDArray[np.uint64]
 
@@ -264,4 +263,4 @@ def context_of(collaboration: str, round_id: bytes) -> bytes:
 
 def _stream(secret: bytes, context: bytes, count: int) -> Words:
     key = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=context).derive(secret)
-    return np.frombuffer(keystream(key).update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
+    return np.frombuffer(keystream(key, bytes(16)).update(bytes(8 * count)), dtype="<u8").astype(np.uint64)
