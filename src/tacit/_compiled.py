@@ -11,7 +11,7 @@ from torch import Tensor
 
 Singles = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-Buffer = bytes | bytearray
+Buffer = bytes | bytearray | memoryview
 
 
 class Kernels(Protocol):

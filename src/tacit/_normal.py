@@ -1,4 +1,4 @@
-"""Normal values from random bits: the arithmetic of `tacit.randomness.Source.normal_`.
+"""Normal values from random bits, for `tacit.randomness.Source.normal_` and `tacit.randomness.Source.add_normal_`.
 
 In float32, each piece has a key of its own from the stream, and is made from the AES-256-CTR keystream of that key: in
 one compiled call, piece beside piece in several threads, where the loops are compiled (`tacit._compiled`) and the
@@ -9,7 +9,7 @@ values up to their rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tacit._aes import KEY_BYTES, compared, keystream
-from tacit._compiled import Kernels, Singles
+from tacit._compiled import Singles
 from tacit._compiled import kernels as compiled
 from tacit._threads import threads
 
@@ -41,53 +41,55 @@ class Stream(Protocol):
     def exponential(self, size: int) -> Doubles: ...
 
 
-def draw(stream: Stream, out: Singles | Doubles, std: float) -> None:
-    """Overwrite ``out`` with independent N(0, std^2) values."""
-    if kernels is not None and out.dtype == np.float32:
-        _in_one_call(kernels, stream, out, std, 0.0)
-        return
-    for piece in _pieces(out):
-        (_double if piece.dtype == np.float64 else _single)(stream, piece, std)
+def noise(stream: Stream, arrays: Sequence[tuple[npt.NDArray[Any], float, float]]) -> None:
+    """For triples (values, std, grid): overwrite the values with independent N(0, std^2) ones.
 
-
-def add(stream: Stream, total: Singles | Doubles, std: float, grid: float) -> None:
-    """Add independent N(0, std^2) values to ``total`` and round to multiples of the grid, a power of two.
-
-    In units of the grid, so that nothing rounds but the addition itself before the result is rounded.
+    With a grid, a power of two, the noise is added to the values in units of the grid and the result is rounded to a
+    whole number of them: nothing rounds before that but the addition itself. Without one it is zero.
     """
-    if kernels is not None and total.dtype == np.float32:
-        _in_one_call(kernels, stream, total, std / grid, grid)
-        return
-    for piece in _pieces(total):
-        noisy = np.empty_like(piece)
-        draw(stream, noisy, std / grid)
-        np.add(noisy, piece * piece.dtype.type(1 / grid), out=noisy)
-        np.multiply(np.rint(noisy, out=noisy), piece.dtype.type(grid), out=piece)
-
-
-def _pieces(values: Singles | Doubles) -> Iterator[Any]:
-    """Each from bits of its own: whoever draws for every so many values in turn draws the same."""
-    for first in range(0, values.size, _PIECE):
-        yield values[first : first + _PIECE]
-
-
-def _in_one_call(kernels: Kernels, stream: Stream, out: Any, std: float, grid: float) -> None:
-    keys = bytearray(KEY_BYTES * -(-out.size // _PIECE))
+    keys = bytearray(sum(_key_bytes(values) for values, _, _ in arrays))
     stream.fill(keys)
     try:
-        kernels.noise(keys, out, std, grid, _PIECE, threads())
+        rest = memoryview(keys)
+        for values, std, grid in arrays:
+            if not values.flags.c_contiguous:
+                raise ValueError("the values are not contiguous: noise would be added to a copy of them.")
+            size = _key_bytes(values)
+            if kernels is not None and size:
+                kernels.noise(rest[:size], values, std, grid, _PIECE, threads())
+            else:
+                _with_arrays(stream, rest[:size], values.reshape(-1), std, grid)
+            rest = rest[size:]
     finally:
         keys[:] = bytes(len(keys))
 
 
-def _single(stream: Stream, out: Singles, std: float) -> None:
+def _key_bytes(values: npt.NDArray[Any]) -> int:
+    return KEY_BYTES * -(-values.size // _PIECE) if values.dtype == np.float32 else 0
+
+
+def _with_arrays(stream: Stream, keys: memoryview, values: npt.NDArray[Any], std: float, grid: float) -> None:
+    """Each piece from bits of its own: whoever draws for every so many values in turn draws the same."""
+    for number, first in enumerate(range(0, values.size, _PIECE)):
+        piece = values[first : first + _PIECE]
+        made = np.empty_like(piece) if grid else piece
+        if piece.dtype == np.float64:
+            _double(stream, made, std)
+        else:
+            _single(keys[KEY_BYTES * number : KEY_BYTES * (number + 1)], made, std)
+        if grid:
+            np.add(made, piece * piece.dtype.type(1 / grid), out=made)
+            np.multiply(np.rint(made, out=made), piece.dtype.type(grid), out=piece)
+
+
+def _single(key: memoryview, out: Singles, std: float) -> None:
     """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, finer near 0 and 1.
 
     Everything happens in the memory of the words and of the result, which fits in the cache.
     """
     pairs = (out.size + 1) // 2
     rest = out.size - pairs
-    radii, angles, near, more = _words(stream, pairs)
+    radii, angles, near, more = _words(key, pairs)
     logs = _log_uniform(radii[near], more)
     radius, angle, scratch = radii.view(np.float32), angles.view(np.float32), out[:pairs]
     np.copyto(scratch, radii.view(np.uint32), casting="unsafe")
@@ -108,14 +110,11 @@ def _single(stream: Stream, out: Singles, std: float) -> None:
     torch.sub(first, twice, alpha=0.5, out=first)
 
 
-def _words(stream: Stream, pairs: int) -> tuple[Words, Words, npt.NDArray[np.intp], Longs]:
-    """Of the keystream of a fresh key: a word for every radius, from the next block on one for every angle, and which
-    radii need 64 bits more, with these, from the next block on.
+def _words(key: memoryview, pairs: int) -> tuple[Words, Words, npt.NDArray[np.intp], Longs]:
+    """Of the keystream: a word for every radius, from the next block on one for every angle, and which radii need 64
+    bits more, with these, from the next block on.
     """
-    key = bytearray(KEY_BYTES)
-    stream.fill(key)
     bits = keystream(key)
-    key[:] = bytes(KEY_BYTES)
     padded = -(-pairs // 4) * 4  # a block has four words
     words = np.empty(2 * padded, dtype=np.int32)
     bits.update_into(bytes(words.nbytes), words.data.cast("B"))

@@ -24,7 +24,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 
 from tacit._aes import keystream as keystream
-from tacit._normal import add, draw
+from tacit._normal import noise
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -159,7 +159,7 @@ class Source(ABC):
         with torch.no_grad():
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            draw(self, values.view(-1).numpy(), std)
+            noise(self, [(values.numpy(), std, 0.0)])
             return tensor if direct else tensor.copy_(values)
 
     def add_normal_(self, total: torch.Tensor, std: float, grid: float) -> None:
@@ -167,9 +167,11 @@ class Source(ABC):
 
         ``total`` is contiguous, in the memory of the processor, of float32 or float64.
         """
-        if not total.is_contiguous():
-            raise ValueError("the sum is not contiguous: noise would be added to a copy of it.")
-        add(self, total.detach().numpy().reshape(-1), std, grid)
+        self.add_normals_([(total, std, grid)])
+
+    def add_normals_(self, sums: Sequence[tuple[torch.Tensor, float, float]]) -> None:
+        """`add_normal_` for each (total, std, grid)."""
+        noise(self, [(total.detach().numpy(), std / grid, grid) for total, std, grid in sums])
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""

@@ -98,8 +98,8 @@ def test_float32_normals_are_box_muller_of_the_keystreams_to_the_precision_promi
 class ChosenBits:
     """A keystream with chosen words, as `chosen.h` makes it from the key: a radius, an angle, bits for the edges."""
 
-    def __init__(self, key: bytearray) -> None:
-        self._rest = bytes(2 * key[:8] + 2 * key[8:16] + 200 * key[16:24])
+    def __init__(self, key: memoryview) -> None:
+        self._rest = bytes([*key[:8], *key[:8], *key[8:16], *key[8:16], *key[16:24], *key[16:24]])
 
     def update(self, zeros: bytes) -> bytes:
         found, self._rest = self._rest[: len(zeros)], self._rest[len(zeros) :]
@@ -207,6 +207,32 @@ def test_any_number_of_threads_gives_the_same(monkeypatch: pytest.MonkeyPatch) -
         results.append(torch.cat([total, source.normal_(torch.empty(100_003))]))
     for result in results:
         assert torch.equal(result, results[0])
+
+
+def test_several_sums_are_those_of_one_after_the_other() -> None:
+    sums = [(torch.ones(size), 1.0 + size, 2.0**-14) for size in (5, 1 << 15, 0, 16_385, 1)]
+    sums[1] = (torch.ones(128, 256), *sums[1][1:])
+    together, apart = SeededSource(9), SeededSource(9)
+    together.add_normals_(sums)
+    for total, std, grid in sums:
+        expected = torch.ones(total.shape)
+        apart.add_normal_(expected, std, grid)
+        assert torch.equal(total, expected)
+    assert together.bytes(8) == apart.bytes(8)
+
+
+def test_sums_of_both_kinds_are_the_same_however_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for _ in range(2):
+        source = SeededSource(10)
+        sums = [torch.zeros(3), torch.zeros(20_000, dtype=torch.float64), torch.zeros(20_000), torch.zeros(2).double()]
+        source.add_normals_([(total, 1.0, 2.0**-14) for total in sums])
+        results.append((torch.cat([total.double() for total in sums]), source.bytes(8)))
+        monkeypatch.setattr(_normal, "kernels", None)
+    (found, after), (expected, after_too) = results
+    assert (found - expected).abs().max() <= 2.0**-14
+    assert expected.abs().max() > 3
+    assert after == after_too
 
 
 class Watched(SeededSource):
