@@ -24,7 +24,7 @@ USERS = (cells, contributions, formed, narrow, pooling, held)
 @functools.cache
 def built(version: str, folder: Path, *options: str) -> _compiled.Kernels:
     """The kernels compiled as `setup.py` does, for one kind of processor."""
-    library = folder / f"{version}{len(options)}.so"
+    library = folder / f"{version}-{len(list(folder.iterdir()))}.so"
     command = [
         *shlex.split(sysconfig.get_config_var("CC") or "cc"),
         *("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", f"-DBEST={version}", *options),

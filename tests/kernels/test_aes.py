@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from kernels.conftest import built
 from tacit import _normal
 from tacit._aes import compared, keystream
 
@@ -83,11 +86,19 @@ def test_a_right_cipher_is_used(kernels: Any, caplog: pytest.LogCaptureFixture) 
     assert not caplog.text
 
 
-def test_no_instructions_and_no_compiler_are_no_news(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.usefixtures("kernels")
+def test_without_instructions_and_without_a_compiler_arrays_are_used(
+    arithmetic: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kernels, "aes", 0)
-    assert compared(kernels, 8192) is None
+    without = built(arithmetic, folder, "-DAES=none")
+    assert not without.aes
+    for attempt in (
+        lambda: without.keystream(bytes(32), bytearray(16)),
+        lambda: without.noise(bytes(32), np.zeros(1, dtype=np.float32), 1.0, 0.0, 1, 1),
+    ):
+        with pytest.raises(RuntimeError, match="no instructions for AES"):
+            attempt()
+    assert compared(without, 8192) is None
     assert compared(None, 8192) is None
     assert not caplog.text
 
