@@ -10,12 +10,12 @@ What the numbers are worth, beyond the assumption that AES-256 cannot be told fr
 * `Source.gaps` follows the geometric distribution with every probability right to a relative error of about 2^-50.
 * `Source.normal_` in float32 draws a key of 256 bits from the stream for each piece of 2^14 values, and makes them from
   the AES-256-CTR keystream of that key, which is used once and overwritten; in float64, from the stream itself.
-* It is Box-Muller on 32 random bits for the angle and 32 for the radius, with 64 bits more wherever the
-  first 32 leave the radius with fewer than 22 significant ones (64 and 64 in float64). Large and small radii are both drawn with full relative
-  precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is below 2^-96
-  (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the rounding of
-  float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a mechanism whose
-  noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
+* It is Box-Muller on 32 random bits for the angle and 32 for the radius (64 and 64 in float64), with 64 bits more
+  wherever the first 32 leave the radius with fewer than 22 significant ones. Large and small radii are both drawn with
+  full relative precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is
+  below 2^-96 (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the
+  rounding of float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a
+  mechanism whose noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
 """
 
 from __future__ import annotations
