@@ -13,7 +13,7 @@ setup(
             # Nothing here looks at errno or floating-point flags, and loops become vectors only without them.
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,
-            optional=True,  # without a C compiler everything works, and noise takes about three times as long
+            optional=True,  # without a C compiler everything works, and noise takes about nine times as long
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -10,9 +10,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 Singles = npt.NDArray[np.float32]
-Words = npt.NDArray[np.int32]
-Longs = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | bytearray | memoryview
 
 
 class Kernels(Protocol):
@@ -21,9 +20,11 @@ class Kernels(Protocol):
     wide: int
     """Whether they were compiled for registers of 32 bytes or more."""
 
-    def edges(self, words: Words, /) -> int: ...
-    def normal(self, words: Words, more: Longs, out: Singles, std: float, /) -> None: ...
-    def add_normal(self, words: Words, more: Longs, total: Singles, std: float, grid: float, /) -> None: ...
+    aes: int
+    """Whether the processor has instructions for AES; `keystream` and `noise` need them."""
+
+    def keystream(self, key: Buffer, out: Buffer, /) -> None: ...
+    def noise(self, keys: Buffer, out: Singles, std: float, grid: float, piece: int, threads: int, /) -> None: ...
     def outer_sum(
         self, narrow: Singles, wide: Singles, out: Singles, rows: int, call: int, threads: int, /
     ) -> None: ...

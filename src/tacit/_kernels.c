@@ -1,8 +1,8 @@
 /* Inner loops in one pass over memory: what other modules do with arrays where this is not compiled (tacit._compiled).
  *
- * edges(words) -> how many                 of the words need 64 bits more (see tacit._normal)
- * normal(words, more, out, std)            Box-Muller: two words a pair, radii first, and 64 bits for every edge in turn
- * add_normal(words, more, total, std, grid) the same, added in units of the grid: (value + total / grid), rounded, times grid
+ * keystream(key, out)                      AES-256 in counter mode, from counter 0 on
+ * noise(keys, out, std, grid, piece, threads)  out = normal values, each `piece` of them from the keystream of its own key
+ *                                          (_loops/noise.h); with a grid: (value + out / grid), rounded, times grid
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
  * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
@@ -20,8 +20,9 @@
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
- * Arguments are buffers: words, keys, starts and entries of 32 and more of 64 bits, the others float32. Sizes are checked
- * here.
+ * Arguments are buffers: keys of AES and keystreams of bytes, other words, keys, starts and entries of 32 bits, the rest
+ * float32. Sizes are checked here. The constant `aes` says whether this processor has the instructions for the first two,
+ * which refuse otherwise.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -45,6 +46,7 @@
 
 INLINE size_t at_most(size_t count, size_t most) { return count < most ? count : most; }
 
+#include "_loops/aes.h"
 #include "_loops/digest.h"
 #include "_loops/noise.h"
 #include "_loops/pooling.h"
@@ -70,40 +72,6 @@ static void give_back(Py_buffer *views, int count) {
     while (count--) PyBuffer_Release(views + count);
 }
 
-static PyObject *edges(PyObject *module, PyObject *words) {
-    Py_buffer view;
-    if (take(&words, &view, 1, -1) < 0) return NULL;
-    size_t found = best.edges(view.buf, (size_t)view.len / 4);
-    give_back(&view, 1);
-    return PyLong_FromSize_t(found);
-}
-
-/* `normal` and `add_normal`: four arguments, or five. */
-static PyObject *draw(PyObject *const *arguments, Py_ssize_t count, Py_ssize_t wanted) {
-    Py_buffer views[3]; /* words, more, out */
-    if (count != wanted) return PyErr_Format(PyExc_TypeError, "there are %zd arguments instead of %zd.", count, wanted);
-    double std = PyFloat_AsDouble(arguments[3]), grid = count > 4 ? PyFloat_AsDouble(arguments[4]) : 0.0;
-    if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
-    size_t size = (size_t)views[2].len / 4, pairs = (size + 1) / 2;
-    int fits = (size_t)views[0].len == 8 * pairs && (size_t)views[1].len == 8 * best.edges(views[0].buf, pairs);
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        best.normal(views[0].buf, views[1].buf, views[2].buf, size, (float)std, (float)grid);
-        Py_END_ALLOW_THREADS
-    }
-    give_back(views, 3);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "words, or the bits for its edges, do not fit %zu values.", size);
-    Py_RETURN_NONE;
-}
-
-static PyObject *normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    return draw(arguments, count, 4);
-}
-
-static PyObject *add_normal(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    return draw(arguments, count, 5);
-}
-
 /* How many numbers of 4 bytes there are for each of `count` things, or 0 where that is no whole number. */
 static size_t for_each(Py_ssize_t bytes, size_t count) {
     return count && (size_t)bytes % 4 == 0 && (size_t)bytes / 4 % count == 0 ? (size_t)bytes / 4 / count : 0;
@@ -113,6 +81,67 @@ static size_t for_each(Py_ssize_t bytes, size_t count) {
 static size_t parts(size_t count, size_t most) { return most ? (count + most - 1) / most : count; }
 
 static int is_count(size_t threads) { return 0 < threads && threads <= UINT_MAX; }
+
+static PyObject *no_aes(void) {
+    return PyErr_Format(PyExc_RuntimeError, "this processor has no instructions for AES.");
+}
+
+static PyObject *keystream(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* key, out */
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "keystream takes 2 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    if (take(arguments, views, 2, 1) < 0) return NULL;
+    int fits = views[0].len == KEY;
+    if (fits) {
+        RoundKeys keys;
+        uint8_t made[16 * AT_ONCE], *out = views[1].buf;
+        size_t size = (size_t)views[1].len;
+        aes.expand(views[0].buf, keys);
+        for (size_t start = 0; start < size; start += sizeof(made)) {
+            aes.blocks(keys, start / 16, made);
+            memcpy(out + start, made, at_most(size - start, sizeof(made)));
+        }
+        wipe(keys, sizeof(keys));
+        wipe(made, sizeof(made));
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "a key of %d bytes is wanted.", KEY);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    const uint8_t *keys;
+    float *out;
+    size_t size, piece;
+    float std, grid;
+} Noise;
+
+static void one_piece(const void *given, size_t i) {
+    const Noise *n = given;
+    size_t first = i * n->piece;
+    best.normal(n->keys + KEY * i, n->out + first, at_most(n->size - first, n->piece), n->std, n->grid);
+}
+
+static PyObject *noise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* keys, out */
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "noise takes 6 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    Noise given = {.std = (float)PyFloat_AsDouble(arguments[2]), .grid = (float)PyFloat_AsDouble(arguments[3])};
+    size_t threads = PyLong_AsSize_t(arguments[5]), pieces = 0;
+    given.piece = PyLong_AsSize_t(arguments[4]);
+    if (PyErr_Occurred() || take(arguments, views, 2, 1) < 0) return NULL;
+    given.keys = views[0].buf, given.out = views[1].buf, given.size = (size_t)views[1].len / 4;
+    if (given.piece) pieces = given.size / given.piece + (given.size % given.piece != 0);
+    int fits = given.piece && views[1].len % 4 == 0 && (size_t)views[0].len == KEY * pieces && is_count(threads);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(one_piece, &given, pieces, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the keys do not fit %zu values.", given.size);
+    Py_RETURN_NONE;
+}
 
 typedef struct {
     const float *narrow, *wide;
@@ -523,9 +552,8 @@ static PyObject *lstm_backward(PyObject *module, PyObject *const *arguments, Py_
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
 
 static PyMethodDef methods[] = {
-    {"edges", edges, METH_O, "See the top of _kernels.c."},
-    FUNCTION(normal),
-    FUNCTION(add_normal),
+    FUNCTION(keystream),
+    FUNCTION(noise),
     FUNCTION(outer_sum),
     FUNCTION(product_sum),
     FUNCTION(linear),
@@ -548,7 +576,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__kernels(void) {
     best = BEST;
+    aes = AES;
     PyObject *module = PyModule_Create(&definition);
-    if (module && PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0) Py_CLEAR(module);
+    if (module && (PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0 ||
+                   PyModule_AddIntConstant(module, "aes", aes.blocks != NULL) < 0))
+        Py_CLEAR(module);
     return module;
 }

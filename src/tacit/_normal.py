@@ -1,26 +1,36 @@
-"""Normal values from random words, piece by piece in the cache: the arithmetic of `tacit.randomness.Source.normal_`.
+"""Normal values from random bits, for `tacit.randomness.Source.normal_` and `tacit.randomness.Source.add_normal_`.
 
-In float32 it is compiled where it could be (`tacit._compiled`). Otherwise PyTorch and NumPy do the same with arrays,
-and take twice as long: from the same words, the same values up to their rounding.
+In float32, each piece has a key of its own from the stream, and is made from the AES-256-CTR keystream of that key: in
+one compiled call, piece beside piece in several threads, where the loops are compiled (`tacit._compiled`) and the
+processor has instructions for AES. Otherwise PyTorch and NumPy do the same with arrays: from the same keys, the same
+values up to their rounding.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tacit._compiled import Longs, Singles, Words, kernels
+from tacit._aes import KEY_BYTES, compared, keystream
+from tacit._compiled import Singles
+from tacit._compiled import kernels as compiled
+from tacit._threads import threads
 
 Doubles = npt.NDArray[np.float64]
+Words = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.uint64]
 
-_PIECE = 1 << 16  # values: large beside the cost of a dozen calls, small beside the cache
+_PIECE = 1 << 14  # values: large beside the cost of a key or a dozen calls, small beside the cache
 _EDGE = 1 << 22  # a 32-bit radius word nearer to 0 or 2^32 than this has too few significant bits: it gets 64 more
-_NONE = np.empty(0, dtype=np.uint64)
+_ONE = torch.ones((), dtype=torch.float32)
+
+kernels = compared(compiled, blocks=_PIECE // 2)
+"""Compared over the longest keystream that a piece can need: if every word of a radius is an edge."""
 
 
 class Stream(Protocol):
@@ -31,79 +41,86 @@ class Stream(Protocol):
     def exponential(self, size: int) -> Doubles: ...
 
 
-class Normal:
-    """Normal values piece by piece. The memory is reused: of one source, under its lock."""
+def noise(stream: Stream, arrays: Sequence[tuple[npt.NDArray[Any], float, float]]) -> None:
+    """For triples (values, std, grid): overwrite the values with independent N(0, std^2) ones.
 
-    def __init__(self) -> None:
-        self._raw = bytearray(4 * _PIECE)
-        self._one = torch.ones((), dtype=torch.float32)
-
-    def draw(self, stream: Stream, out: Singles | Doubles, std: float) -> None:
-        """Overwrite ``out`` with independent N(0, std^2) values."""
-        for piece in _pieces(out):
-            if piece.dtype == np.float64:
-                _double(stream, piece, std)
-            elif kernels is not None:
-                kernels.normal(*self._words(stream, piece.size), piece, std)
+    With a grid, a power of two, the noise is added to the values in units of the grid and the result is rounded to a
+    whole number of them: nothing rounds before that but the addition itself. Without one it is zero.
+    """
+    keys = bytearray(sum(_key_bytes(values) for values, _, _ in arrays))
+    stream.fill(keys)
+    try:
+        rest = memoryview(keys)
+        for values, std, grid in arrays:
+            if not values.flags.c_contiguous:
+                raise ValueError("the values are not contiguous: noise would be added to a copy of them.")
+            size = _key_bytes(values)
+            if kernels is not None and size:
+                kernels.noise(rest[:size], values, std, grid, _PIECE, threads())
             else:
-                self._with_arrays(*self._words(stream, piece.size), piece, std)
-
-    def add(self, stream: Stream, total: Singles | Doubles, std: float, grid: float) -> None:
-        """Add independent N(0, std^2) values to ``total`` and round to multiples of the grid, a power of two.
-
-        In units of the grid, so that nothing rounds but the addition itself before the result is rounded.
-        """
-        for piece in _pieces(total):
-            if kernels is not None and piece.dtype == np.float32:
-                kernels.add_normal(*self._words(stream, piece.size), piece, std / grid, grid)
-                continue
-            noisy = np.empty_like(piece)
-            self.draw(stream, noisy, std / grid)
-            np.add(noisy, piece * piece.dtype.type(1 / grid), out=noisy)
-            np.multiply(np.rint(noisy, out=noisy), piece.dtype.type(grid), out=piece)
-
-    def _words(self, stream: Stream, size: int) -> tuple[Words, Longs]:
-        """Two words for each pair of values, radii first, and 64 bits more for every radius that needs them."""
-        pairs = (size + 1) // 2
-        raw = memoryview(self._raw)[: 8 * pairs]
-        stream.fill(raw)
-        words = np.frombuffer(raw, dtype=np.int32)
-        count = int(np.count_nonzero(_near(words[:pairs]))) if kernels is None else kernels.edges(words[:pairs])
-        return words, stream.words(count) if count else _NONE
-
-    def _with_arrays(self, words: Words, more: Longs, out: Singles, std: float) -> None:
-        """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, finer near 0 and 1.
-
-        Everything happens in the memory of the words and of the result, which fits in the cache.
-        """
-        pairs = words.size // 2
-        rest = out.size - pairs
-        near = np.flatnonzero(_near(words[:pairs]))
-        logs = _log_uniform(words[near], more)
-        floats = words.view(np.float32)
-        radius, angle, scratch = floats[:pairs], floats[pairs:], out[:pairs]
-        np.copyto(scratch, words[:pairs].view(np.uint32), casting="unsafe")
-        np.multiply(scratch, np.float32(2.0**-32), out=radius)
-        _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
-        radius[near] = logs
-        np.multiply(radius, np.float32(-8), out=radius)
-        np.sqrt(radius, out=radius)
-        np.multiply(radius, np.float32(std), out=radius)  # from here on twice the radius
-        np.copyto(angle, words[pairs:], casting="unsafe")
-        np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
-        _torch(torch.tan, angle, angle)
-        # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
-        twice, tangent, first = (torch.from_numpy(each) for each in (radius, angle, scratch))
-        torch.addcmul(self._one, tangent, tangent, out=first)
-        torch.div(twice, first, out=first)
-        np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
-        torch.sub(first, twice, alpha=0.5, out=first)
+                _with_arrays(stream, rest[:size], values.reshape(-1), std, grid)
+            rest = rest[size:]
+    finally:
+        keys[:] = bytes(len(keys))
 
 
-def _pieces(values: Singles | Doubles) -> Iterator[Any]:
-    """Each from words of its own: whoever draws for every so many values in turn draws the same."""
-    for first in range(0, values.size, _PIECE):
-        yield values[first : first + _PIECE]
+def _key_bytes(values: npt.NDArray[Any]) -> int:
+    return KEY_BYTES * -(-values.size // _PIECE) if values.dtype == np.float32 else 0
+
+
+def _with_arrays(stream: Stream, keys: memoryview, values: npt.NDArray[Any], std: float, grid: float) -> None:
+    """Each piece from bits of its own: whoever draws for every so many values in turn draws the same."""
+    for number, first in enumerate(range(0, values.size, _PIECE)):
+        piece = values[first : first + _PIECE]
+        made = np.empty_like(piece) if grid else piece
+        if piece.dtype == np.float64:
+            _double(stream, made, std)
+        else:
+            _single(keys[KEY_BYTES * number : KEY_BYTES * (number + 1)], made, std)
+        if grid:
+            np.add(made, piece * piece.dtype.type(1 / grid), out=made)
+            np.multiply(np.rint(made, out=made), piece.dtype.type(grid), out=piece)
+
+
+def _single(key: memoryview, out: Singles, std: float) -> None:
+    """Box-Muller in float32: radius sqrt(-2 log u), u being the radius word over 2^32, finer near 0 and 1.
+
+    Everything happens in the memory of the words and of the result, which fits in the cache.
+    """
+    pairs = (out.size + 1) // 2
+    rest = out.size - pairs
+    radii, angles, near, more = _words(key, pairs)
+    logs = _log_uniform(radii[near], more)
+    radius, angle, scratch = radii.view(np.float32), angles.view(np.float32), out[:pairs]
+    np.copyto(scratch, radii.view(np.uint32), casting="unsafe")
+    np.multiply(scratch, np.float32(2.0**-32), out=radius)
+    _torch(torch.log, radius, radius)  # minus infinity where the word is zero, which is one of `near`
+    radius[near] = logs
+    np.multiply(radius, np.float32(-8), out=radius)
+    np.sqrt(radius, out=radius)
+    np.multiply(radius, np.float32(std), out=radius)  # from here on twice the radius
+    np.copyto(angle, angles, casting="unsafe")
+    np.multiply(angle, np.float32(math.pi * 2.0**-32), out=angle)
+    _torch(torch.tan, angle, angle)
+    # With t = tan(angle / 2) and q = 2 r / (1 + t^2), r cos(angle) = q - r and r sin(angle) = q t.
+    twice, tangent, first = (torch.from_numpy(each) for each in (radius, angle, scratch))
+    torch.addcmul(_ONE, tangent, tangent, out=first)
+    torch.div(twice, first, out=first)
+    np.multiply(scratch[:rest], angle[:rest], out=out[pairs:])
+    torch.sub(first, twice, alpha=0.5, out=first)
+
+
+def _words(key: memoryview, pairs: int) -> tuple[Words, Words, npt.NDArray[np.intp], Longs]:
+    """Of the keystream: a word for every radius, from the next block on one for every angle, and which radii need 64
+    bits more, with these, from the next block on.
+    """
+    bits = keystream(key)
+    padded = -(-pairs // 4) * 4  # a block has four words
+    words = np.empty(2 * padded, dtype=np.int32)
+    bits.update_into(bytes(words.nbytes), words.data.cast("B"))
+    near = np.flatnonzero(_near(words[:pairs]))
+    more = np.frombuffer(bits.update(bytes(8 * near.size)), dtype=np.uint64)
+    return words[:pairs], words[padded : padded + pairs], near, more
 
 
 def _near(radii: Words) -> npt.NDArray[np.bool_]:

@@ -8,12 +8,14 @@ What the numbers are worth, beyond the assumption that AES-256 cannot be told fr
 
 * `Source.integers`, `Source.choice` and `Source.permutation` are exactly uniform (rejection, no modulo bias).
 * `Source.gaps` follows the geometric distribution with every probability right to a relative error of about 2^-50.
-* `Source.normal_` is Box-Muller on 32 random bits for the angle and 32 for the radius, with 64 bits more wherever the
-  first 32 leave the radius with fewer than 22 significant ones. Large and small radii are both drawn with full relative
-  precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is below 2^-96
-  (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the rounding of
-  float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a mechanism whose
-  noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
+* `Source.normal_` in float32 draws a key of 256 bits from the stream for each piece of 2^14 values, and makes them from
+  the AES-256-CTR keystream of that key, which is used once and overwritten; in float64, from the stream itself.
+* It is Box-Muller on 32 random bits for the angle and 32 for the radius (64 and 64 in float64), with 64 bits more
+  wherever the first 32 leave the radius with fewer than 22 significant ones. Large and small radii are both drawn with
+  full relative precision: |value| reaches 11.6 standard deviations (9.4 in float64) and the mass cut off beyond is
+  below 2^-96 (2^-64) a pair. Within that range a value x differs from the real Box-Muller value of its bits by the
+  rounding of float32 (float64): less than 2^-20 (2^-49) of 1 + radius. That is also how finely the values lie: a
+  mechanism whose noise must hide the last bits of a sum rounds the noisy sum to a coarser grid.
 """
 
 from __future__ import annotations
@@ -24,27 +26,20 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from tacit._normal import Normal
+from tacit._aes import keystream as keystream
+from tacit._normal import noise
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ZEROS = memoryview(bytes(1 << 16))
-
-
-def keystream(key: bytes, counter: bytes) -> CipherContext:
-    """AES-256 in counter mode: encrypting zeros gives the keystream."""
-    return Cipher(AES(key), CTR(counter)).encryptor()
 
 
 class Source(ABC):
@@ -63,7 +58,6 @@ class Source(ABC):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._normal = Normal()
         self._rekey(forked=False)
         _sources.add(self)
 
@@ -72,7 +66,7 @@ class Source(ABC):
 
     def _rekey(self, *, forked: bool) -> None:
         self._pid = os.getpid()
-        self._stream = keystream(self._key(forked=forked), bytes(16))
+        self._stream = keystream(self._key(forked=forked))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(...)"
@@ -164,10 +158,10 @@ class Source(ABC):
             raise ValueError(f"the tensor is {tensor.dtype}; noise is drawn in float32 or float64.")
         if not 0 <= std < math.inf:
             raise ValueError(f"std is {std!r}; it must be a finite number, at least 0.")
-        with self._lock, torch.no_grad():
+        with torch.no_grad():
             direct = tensor.is_contiguous() and tensor.device.type == "cpu"
             values = tensor.detach() if direct else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            self._normal.draw(self, values.view(-1).numpy(), std)
+            noise(self, [(values.numpy(), std, 0.0)])
             return tensor if direct else tensor.copy_(values)
 
     def add_normal_(self, total: torch.Tensor, std: float, grid: float) -> None:
@@ -175,8 +169,11 @@ class Source(ABC):
 
         ``total`` is contiguous, in the memory of the processor, of float32 or float64.
         """
-        with self._lock:
-            self._normal.add(self, total.detach().view(-1).numpy(), std, grid)
+        self.add_normals_([(total, std, grid)])
+
+    def add_normals_(self, sums: Sequence[tuple[torch.Tensor, float, float]]) -> None:
+        """`add_normal_` for each (total, std, grid)."""
+        noise(self, [(total.detach().numpy(), std / grid, grid) for total, std, grid in sums])
 
     def laplace_(self, tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Overwrite ``tensor`` with independent Laplace values of the given scale: exponentials with a random sign."""

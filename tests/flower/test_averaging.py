@@ -85,7 +85,7 @@ def test_rounds_equal_ten_lines_of_numpy(tmp_path: Path, monkeypatch: pytest.Mon
     samples = [[0, 2], [], [1, 2, 3], [3]]
     drawn = iter(samples)
     monkeypatch.setattr(SeededSource, "normal_", fixed)
-    monkeypatch.setattr(SeededSource, "add_normal_", lambda self, total, std, grid: total.add_(0.25 * std))
+    monkeypatch.setattr(SeededSource, "add_normals_", lambda self, sums: [t.add_(0.25 * std) for t, std, _ in sums])
     monkeypatch.setattr("tacit.sampling.PoissonSampler._choose", lambda self, rate: np.array(next(drawn), dtype=int))
     nodes, scales = [101, 102, 103, 104], 0.4
     settings = averaging(

@@ -17,17 +17,17 @@ from tacit.gradients import alike, cells, contributions, formed, narrow, pooling
 from tacit.training import held
 
 SOURCE = Path(_compiled.__file__).with_name("_kernels.c")
-USERS = (_normal, alike, cells, contributions, formed, narrow, pooling, held)
-"""The modules that use the kernels."""
+USERS = (alike, cells, contributions, formed, narrow, pooling, held)
+"""The modules that use the kernels, beside `_normal`."""
 
 
 @functools.cache
-def built(version: str, folder: Path) -> _compiled.Kernels:
+def built(version: str, folder: Path, *options: str) -> _compiled.Kernels:
     """The kernels compiled as `setup.py` does, for one kind of processor."""
-    library = folder / f"{version}.so"
+    library = folder / f"{version}-{len(list(folder.iterdir()))}.so"
     command = [
         *shlex.split(sysconfig.get_config_var("CC") or "cc"),
-        *("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", f"-DBEST={version}"),
+        *("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", f"-DBEST={version}", *options),
         *("-Wall", "-Werror", "-Wno-unused-function", f"-I{sysconfig.get_paths()['include']}"),
         *(str(SOURCE), "-o", str(library), "-lm"),
     ]
@@ -50,13 +50,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["arrays", "plain", "avx2", "avx512"], autouse=True)
 def arithmetic(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which is in use, everywhere."""
+    """Which is in use, everywhere: of the two ways to AES, the wide one only with the widest registers."""
     chosen = str(request.param)
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     needed = {"avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512dq", "avx512vl", "avx512bw")}
-    if not all(f" {flag}" in flags for flag in needed.get(chosen, ())):
+    if not has(*needed.get(chosen, ())):
         pytest.skip(f"this processor has no {chosen}")
-    kernels = None if chosen == "arrays" else built(chosen, folder)
+    cipher = ("-DAES=narrow_aes",) if has("aes") and not (chosen == "avx512" and has("vaes")) else ()
+    kernels = None if chosen == "arrays" else built(chosen, folder, *cipher)
     for module in USERS:
         monkeypatch.setattr(module, "kernels", kernels)
+    monkeypatch.setattr(_normal, "kernels", kernels if kernels is not None and kernels.aes else None)
     return chosen
+
+
+def has(*flags: str) -> bool:
+    """Whether the processor says so."""
+    known = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return all(f" {flag}" in known for flag in flags)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit._threads import threads
 from tacit.gradients import alike
-from tacit.gradients.threads import threads
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([64, 65, 191, 192, 193, 400]))
 

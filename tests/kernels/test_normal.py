@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from kernels.conftest import built
 from tacit import _normal
+from tacit._aes import keystream
 from tacit.randomness import SecureSource, SeededSource
 
 CHANCE = 1e-9
+COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 
 
 def close_to_normal(score: float) -> bool:
@@ -39,7 +46,7 @@ class TestNormal:
     def test_coordinates_and_consecutive_fills_are_independent(self, source: SecureSource, dtype: torch.dtype) -> None:
         n = 600_000
         first, second = (source.normal_(torch.empty(n, dtype=dtype)).double().numpy() for _ in range(2))
-        half = 1 << 15  # cosine and sine of a pair lie half a piece apart
+        half = 1 << 13  # cosine and sine of a pair lie half a piece apart
         for a, b in ((first, second), (first[1:], first[:-1]), (first[:half], first[half : 2 * half])):
             assert close_to_normal(float(a @ b) / math.sqrt(a.size))
             assert close_to_normal(float((a**2 - 1) @ (b**2 - 1)) / math.sqrt(4 * a.size))
@@ -62,37 +69,63 @@ class TestNormal:
         assert source.normal_(torch.nn.Parameter(torch.zeros(3, dtype=dtype))).detach().abs().min() > 0
 
 
+@pytest.mark.parametrize("size", [60_000, 60_003])
 @pytest.mark.parametrize("seed", range(5))
-def test_float32_normals_are_box_muller_of_the_stream_to_the_precision_promised(seed: int) -> None:
-    """Recomputed in float64 from the same bits."""
-    pairs = 30_000
-    x, y = SeededSource(seed).normal_(torch.empty(2 * pairs)).double().numpy().reshape(2, pairs)
+def test_float32_normals_are_box_muller_of_the_keystreams_to_the_precision_promised(seed: int, size: int) -> None:
+    """Recomputed in float64 from the same bits, for every piece of 2^14 values from a key of its own."""
+    values = SeededSource(seed).normal_(torch.empty(size)).double()
     again = SeededSource(seed)
-    words = np.frombuffer(again.bytes(8 * pairs), dtype=np.int32).astype(np.float64)
-    t, angle = words[:pairs] * 2.0**-32, words[pairs:] * math.pi * 2.0**-31
-    near = np.flatnonzero(np.abs(t) < 2.0**-10)
-    more = (again.words(near.size) + 0.5) * 2.0**-96
-    t[near] += more * np.where(t[near] >= 0, 1, -1) + np.where(t[near] >= 0, 0, 2.0**-32)
-    radius = np.sqrt(-2 * np.where(t > 0, np.log(np.abs(t)), np.log1p(-np.abs(t))))
-    limit = 2.0**-20 * (1 + radius)
-    assert (np.abs(x - radius * np.cos(angle)) < limit).all()
-    assert (np.abs(y - radius * np.sin(angle)) < limit).all()
-    assert np.allclose(np.hypot(x, y)[near], radius[near], rtol=1e-6)
+    for piece in values.split(1 << 14):
+        pairs = (len(piece) + 1) // 2
+        bits = keystream(again.bytes(32))
+        radii, angles = (
+            np.frombuffer(bits.update(bytes(16 * math.ceil(pairs / 4))), dtype=np.int32)[:pairs].astype(np.float64)
+            for _ in range(2)
+        )
+        t, angle = radii * 2.0**-32, angles * math.pi * 2.0**-31
+        near = np.flatnonzero(np.abs(t) < 2.0**-10)
+        more = (np.frombuffer(bits.update(bytes(8 * near.size)), dtype=np.uint64) + 0.5) * 2.0**-96
+        t[near] += more * np.where(t[near] >= 0, 1, -1) + np.where(t[near] >= 0, 0, 2.0**-32)
+        radius = np.sqrt(-2 * np.where(t > 0, np.log(np.abs(t)), np.log1p(-np.abs(t))))
+        limit = 2.0**-20 * (1 + radius)
+        x, y = piece[:pairs].numpy(), piece[pairs:].numpy()
+        assert (np.abs(x - radius * np.cos(angle)) < limit).all()
+        assert (np.abs(y - (radius * np.sin(angle))[: y.size]) < limit[: y.size]).all()
+        both = near[near < y.size]
+        assert np.allclose(np.hypot(x[both], y[both]), radius[both], rtol=1e-6)
 
 
-class ChosenWords(SeededSource):
-    """A source whose first words are given: to see what becomes of rare ones."""
+class ChosenBits:
+    """A keystream with chosen words, as `chosen.h` makes it from the key: a radius, an angle, bits for the edges."""
 
-    def __init__(self, words: list[int], more: int) -> None:
+    def __init__(self, key: memoryview) -> None:
+        self._rest = bytes([*key[:8], *key[:8], *key[8:16], *key[8:16], *key[16:24], *key[16:24]])
+
+    def update(self, zeros: bytes) -> bytes:
+        found, self._rest = self._rest[: len(zeros)], self._rest[len(zeros) :]
+        return found
+
+    def update_into(self, zeros: bytes, out: memoryview) -> None:
+        out[:] = self.update(zeros)
+
+
+class ChosenKey(SeededSource):
+    def __init__(self, radius: int, more: int) -> None:
         super().__init__(0)
-        self._given, self._more = words, more
+        self._given = struct.pack("<qqQQ", radius, 0, more, 0)
 
     def fill(self, buffer: bytearray | memoryview) -> None:
-        half = len(buffer) // 8
-        np.frombuffer(buffer, dtype=np.int32)[:] = self._given + [0] * (2 * half - len(self._given))
+        buffer[:] = self._given
 
-    def words(self, size: int) -> np.ndarray:  # type: ignore[type-arg]
-        return np.full(size, self._more, dtype=np.uint64)
+
+@pytest.fixture
+def chosen_bits(arithmetic: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """See what becomes of rare words: no key that gives them could be found."""
+    monkeypatch.setattr(_normal, "keystream", ChosenBits)
+    if arithmetic != "arrays":
+        cipher = "-DAES=((Aes){keep_key,repeat_key})"
+        kernels = built(arithmetic, folder, "-include", str(Path(__file__).with_name("chosen.h")), cipher)
+        monkeypatch.setattr(_normal, "kernels", kernels)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +140,9 @@ class ChosenWords(SeededSource):
         (2**31 - 1, 0, math.sqrt(2 * math.log(2))),
     ],
 )
+@pytest.mark.usefixtures("chosen_bits")
 def test_far_and_near_radii_are_exact(word: int, more: int, radius: float) -> None:
-    values = ChosenWords([word], more).normal_(torch.empty(2))  # angle zero
+    values = ChosenKey(word, more).normal_(torch.empty(2))  # angle zero
     assert values[0].item() == pytest.approx(radius, rel=2e-7)
     assert values[1].item() == 0
 
@@ -124,24 +158,99 @@ def test_far_tail_has_the_right_frequency(source: SecureSource) -> None:
         assert stats.binomtest(found, rounds * values.numel(), 2 * stats.norm.sf(level)).pvalue > CHANCE
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 1000, 65_536, 65_537, 400_001])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 8, 9, 255, 256, 257, 1000, 16_384, 16_385, 400_001])
 @pytest.mark.parametrize("std", [0.0, 1e-25, 1.0, 20_000.0, 1e25])
-def test_the_same_words_give_the_same_values_however_they_are_computed(
+def test_the_same_keys_give_the_same_values_however_they_are_computed(
     size: int, std: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seed then means the same with and without a compiler."""
-    found = SeededSource(size).normal_(torch.empty(size), std).double()
+    source = SeededSource(size)
+    found, after = source.normal_(torch.empty(size), std).double(), source.bytes(8)
     monkeypatch.setattr(_normal, "kernels", None)
     source = SeededSource(size)
     expected = source.normal_(torch.empty(size), std).double()
     assert ((found - expected).abs() <= 2.0**-20 * (std + expected.abs())).all()
-    assert source.bytes(8) == _after(size)
+    assert source.bytes(8) == after
 
 
-def _after(size: int) -> bytes:
-    source = SeededSource(size)
-    source.normal_(torch.empty(size))
-    return source.bytes(8)
+def test_a_piece_may_have_any_number_of_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand in this one, in pieces of 2^14 values seldom more than thirty."""
+    size = 1 << 20
+    monkeypatch.setattr(_normal, "_PIECE", size)
+    found = SeededSource(1).normal_(torch.empty(size)).double()
+    monkeypatch.setattr(_normal, "kernels", None)
+    expected = SeededSource(1).normal_(torch.empty(size)).double()
+    radius = torch.hypot(*expected.view(2, -1))
+    assert ((found - expected).abs().view(2, -1) <= 2.0**-20 * (1 + radius)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_so_many_values_in_turn_are_the_same_values(dtype: torch.dtype) -> None:
+    sizes = [1 << 14, 1 << 15, 1 << 14, 5]
+    whole, parts = SeededSource(2), SeededSource(2)
+    expected = whole.normal_(torch.empty(sum(sizes), dtype=dtype))
+    assert torch.equal(torch.cat([parts.normal_(torch.empty(size, dtype=dtype)) for size in sizes]), expected)
+    total, pieces = torch.ones(sum(sizes), dtype=dtype), torch.ones(sum(sizes), dtype=dtype)
+    whole.add_normal_(total, 1.0, 2.0**-14)
+    for piece in pieces.split(sizes):
+        parts.add_normal_(piece, 1.0, 2.0**-14)
+    assert torch.equal(pieces, total)
+    assert parts.bytes(8) == whole.bytes(8)
+
+
+def test_any_number_of_threads_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for threads in (1, 2, 3, 64):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        source, total = SeededSource(3), torch.ones(100_003)
+        source.add_normal_(total, 1.0, 2.0**-14)
+        results.append(torch.cat([total, source.normal_(torch.empty(100_003))]))
+    for result in results:
+        assert torch.equal(result, results[0])
+
+
+def test_several_sums_are_those_of_one_after_the_other() -> None:
+    sums = [(torch.ones(size), 1.0 + size, 2.0**-14) for size in (5, 1 << 15, 0, 16_385, 1)]
+    sums[1] = (torch.ones(128, 256), *sums[1][1:])
+    together, apart = SeededSource(9), SeededSource(9)
+    together.add_normals_(sums)
+    for total, std, grid in sums:
+        expected = torch.ones(total.shape)
+        apart.add_normal_(expected, std, grid)
+        assert torch.equal(total, expected)
+    assert together.bytes(8) == apart.bytes(8)
+
+
+def test_sums_of_both_kinds_are_the_same_however_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for _ in range(2):
+        source = SeededSource(10)
+        sums = [torch.zeros(3), torch.zeros(20_000, dtype=torch.float64), torch.zeros(20_000), torch.zeros(2).double()]
+        source.add_normals_([(total, 1.0, 2.0**-14) for total in sums])
+        results.append((torch.cat([total.double() for total in sums]), source.bytes(8)))
+        monkeypatch.setattr(_normal, "kernels", None)
+    (found, after), (expected, after_too) = results
+    assert (found - expected).abs().max() <= 2.0**-14
+    assert expected.abs().max() > 3
+    assert after == after_too
+
+
+class Watched(SeededSource):
+    """Notes the memory in which keys are drawn."""
+
+    def fill(self, buffer: bytearray | memoryview) -> None:
+        super().fill(buffer)
+        assert isinstance(buffer, bytearray)
+        assert any(buffer)
+        self.drawn = [*getattr(self, "drawn", []), buffer]
+
+
+def test_keys_are_overwritten_once_they_are_used() -> None:
+    source = Watched(4)
+    source.normal_(torch.empty(40_000))
+    source.add_normal_(torch.ones(7), 1.0, 2.0**-14)
+    assert sum(map(len, source.drawn)) == 4 * 32
+    assert not any(map(any, source.drawn))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -178,30 +287,57 @@ def test_noise_that_is_added_has_its_deviation(source: SecureSource) -> None:
     assert close_to_normal((score @ (again.double() - 5.0)).item() / std / math.sqrt(size))
 
 
-@pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
+def test_sums_that_would_be_copied_are_refused(source: SecureSource) -> None:
+    with pytest.raises(ValueError, match="not contiguous"):
+        source.add_normal_(torch.zeros(4, 5).T, 1.0, 1.0)
+
+
+def test_a_forked_process_makes_noise_of_its_own() -> None:
+    """And does not wait for threads of its parent."""
+    source = SecureSource()
+    source.normal_(torch.empty(100_000))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os.write(write, source.normal_(torch.empty(100_000))[-1000:].numpy().tobytes())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    theirs = np.frombuffer(os.read(read, 4000), dtype=np.float32)
+    ours = source.normal_(torch.empty(100_000))[-1000:].numpy()
+    os.close(read)
+    os.close(write)
+    assert theirs.size == ours.size
+    assert not (theirs == ours).any()
+
+
+@COMPILED
 def test_wrong_sizes_are_refused() -> None:
     kernels = _normal.kernels
     assert kernels is not None
-    words, none, out = np.full(4, 2**30, dtype=np.int32), np.empty(0, dtype=np.uint64), np.empty(4, dtype=np.float32)
-    kernels.normal(words, none, out, 1.0)
-    kernels.add_normal(words, none, out, 1.0, 1.0)
-    edge = np.array([2**30, 5, 2**30, 2**30], dtype=np.int32)
-    assert kernels.edges(edge[:2]) == 1
-    for given in (
-        (words[:3], none, out),
-        (words, none[:0], out[:2]),
-        (edge, none, out),
-        (words, np.ones(1, np.uint64), out),
+    keys, out = bytes(64), np.empty(6, dtype=np.float32)
+    kernels.noise(keys, out, 1.0, 0.0, 4, 1)
+    kernels.noise(b"", out[:0], 1.0, 0.0, 4, 1)
+    for given, values, piece, threads in (
+        (keys[:32], out, 4, 1),
+        (keys[:63], out, 4, 1),
+        (keys, out, 6, 1),
+        (keys, out, 2, 1),
+        (b"", out, 0, 1),
+        (keys, out[:0], 4, 1),
+        (keys, out, 4, 0),
+        (keys, out, 4, 2**40),
+        (keys, np.empty(23, dtype=np.uint8), 4, 1),
     ):
         with pytest.raises(ValueError, match="do not fit"):
-            kernels.normal(*given, 1.0)
-        with pytest.raises(ValueError, match="do not fit"):
-            kernels.add_normal(*given, 1.0, 1.0)
+            kernels.noise(given, values, 1.0, 0.0, piece, threads)  # type: ignore[arg-type]
     with pytest.raises((BufferError, ValueError), match=r"read-only|not writable|contiguous"):
-        kernels.normal(words, none, np.frombuffer(bytes(16), dtype=np.float32), 1.0)
+        kernels.noise(keys, np.frombuffer(bytes(24), dtype=np.float32), 1.0, 0.0, 4, 1)
     with pytest.raises((BufferError, ValueError), match=r"contiguous"):
-        kernels.normal(words, none, np.empty(8, dtype=np.float32)[::2], 1.0)
-    with pytest.raises(TypeError, match="3 arguments instead of 4"):
-        kernels.normal(words, none, out)  # type: ignore[call-arg]
+        kernels.noise(keys, np.empty(12, dtype=np.float32)[::2], 1.0, 0.0, 4, 1)
+    with pytest.raises(TypeError, match="6 arguments, not 3"):
+        kernels.noise(keys, out, 1.0)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="number"):
-        kernels.add_normal(words, none, out, 1.0, "wide")  # type: ignore[arg-type]
+        kernels.noise(keys, out, 1.0, "wide", 4, 1)  # type: ignore[arg-type]
+    with pytest.raises(OverflowError):
+        kernels.noise(keys, out, 1.0, 0.0, -4, 1)

@@ -80,7 +80,7 @@ TRAIN = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()  # noise has tests of its own
-tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
+tacit.randomness.Source.add_normals_ = lambda self, sums: [t.div_(g).round_().mul_(g) for t, _, g in sums]
 tacit.mechanisms.lattice.draw = lambda std, size, source: torch.zeros(size, dtype=torch.int64).numpy()
 cut(model)
 optimizer = {optimizer}
@@ -287,7 +287,7 @@ WRITES_WHOLE = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
-tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
+tacit.randomness.Source.add_normals_ = lambda self, sums: [t.div_(g).round_().mul_(g) for t, _, g in sums]
 parts = ("0",)  # those of the last layer belong to the model itself and stay whole after a forward pass
 cut(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -353,7 +353,7 @@ RESUME = (
     MODELS
     + """
 tacit.randomness.Source.normal_ = lambda self, tensor, std=1.0: tensor.zero_()
-tacit.randomness.Source.add_normal_ = lambda self, total, std, grid: total.div_(grid).round_().mul_(grid)
+tacit.randomness.Source.add_normals_ = lambda self, sums: [t.div_(g).round_().mul_(g) for t, _, g in sums]
 if shard:
     cut(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -1,6 +1,7 @@
 /* Normal values from random words, by Box and Muller. How far one may be from the real value is stated in tacit.randomness
  * and tested. */
-#define BLOCK 128 /* pairs kept in the innermost cache between the loops */
+#define BLOCK (4 * AT_ONCE) /* pairs kept in the innermost cache between the loops */
+#define MORE (2 * AT_ONCE) /* edges that get their bits at once */
 
 /* Whether a radius word has too few significant bits: as in tacit._normal. */
 INLINE uint32_t is_edge(uint32_t word) { return word + (1u << 22) < 1u << 23; }
@@ -66,26 +67,40 @@ INLINE void add_rounded(const float *noise, float *total, size_t size, float gri
     for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
 }
 
-/* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. */
-INLINE void normal_in(const uint32_t *words, const uint64_t *more, float *out, size_t size, float std, float grid) {
+/* What a piece of noise is made from and of: all of it secret. */
+typedef struct {
+    RoundKeys keys;
+    uint32_t radii[BLOCK], angles[BLOCK];
+    uint64_t more[MORE];
     float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
-    size_t pairs = (size + 1) / 2;
-    const uint32_t *angles = words + pairs;
+} Secrets;
+
+/* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. The
+ * keystream has the words of the radii, from the next block on those of the angles, and likewise 64 bits for every edge. */
+INLINE void normal_in(const uint8_t *key, float *out, size_t size, float std, float grid) {
+    Secrets s;
+    size_t pairs = (size + 1) / 2, blocks = (pairs + 3) / 4, edges = 0;
+    aes.expand(key, s.keys);
     for (size_t start = 0; start < pairs; start += BLOCK) {
-        size_t n = pairs - start < BLOCK ? pairs - start : BLOCK;
-        const uint32_t *here = words + start;
-        for (size_t i = 0; i < n; i++) radius[i] = log_of(here[i]);
-        if (edges_in(here, n))
+        size_t n = at_most(pairs - start, BLOCK), rest = at_most(size - pairs - start, n);
+        aes.blocks(s.keys, start / 4, s.radii);
+        aes.blocks(s.keys, blocks + start / 4, s.angles);
+        for (size_t i = 0; i < n; i++) s.radius[i] = log_of(s.radii[i]);
+        if (edges_in(s.radii, n))
             for (size_t i = 0; i < n; i++)
-                if (is_edge(here[i])) radius[i] = log_of_edge(here[i], *more++);
-        for (size_t i = 0; i < n; i++) turn(std * sqrtf(-2.0f * radius[i]), angles[start + i], cosine + i, sine + i);
-        size_t rest = size - pairs - start < n ? size - pairs - start : n;
+                if (is_edge(s.radii[i])) {
+                    if (edges % MORE == 0) aes.blocks(s.keys, 2 * blocks + edges / 2, s.more);
+                    s.radius[i] = log_of_edge(s.radii[i], s.more[edges++ % MORE]);
+                }
+        for (size_t i = 0; i < n; i++)
+            turn(std * sqrtf(-2.0f * s.radius[i]), s.angles[i], s.cosine + i, s.sine + i);
         if (grid) {
-            add_rounded(cosine, out + start, n, grid);
-            add_rounded(sine, out + pairs + start, rest, grid);
+            add_rounded(s.cosine, out + start, n, grid);
+            add_rounded(s.sine, out + pairs + start, rest, grid);
         } else {
-            memcpy(out + start, cosine, n * sizeof(float));
-            memcpy(out + pairs + start, sine, rest * sizeof(float));
+            memcpy(out + start, s.cosine, n * sizeof(float));
+            memcpy(out + pairs + start, s.sine, rest * sizeof(float));
         }
     }
+    wipe(&s, sizeof(s));
 }

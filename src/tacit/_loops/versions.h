@@ -16,10 +16,8 @@
         else                                                                                                      \
             products_in(p, i, left, height, 2 * bytes / 4, p->turned_left ? meet_##name##_turned : meet_##name);    \
     }                                                                                                             \
-    target static size_t edges_##name(const uint32_t *w, size_t n) { return edges_in(w, n); }                     \
-    target static void normal_##name(const uint32_t *w, const uint64_t *more, float *out, size_t n, float std,      \
-                                     float grid) {                                                                \
-        normal_in(w, more, out, n, std, grid);                                                                    \
+    target static void normal_##name(const uint8_t *key, float *out, size_t n, float std, float grid) {             \
+        normal_in(key, out, n, std, grid);                                                                        \
     }                                                                                                             \
     target static void outer_sum_##name(const float *narrow, const float *wide, float *out, size_t n, size_t rows, \
                                         size_t columns, size_t call, size_t first, size_t end) {                  \
@@ -49,14 +47,13 @@
                                             const float *d_state, float *d_cell, float *d_gates, size_t n) {      \
         lstm_backward_in(gates, cells, squashed, d_state, d_cell, d_gates, n);                                    \
     }                                                                                                             \
-    static const Versions name = {edges_##name,  normal_##name, outer_sum_##name, squares_##name,                 \
-                                  strip_##name, form_##name,   measure_##name,   add_##name,                     \
+    static const Versions name = {normal_##name, outer_sum_##name, squares_##name, strip_##name,                  \
+                                  form_##name, measure_##name, add_##name,                                        \
                                   lstm_forward_##name, lstm_backward_##name, panels_##name, products_##name,        \
                                   pool_##name, bytes / 4, height};
 
 typedef struct {
-    size_t (*edges)(const uint32_t *, size_t);
-    void (*normal)(const uint32_t *, const uint64_t *, float *, size_t, float, float);
+    void (*normal)(const uint8_t *, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
     void (*strip)(const Digest *, size_t);

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit._compiled import Kernels, array, kernels
-from tacit.gradients.threads import threads
+from tacit._threads import threads
 
 LINE = 16
 """Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""

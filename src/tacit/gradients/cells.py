@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit._compiled import Kernels, kernels
+from tacit._threads import threads
 from tacit.gradients.alike import add_product_, linear, product
-from tacit.gradients.threads import threads
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tacit._compiled import LEAST_COLUMNS, array, kernels
+from tacit._threads import threads
 from tacit.gradients.narrow import added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
-from tacit.gradients.threads import threads
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit._compiled import Kernels, array, kernels
+from tacit._threads import threads
 from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise, precise_dtype
 from tacit.gradients.precision import TOGETHER, gather, pieces
-from tacit.gradients.threads import threads
 
 Offsets = npt.NDArray[np.int32]
 

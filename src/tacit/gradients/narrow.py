@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tacit._compiled import LEAST_COLUMNS, array, kernels
-from tacit.gradients.threads import threads
+from tacit._threads import threads
 
 MOST_ROWS = 16
 

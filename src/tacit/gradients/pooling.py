@@ -18,10 +18,10 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from tacit._compiled import Kernels, array, kernels
+from tacit._threads import threads
 from tacit.gradients.narrow import readable
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.threads import threads
 from tacit.gradients.traced import plain
 
 MOST_ENTRIES = 256

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.threads import threads
+from tacit._threads import threads
 
 UNIT = 2.0**-24
 """The unit roundoff u of float32, the coarsest type in which anything is summed."""

@@ -28,8 +28,7 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
     """Add N(0, std^2) to every coordinate of each sum, for pairs (sum, std)."""
     _check(sums)
     if source.join_ is None and all(total.is_contiguous() and total.device.type == "cpu" for total, _ in sums):
-        for total, std in sums:
-            source.add_normal_(total, std, _grid(std))
+        source.add_normals_([(total, std, _grid(std)) for total, std in sums])
     else:
         _add_(sums, source.normal_, source)
 

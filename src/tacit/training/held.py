@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit._compiled import KEY_WORDS, array, kernels
-from tacit.gradients.threads import threads
+from tacit._threads import threads
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
 
