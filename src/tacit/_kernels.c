@@ -1,5 +1,6 @@
 /* Inner loops in one pass over memory: what other modules do with arrays where this is not compiled (tacit._compiled).
  *
+ * flushes(threads) -> whether              one of so many threads takes denormal numbers for zero; None if unknown
  * keystream(key, out)                      AES-256 in counter mode, from counter 0 on
  * noise(keys, out, std, grid, piece, threads)  out = normal values, each `piece` of them from the keystream of its own key
  *                                          (_loops/noise.h); with a grid: (value + out / grid), rounded, times grid
@@ -20,7 +21,7 @@
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
- * Arguments are buffers: keys of AES and keystreams of bytes, other words, keys, starts and entries of 32 bits, the rest
+ * Arguments are buffers or tensors: keys of AES and keystreams of bytes, other words, keys, starts and entries of 32 bits, the rest
  * float32. Sizes are checked here. The constant `aes` says whether this processor has the instructions for the first two,
  * which refuse otherwise.
  */
@@ -58,10 +59,29 @@ INLINE size_t at_most(size_t count, size_t most) { return count < most ? count :
 
 #include "_loops/versions.h" /* of all of these */
 
+/* A whole number that an attribute of an object is, or that a method of it returns. */
+static size_t asked(PyObject *object, const char *name, int method) {
+    PyObject *found = method ? PyObject_CallMethod(object, name, NULL) : PyObject_GetAttrString(object, name);
+    size_t number = found ? PyLong_AsSize_t(found) : 0;
+    Py_XDECREF(found);
+    return number;
+}
+
+/* The memory of a buffer, or of a tensor, which the arguments keep: through an array it would be marked, for good, as one
+ * that others may write to. */
+static int look_at(PyObject *given, Py_buffer *view, int writable) {
+    if (PyObject_CheckBuffer(given)) return PyObject_GetBuffer(given, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
+    *view = (Py_buffer){.buf = (void *)asked(given, "data_ptr", 1)};
+    if (!PyErr_Occurred()) view->len = (Py_ssize_t)asked(given, "nbytes", 0);
+    if (!PyErr_Occurred() && !(asked(given, "is_contiguous", 1) && asked(given, "is_cpu", 0)) && !PyErr_Occurred())
+        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous, or not in the memory of the processor.");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* The arguments as buffers, the one at `written` writable; on failure nothing stays taken. */
 static int take(PyObject *const *arguments, Py_buffer *views, int count, int written) {
     for (int i = 0; i < count; i++)
-        if (PyObject_GetBuffer(arguments[i], views + i, i == written ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (look_at(arguments[i], views + i, i == written) < 0) {
             while (i--) PyBuffer_Release(views + i);
             return -1;
         }
@@ -81,6 +101,15 @@ static size_t for_each(Py_ssize_t bytes, size_t count) {
 static size_t parts(size_t count, size_t most) { return most ? (count + most - 1) / most : count; }
 
 static int is_count(size_t threads) { return 0 < threads && threads <= UINT_MAX; }
+
+static PyObject *flushes(PyObject *module, PyObject *threads) {
+    size_t count = PyLong_AsSize_t(threads);
+    if (PyErr_Occurred()) return NULL;
+    if (!is_count(count)) return PyErr_Format(PyExc_ValueError, "%zu threads cannot be asked.", count);
+    int found = flushing(count);
+    if (found < 0) Py_RETURN_NONE;
+    return PyBool_FromLong(found);
+}
 
 static PyObject *no_aes(void) {
     return PyErr_Format(PyExc_RuntimeError, "this processor has no instructions for AES.");
@@ -361,7 +390,7 @@ static PyObject *pool(PyObject *const *arguments, Py_ssize_t count, int placed, 
     if (PyErr_Occurred()) return NULL;
     Py_buffer views[3]; /* images or grads, places, out or images */
     for (int i = 0; i < taken; i++)
-        if (PyObject_GetBuffer(arguments[i], views + i, i && !(back && i == 1) ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (look_at(arguments[i], views + i, i && !(back && i == 1)) < 0) {
             give_back(views, i);
             return NULL;
         }
@@ -519,7 +548,7 @@ static PyObject *lstm(PyObject *const *arguments, Py_ssize_t count, int backward
     for (int i = 0; i < 4; i++) numbers[i] = PyLong_AsSize_t(arguments[taken + i]);
     if (PyErr_Occurred()) return NULL;
     for (int i = 0; i < taken; i++)
-        if (PyObject_GetBuffer(arguments[i], views + i, first <= i && i < 5 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
+        if (look_at(arguments[i], views + i, first <= i && i < 5) < 0) {
             give_back(views, i);
             return NULL;
         }
@@ -552,6 +581,7 @@ static PyObject *lstm_backward(PyObject *module, PyObject *const *arguments, Py_
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, "See the top of _kernels.c."}
 
 static PyMethodDef methods[] = {
+    {"flushes", flushes, METH_O, "See the top of _kernels.c."},
     FUNCTION(keystream),
     FUNCTION(noise),
     FUNCTION(outer_sum),

@@ -477,3 +477,30 @@ def test_clipped_sums_equal_the_loop(sizes: tuple[int, int, int], bad: bool) -> 
             total += g.double() * min(1.0, 0.3 / norm)
     for name, total in expected.items():
         assert torch.allclose(found[name].double(), total, rtol=1e-4, atol=1e-5 * total.abs().max())
+
+
+@COMPILED
+def test_tensors_are_read_where_they_are_and_refused_where_that_cannot_be() -> None:
+    kernels = held_module.kernels
+    assert kernels is not None
+    rows, out = torch.randn(4, 6, requires_grad=True), torch.empty(4)
+    kernels.squares(rows, out, 1)
+    assert torch.allclose(out, rows.square().sum(1))
+    assert rows.untyped_storage().resizable()  # as after `Tensor.numpy` it would not be
+    for wrong in (rows.t(), rows.detach()[:, 1:], rows.detach().to("meta")):
+        with pytest.raises((BufferError, ValueError, RuntimeError)):
+            kernels.squares(wrong, out, 1)
+    with pytest.raises(AttributeError, match="data_ptr"):
+        kernels.squares([1.0, 2.0], out, 1)  # type: ignore[arg-type]
+
+
+@COMPILED
+def test_all_threads_are_asked_whether_they_flush() -> None:
+    kernels = held_module.kernels
+    assert kernels is not None
+    assert [kernels.flushes(threads) for threads in (1, 2)] in ([False, False], [False, None])
+    if torch.set_flush_denormal(True):
+        assert kernels.flushes(1) is True
+        torch.set_flush_denormal(False)
+    with pytest.raises(ValueError, match="0 threads"):
+        kernels.flushes(0)

@@ -350,7 +350,7 @@ def test_windows_that_do_not_fit_are_refused() -> None:
         return [values.get(name, value) for name, value in zip(names, right)]
 
     far = right[3].copy()
-    far[2] += right[0].size // 6  # beyond the group of channels, from the last place on
+    far[2] += right[0].numel() // 6  # beyond the group of channels, from the last place on
     for wrong in (
         changed(records=3),
         changed(records=0),

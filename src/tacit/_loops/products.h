@@ -114,10 +114,17 @@ INLINE void right_in(const Products *p, size_t i, size_t width) {
         panels_in(p->right, p->weights, p->records, p->columns, first, count, width, panels);
 }
 
+/* With which panel of the left factor task i begins. The first ones have one more where they cannot all have as many: if
+ * these took turns with the others, so would the threads, and one of two would have all of them. */
+INLINE size_t first_panel(const Products *p, size_t i, size_t height) {
+    size_t panels = (p->rows + height - 1) / height;
+    return panels / p->tasks * i + at_most(i, panels % p->tasks);
+}
+
 /* Task i of as many: some panels of the left factor, for which `left` has room, with all of the right one. */
 INLINE void products_in(const Products *p, size_t i, float *left, size_t height, size_t width, Meet meet) {
-    size_t panels = (p->rows + height - 1) / height, above = panels * i / p->tasks * height;
-    size_t end = at_most(p->rows, panels * (i + 1) / p->tasks * height), whole = end - (end - above) % height;
+    size_t above = first_panel(p, i, height) * height, end = at_most(p->rows, first_panel(p, i + 1, height) * height);
+    size_t whole = end - (end - above) % height;
     float total[PANEL_ROWS * PANEL_COLUMNS], begin[PANEL_COLUMNS] = {0.0f};
     if (!p->turned_left) {
         panels_in(p->left, NULL, p->records, p->rows, above, end - above, height, left);

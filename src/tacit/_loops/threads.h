@@ -18,16 +18,41 @@ static void go_on(void *shared) {
     fesetenv(&own);
 }
 
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+/* How PyTorch starts its threads, where it is known. */
+static Parallel pytorch(void) {
+    void *found = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    Parallel parallel = NULL;
+    memcpy(&parallel, &found, sizeof(found));
+    return parallel;
+}
+
 /* By as many threads of PyTorch's own, or by this one: others would compete with those, which go on looking for work for
  * a while after each operation. */
 static void in_parallel(void (*task)(const void *, size_t), const void *given, size_t tasks, size_t threads) {
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-    void *found = threads > 1 && tasks > 1 ? dlsym(RTLD_DEFAULT, "GOMP_parallel") : NULL;
+    Parallel parallel = threads > 1 && tasks > 1 ? pytorch() : NULL;
     Work work = {.task = task, .given = given, .tasks = tasks};
-    memcpy(&parallel, &found, sizeof(found));
     fegetenv(&work.rounding);
     if (parallel)
         parallel(go_on, &work, (unsigned)(threads < tasks ? threads : tasks), 0);
     else
         go_on(&work);
+}
+
+static void flush_one(void *found) {
+    volatile float small = 0x1p-140f;
+    if (small * 0x1p20f == 0.0f) atomic_store((atomic_int *)found, 1);
+}
+
+/* Whether one of so many threads takes denormal numbers for zero; -1 where they cannot be asked. */
+static int flushing(size_t threads) {
+    Parallel parallel = threads > 1 ? pytorch() : NULL;
+    atomic_int found = 0;
+    if (threads > 1 && !parallel) return -1;
+    if (parallel)
+        parallel(flush_one, &found, (unsigned)threads, 0);
+    else
+        flush_one(&found);
+    return atomic_load(&found);
 }

@@ -11,29 +11,28 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._compiled import Kernels, array, kernels
+from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 
 LINE = 16
 """Rows, or columns, that are whole lines of 64 bytes however wide they are (of float32)."""
 
 _WHOLE = 4
-_NOTHING = np.empty(0, dtype=np.float32)
+_NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`: compiled, or with zeros where they are needed."""
     outputs, inputs = weight.shape
-    ours = _compiled(x, weight, bias)
+    ours = _compiled(x, weight, bias) if x.shape[-1:] == (inputs,) else None  # what is wrong is for PyTorch to say
     if ours is not None:
-        added = _NOTHING if bias is None else array(bias.contiguous())
+        added = _NOTHING if bias is None else bias.contiguous()
         out = x.new_empty((*x.shape[:-1], outputs))
-        ours.linear(array(x.contiguous()), array(weight.contiguous()), added, array(out), inputs, 1, threads())
+        ours.linear(x.contiguous(), weight.contiguous(), added, out, inputs, 1, threads())
         return out
     flat, weight = _rows(x), weight.contiguous()  # one that is turned rounds rows by their place
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
@@ -51,8 +50,7 @@ def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
     ours = _compiled(grad, weight, None)
     if ours is not None:
         out = grad.new_empty(shape)
-        arrays = array(grad.contiguous()), array(weight.contiguous()), _NOTHING, array(out)
-        ours.linear(*arrays, outputs, 0, threads())
+        ours.linear(grad.contiguous(), weight.contiguous(), _NOTHING, out, outputs, 0, threads())
         return out
     flat, weight = _rows(grad), weight.contiguous()
     last, more_in, more_out = _missing(len(flat), inputs, outputs)

@@ -91,7 +91,7 @@ def lstm_forward(
     outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
     if memory is None and mask is None and (compiled := _compiled(gates, c)) is not None:
         cell, state = c.clone(memory_format=torch.contiguous_format), h
-        arrays = [t.numpy() for t in (gates, cells, squashed, outs, cell)]
+        arrays = gates, cells, squashed, outs, cell
         for t in _order(reverse, steps):
             before[:, t] = state
             add_product_(gates[:, t], state, w_rec)
@@ -140,10 +140,10 @@ def lstm_backward(
     d_gates = torch.empty_like(gates)
     if w_hr is None and mask is None and (compiled := _compiled(gates, d_c)) is not None:
         d_state, d_cell = d_h, d_c.clone(memory_format=torch.contiguous_format)
-        arrays = [t.numpy() for t in (gates, cells, squashed, d_gates, d_cell)]
+        arrays = gates, cells, squashed, d_gates, d_cell
         for t in _order(not reverse, steps):
             d_state = (d_state if d_out is None else d_state + d_out[:, t]).contiguous()
-            compiled.lstm_backward(*arrays, d_state.numpy(), t, steps, hidden, threads())
+            compiled.lstm_backward(*arrays, d_state, t, steps, hidden, threads())
             d_state = product(d_gates[:, t], w_hh)
         d_x = _input_gradient(d_gates, w_ih, wants_input)
         return Found([d_gates, d_gates], d_x, d_state, d_cell)

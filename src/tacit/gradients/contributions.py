@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._compiled import LEAST_COLUMNS, array, kernels
+from tacit._compiled import LEAST_COLUMNS, kernels
 from tacit._threads import threads
 from tacit.gradients.narrow import added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
@@ -78,7 +78,7 @@ def row_squares(x: Tensor) -> Tensor:
     flat = x.contiguous().view(x.shape[0], -1)  # as in `own_sums`
     if _compiled(flat):
         found = flat.new_empty(len(flat))
-        kernels.squares(array(flat), found.numpy(), threads())  # type: ignore[union-attr]
+        kernels.squares(flat, found, threads())  # type: ignore[union-attr]
         return found
     wide = flat.shape[1] // WIDE * WIDE
     if not wide:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit._compiled import Kernels, array, kernels
+from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise, precise_dtype
 from tacit.gradients.precision import TOGETHER, gather, pieces
@@ -65,18 +65,18 @@ class Formed(Contribution):
         image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
         sizes = hi - lo, image.shape[1], self.geometry.groups, threads()
-        return array(image), array(grad), starts, entries, *sizes
+        return image, grad, starts, entries, *sizes
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         out = self._empty(hi - lo, *self.shape)
         if lo < hi:
-            compiled().windows_form(*self.windows(lo, hi), out.numpy())
+            compiled().windows_form(*self.windows(lo, hi), out)
         return out
 
     def squares(self) -> Tensor:
         out = self._empty(self.batch)
         for lo, hi in chunks(self.batch, 4 * (self.image[:1].numel() + self.grad[:1].numel())):
-            compiled().windows_squares(*self.windows(lo, hi), out[lo:hi].numpy())
+            compiled().windows_squares(*self.windows(lo, hi), out[lo:hi])
         return out
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
@@ -95,8 +95,8 @@ class Formed(Contribution):
         out = self._empty(*self.shape)
         if lo == hi:
             return out.zero_()
-        each = weights[lo:hi].to(torch.float32).contiguous().numpy()
-        compiled().windows_sum(*self.windows(lo, hi), each, out.numpy())
+        each = weights[lo:hi].to(torch.float32).contiguous()
+        compiled().windows_sum(*self.windows(lo, hi), each, out)
         return out
 
     def _empty(self, *sizes: int) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tacit._compiled import LEAST_COLUMNS, array, kernels
+from tacit._compiled import LEAST_COLUMNS, kernels
 from tacit._threads import threads
 
 MOST_ROWS = 16
@@ -21,7 +21,7 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     rows, columns = narrow.shape[1], wide.shape[1]
     if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not readable(narrow, wide, out):
         return False
-    kernels.outer_sum(array(narrow), array(wide), out.numpy(), rows, records, threads())
+    kernels.outer_sum(narrow, wide, out, rows, records, threads())
     increment_version(out)
     return True
 
@@ -37,8 +37,7 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
         out.zero_()
         return True
     each = weights.to(torch.float32).contiguous()
-    arrays = array(left), array(right), each.numpy(), out.numpy()
-    kernels.product_sum(*arrays, records, threads())
+    kernels.product_sum(left, right, each, out, records, threads())
     increment_version(out)
     return True
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from tacit._compiled import Kernels, array, kernels
+from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.narrow import readable
 from tacit.gradients.operations import bound, layout_of, operation
@@ -53,7 +53,7 @@ class Pool(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, sizes: tuple[int, ...]) -> Tensor:
         out = images.new_empty(_pooled(images, sizes))
         places = torch.empty(out.shape, dtype=torch.uint8)
-        _compiled().max_pool_placed(array(images), array(places), array(out), *sizes, threads())
+        _compiled().max_pool_placed(images, places, out, *sizes, threads())
         ctx.sizes = sizes
         ctx.save_for_backward(places)
         return out
@@ -64,13 +64,13 @@ class Pool(torch.autograd.Function):
         (places,) = ctx.saved_tensors
         images = torch.empty((*places.shape[:-2], *ctx.sizes[:2]), dtype=torch.float32)
         given = grads[0].detach().resolve_neg().contiguous()
-        _compiled().max_unpool(array(given), array(places), array(images), *ctx.sizes, threads())
+        _compiled().max_unpool(given, places, images, *ctx.sizes, threads())
         return images, None
 
 
 def _maxima(images: Tensor, sizes: tuple[int, ...]) -> Tensor:
     out = images.new_empty(_pooled(images, sizes))
-    _compiled().max_pool(array(images), array(out), *sizes, threads())
+    _compiled().max_pool(images, out, *sizes, threads())
     return out
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit._compiled import KEY_WORDS, array, kernels
+from tacit._compiled import KEY_WORDS, kernels
 from tacit._threads import threads
 from tacit.gradients.traced import Traced
 from tacit.training.pieces import is_shard, local
@@ -109,7 +109,7 @@ def digest(tensor: Tensor) -> int | tuple[int, ...]:
     bits = _bits(tensor).contiguous()
     if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
         return _digest_by_arrays(bits)
-    return kernels.digest(array(bits), _KEY, threads())
+    return kernels.digest(bits, _KEY, threads())
 
 
 def _digest_by_arrays(bits: Tensor) -> tuple[int, ...]:
