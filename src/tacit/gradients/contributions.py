@@ -110,7 +110,7 @@ def guarded_squares(x: Tensor) -> Tensor:
 
     Needed where the sum is a factor: the other factor may be large enough to make up for what was lost.
     """
-    return row_squares(x).add_(x[:1].numel() * torch.finfo(x.dtype).tiny)
+    return row_squares(x).add_(math.prod(x.shape[1:]) * torch.finfo(x.dtype).tiny)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def check_reduction(recorder: Recorder) -> None:
     """
     batch = recorder.batch or 1
     kinds = {kind for kind, _ in recorder.seeds}
-    untouched = {kind for kind, seed in recorder.seeds if bool((seed == 1).all())}
+    untouched = {kind for kind, seed in recorder.seeds if (seed.item() == 1 if seed.ndim == 0 else bool((seed == 1).all()))}
     declared = recorder.reduction
     if declared is None:
         if batch == 1 or (len(kinds) == 1 and untouched):

@@ -87,7 +87,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g[:, 0, 0] if single else own_sums(g, (1, 2))) if trainable(bias) else None
+        summed = Dense(g.reshape(batch, g.shape[-1]) if single else own_sums(g, (1, 2))) if trainable(bias) else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if trainable(weight):
             a = sequences(features.detach(), layout, batch, features.shape[-1])

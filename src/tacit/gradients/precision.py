@@ -226,6 +226,7 @@ def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device:
     return bool((found == (expected.unsqueeze(1) if longer is left else expected)).all())
 
 
+_AS_IT_IS = nullcontext()
 _SMALLEST = sys.float_info.min
 
 
@@ -272,4 +273,4 @@ def unmixed(device: torch.device) -> AbstractContextManager[Any]:
 
     It would round factors to bfloat16 before they are multiplied, of which no bound of an error here knows.
     """
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else _AS_IT_IS

@@ -106,9 +106,10 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def digest(tensor: Tensor) -> int | tuple[int, ...]:
     """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digest`."""
-    bits = _bits(tensor).contiguous()
+    usual = tensor.dtype in (torch.float32, torch.float64) and tensor.layout is torch.strided and not tensor.is_neg()
+    bits = tensor if usual and tensor.is_contiguous() else _bits(tensor).contiguous()
     if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
-        return _digest_by_arrays(bits)
+        return _digest_by_arrays(_bits(bits))
     return kernels.digest(bits, _KEY, threads())
 
 

@@ -56,8 +56,9 @@ class GradientSums:
         # The type that a sum is released in is public: it does not depend on how many batches there were.
         sums = {name: self._sums.pop(name).to(released_in(dtype, lot_size)) for name, dtype in self._dtypes.items()}
         self._add_noise_(sums, receipt, clipping, source)
+        torch._foreach_div_(list(sums.values()), lot_size)
         for name, parameter in self._parameters.items():
-            parameter.grad = as_part_of(parameter, sums.pop(name).div_(lot_size).to(parameter.dtype))
+            parameter.grad = as_part_of(parameter, sums.pop(name).to(parameter.dtype))
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, sums, source)
