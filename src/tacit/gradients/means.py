@@ -74,7 +74,7 @@ def check_reduction(recorder: Recorder) -> None:
     """
     batch = recorder.batch or 1
     kinds = {kind for kind, _ in recorder.seeds}
-    untouched = {kind for kind, seed in recorder.seeds if (seed.item() == 1 if seed.ndim == 0 else bool((seed == 1).all()))}
+    untouched = {kind for kind, seed in recorder.seeds if _is_one(seed)}
     declared = recorder.reduction
     if declared is None:
         if batch == 1 or (len(kinds) == 1 and untouched):
@@ -92,3 +92,7 @@ def check_reduction(recorder: Recorder) -> None:
     wrong = "sum" if declared == "mean" else "mean"
     if batch > 1 and wrong in untouched and kinds == {wrong}:
         raise ValueError(f"reduction={declared!r} was declared, but the loss is a {wrong} over examples")
+
+
+def _is_one(seed: Tensor) -> bool:
+    return seed.item() == 1 if seed.numel() == 1 else bool((seed == 1).all())
