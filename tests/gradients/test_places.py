@@ -204,13 +204,14 @@ def test_a_records_factors_are_the_same_beside_any_number_of_others(make: Any, p
             assert torch.equal(found, wanted[:n]), n
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("inputs", [1, 2, 3, 5, 7, 8, 9, 11, 15, 50, 101, 785])
-def test_a_linear_map_computes_a_row_alike_in_every_place(inputs: int) -> None:
+def test_a_linear_map_computes_a_row_alike_in_every_place(inputs: int, frozen: bool) -> None:
     """Everybody has the same record, forwards and backwards: one record more moves another to the last place."""
     torch.manual_seed(0)
     for outputs in (1, 2, 3, 4, 5, 7, 8, 10, 11, 16, 50):
-        model = nn.Linear(inputs, outputs)
-        x = torch.randn(1, inputs).expand(203, inputs).clone().requires_grad_()
+        model = nn.Sequential(nn.Linear(inputs, outputs).requires_grad_(not frozen), Shift(outputs))
+        x = torch.randn(1, 1, inputs).expand(203, 1, inputs).clone().requires_grad_()
         with gradients.record(model):
             out = model(x)
             (out * torch.randn(1, outputs)).sum().backward()

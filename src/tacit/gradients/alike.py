@@ -10,6 +10,7 @@ multiples of 16 bytes. Zeros are added in these cases. That this is enough was f
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,14 @@ def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
         return out
     wide = F.pad(flat, (0, more_out, 0, last)) @ F.pad(weight, (0, more_in, 0, more_out))
     return wide[: len(flat), :inputs].reshape(shape)
+
+
+def is_linear(x: Tensor, weight: Any, bias: Any) -> bool:
+    """Whether `linear` is meant for it: in float32, on the processor, of shapes that fit."""
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if torch.is_autocast_enabled("cpu") or not all(isinstance(t, Tensor) and _is_plain(t) for t in given):
+        return False
+    return weight.ndim == 2 and x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
 
 
 def _compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Kernels | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from tacit.gradients import alike
@@ -101,6 +102,19 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         arrived = recorder.arrival(saved, make)
         out = LinearTap.apply(recorder.anchor, features, bare(weight), bare(bias), arrived)  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
+
+
+@operation("linear", always=True)
+def any_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A frozen map too computes each row alike (`alike`)."""
+    x, weight, bias = bound("input weight bias", args, kwargs)
+    layout, frozen = layout_of(recorder, x), not any(type(q) is Traced or trainable(q) for q in (weight, bias))
+    if not frozen or layout is None or not recorder.batch or forward_ad._current_level >= 0:
+        return recorder.carry_out(func, args, kwargs)
+    if layout.dim == x.ndim - 1 or not alike.is_linear(plain(x), weight, bias):
+        return recorder.carry_out(func, args, kwargs)
+    out = LinearTap.apply(None, plain(x), weight, bias, None)  # type: ignore[no-untyped-call]
+    return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 
 
 @operation("matmul rmatmul mm bmm mv dot")

@@ -38,7 +38,7 @@ class Tap(torch.autograd.Function):
 
 
 class LinearTap(torch.autograd.Function):
-    """A linear map and the node behind it in one.
+    """A linear map and, unless it is frozen, the node behind it in one.
 
     The gradient of its input is new memory (`alike.linear_backward`), where that of PyTorch's own map is a view of some
     for more than two dimensions: what arrives there from elsewhere can be added to it in place.
@@ -46,7 +46,12 @@ class LinearTap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, arrived: Callable[[Tensor], None]
+        ctx: Any,
+        anchor: Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        arrived: Callable[[Tensor], None] | None,
     ) -> Tensor:
         ctx.arrived = arrived
         if ctx.needs_input_grad[1]:
@@ -56,7 +61,8 @@ class LinearTap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        Tap.backward(ctx, grads[0])
+        if ctx.arrived is not None:
+            Tap.backward(ctx, grads[0])
         if not ctx.needs_input_grad[1]:
             return (None,) * 5
         with unmixed(grads[0].device):
