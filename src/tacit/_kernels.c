@@ -73,8 +73,10 @@ static int look_at(PyObject *given, Py_buffer *view, int writable) {
     if (PyObject_CheckBuffer(given)) return PyObject_GetBuffer(given, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
     *view = (Py_buffer){.buf = (void *)asked(given, "data_ptr", 1)};
     if (!PyErr_Occurred()) view->len = (Py_ssize_t)asked(given, "nbytes", 0);
-    if (!PyErr_Occurred() && !(asked(given, "is_contiguous", 1) && asked(given, "is_cpu", 0)) && !PyErr_Occurred())
-        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous, or not in the memory of the processor.");
+    int there = !PyErr_Occurred() && (view->buf || !view->len) && asked(given, "is_cpu", 0) &&
+                asked(given, "is_contiguous", 1) && !asked(given, "is_neg", 1);
+    if (!there && !PyErr_Occurred())
+        PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous in the memory of the processor.");
     return PyErr_Occurred() ? -1 : 0;
 }
 

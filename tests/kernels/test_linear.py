@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tacit._threads import threads
 from tacit.gradients import alike
@@ -58,6 +59,30 @@ def test_it_does_not_matter_how_the_factors_lie_in_memory() -> None:
     for other in others:
         assert torch.equal(alike.linear(other, w, b), out)
     assert torch.equal(alike.linear(x, w.t().contiguous().t(), torch.stack([b, b], 1)[:, 0]), out)
+
+
+@torch.no_grad()
+def test_weights_of_which_only_a_part_is_copied_at_a_time() -> None:
+    """More than four megabytes."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, g = (torch.randn(*s, generator=generator) for s in ((11, 1050), (1100, 1050), (11, 1100)))
+    b = torch.randn(1100, generator=generator)
+    out, back = alike.linear(x, w, b), alike.linear_backward(g, w)
+    assert torch.allclose(out.double(), F.linear(x.double(), w.double(), b.double()), atol=1e-3)
+    assert torch.allclose(back.double(), g.double() @ w.double(), atol=1e-3)
+    assert torch.equal(alike.linear(x[3:4], w, b), out[3:4])
+
+
+@torch.no_grad()
+def test_what_the_kernel_cannot_read_is_left_to_the_library() -> None:
+    x, w = torch.randn(9, 30), torch.randn(18, 30)
+    assert torch.allclose(alike.linear(torch._neg_view(x), w, None), -F.linear(x, w), atol=1e-5)
+    pair = alike.linear(x, TwoTensor(w, w.clone()), None)
+    assert isinstance(pair, TwoTensor)
+    assert torch.allclose(pair.a, F.linear(x, w), atol=1e-5)
+    assert alike.linear(x[:0], w, None).shape == (0, 18)
+    with pytest.raises(RuntimeError, match="9x29 and 30x18"):
+        alike.linear(x[:, :29], w, None)
 
 
 @torch.no_grad()

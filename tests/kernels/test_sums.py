@@ -70,6 +70,16 @@ def test_weighted_sums(rows: int, columns: int, records: int, call: int) -> None
 
 
 @WIDE
+def test_a_weighted_sum_of_which_only_a_part_is_copied_at_a_time() -> None:
+    """More than four megabytes of the right factor."""
+    left, right, weights = torch.randn(2100, 20), torch.randn(2100, 700), torch.rand(2100)
+    out = torch.full((20, 700), torch.nan)
+    assert narrow.weighted_sum(left, right, weights, out, 192)
+    exact = left.double().t() @ (weights.double().unsqueeze(1) * right)
+    assert torch.allclose(out.double(), exact, atol=1e-3)
+
+
+@WIDE
 def test_a_weighted_sum_adds_call_by_call() -> None:
     left, right, weights = torch.full((384, 20), 2.0**-24), torch.ones(384, 70), torch.ones(384)
     left[:192] = 0.0
@@ -313,6 +323,26 @@ def test_values_that_change_places_are_seen(apart: int) -> None:
     held = Held(values, copied=False)
     values[[100, 100 + apart]] = values[[100 + apart, 100]]
     assert not held.same(values)
+
+
+def test_every_part_of_a_large_tensor_is_looked_at() -> None:
+    values = torch.zeros(5_000_000)
+    held = Held(values, copied=False)
+    for place in (10, 4_194_303, 4_194_304, 4_999_999):
+        values[place] = 1.0
+        assert not held.same(values)
+        values[place] = 0.0
+    assert held.same(values)
+
+
+def test_signs_of_float64_are_seen() -> None:
+    values = torch.randn(2000, dtype=torch.float64)
+    held = Held(values, copied=False)
+    for places in ([3, 8], [0, 1, 2, 3], slice(None)):
+        values[places] = -values[places]
+        assert not held.same(values)
+        values[places] = -values[places]
+    assert held.same(values)
 
 
 def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:

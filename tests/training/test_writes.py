@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import tacit
+from tacit.training import held as held_module
 from tacit.training.held import Held
+from tacit.training.parameters import WatchedParameters
 
 Write = Callable[[Any, Tensor], None]
 
@@ -172,6 +175,158 @@ def test_a_run_does_not_go_on_with_values_that_are_lost(make: Any, train: Any, t
     model.load_state_dict(before)
     assert train(run) == 4
     run.save(tmp_path / "checkpoint")
+
+
+def once(write: Write) -> Write:
+    """Only the first time that the model is called."""
+    left = [write]
+    return lambda model, x: left.pop()(model, x) if left else None
+
+
+def test_a_refused_buffer_does_not_let_a_parameter_pass(make: Any) -> None:
+    """Though the caller goes on with the next batch of the lot."""
+
+    def both(model: Any, x: Tensor) -> None:
+        rebind_plain(model, x)
+        weight_data(model, x)
+
+    model, optimizer, run = make(Writer(once(both)), lot_size=60, batch_size=20)
+    before = state(model)
+    refused = []
+    with suppress(RuntimeError):  # of the lot, which one batch is missing from
+        for x, y in run.lot():
+            F.cross_entropy(model(x), y).backward()
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                refused.append(str(error))
+            optimizer.zero_grad()
+    assert len(refused) == 1 and "'line.bias'" in refused[0]
+    assert_untouched(model, before)
+
+
+def test_nothing_stays_where_the_model_takes_a_module_away(make: Any, train: Any, tmp_path: Path) -> None:
+    def write(model: Any, x: Tensor) -> None:
+        weight_data(model, x)
+        del model.fixed
+
+    model, _, run = make(Writer(write), lot_size=60)
+    bias = model.line.bias.detach().clone()
+    for go_on in (lambda: train(run), lambda: train(run), lambda: run.save(tmp_path / "checkpoint")):
+        with pytest.raises(RuntimeError, match=r"'fixed'.* is no longer in the model"):
+            go_on()
+    assert torch.equal(model.line.bias, bias)
+    run.close()
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Ctrl-C in one of the next digests."""
+    left, real = [after], held_module.digest
+
+    def digest(tensor: Tensor) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(tensor)
+
+    monkeypatch.setattr(held_module, "digest", digest)
+
+
+def test_an_interruption_before_a_batch_takes_nothing_from_the_model(
+    make: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, run = make(Writer(lambda model, x: None), lot_size=60)
+    before = state(model)
+    for after in (2, 4, 7):
+        interrupted(monkeypatch, after)
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+        monkeypatch.undo()
+        assert_untouched(model, before)
+    assert train(run) == 4
+
+
+def test_an_interruption_while_a_write_is_undone_lets_nothing_pass(
+    make: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, run = make(Writer(once(weight_data)), lot_size=60)
+    before = state(model)
+    for x, y in run.lot():
+        F.cross_entropy(model(x), y).backward()
+        interrupted(monkeypatch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        monkeypatch.undo()
+        break
+    assert_untouched(model, before)
+    optimizer.zero_grad()
+    assert train(run) == 4
+
+
+@pytest.mark.parametrize("batch_size", [60, 20])
+def test_values_that_are_loaded_again_are_right(make: Any, train: Any, batch_size: int) -> None:
+    """At once, or when the lot has been given up."""
+    model, optimizer, run = make(Writer(once(weight)), lot_size=60, batch_size=batch_size)
+    good, refused = state(model), 0
+    with suppress(RuntimeError):  # of the lot, which one batch is missing from
+        for x, y in run.lot():
+            F.cross_entropy(model(x), y).backward()
+            try:
+                optimizer.step()
+            except RuntimeError:
+                refused += 1
+                model.load_state_dict(good)
+            optimizer.zero_grad()
+    assert refused
+    model.load_state_dict(good)
+    optimizer.zero_grad()
+    assert train(run) == 4 * 60 // batch_size
+
+
+def test_a_parameter_in_place_of_a_lost_one_is_right() -> None:
+    model = nn.Linear(2, 2)
+    watched = WatchedParameters(model)
+    watched.hold()
+    model.bias.data.add_(1)
+    with pytest.raises(RuntimeError, match="'bias'"):
+        watched.check()
+    with pytest.raises(RuntimeError, match="Load"):
+        watched.refuse_lost()
+    model.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, assign=True)
+    watched.refuse_lost()
+
+
+def test_whole_numbers_that_are_lost_are_overwritten_too(make: Any, train: Any) -> None:
+    def write(model: Any, x: Tensor) -> None:
+        model.table.data.copy_(x.detach().as_subclass(Tensor)[:3, 0] * 10)
+
+    module = Writer(write)
+    module.table = nn.Parameter(torch.arange(3), requires_grad=False)  # type: ignore[assignment]
+    model, _, run = make(module, lot_size=60)
+    with pytest.raises(RuntimeError, match="'table'"):
+        train(run)
+    assert model.table.tolist() == [2**63 - 1] * 3
+
+
+def test_wrappers_around_tensors_are_watched(make: Any, train: Any) -> None:
+    module = Writer(lambda model, x: None)
+    module.pair = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)), requires_grad=False)  # type: ignore[assignment]
+    model, _, run = make(module, steps=2)
+    assert train(run) == 2
+    run.close()
+    model, _, run = make(module, lot_size=60)
+    model.write = lambda model, x: model.pair.b.data.copy_(x.detach().as_subclass(Tensor)[:3, 0])
+    with pytest.raises(RuntimeError, match="'pair'"):
+        train(run)
+    assert bool(model.pair.b.isnan().all())
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_memory_that_is_taken_away_is_seen_and_not_read(make: Any, train: Any, size: int) -> None:
+    model, _, run = make(Writer(lambda model, x: model.fixed.weight.untyped_storage().resize_(size)), lot_size=60)
+    with pytest.raises(RuntimeError, match=r"'fixed.weight'"):
+        train(run)
+    assert bool(model.fixed.weight.isnan().all())
 
 
 @pytest.mark.parametrize("how", ["data", "in place"])

@@ -41,8 +41,8 @@ static void in_parallel(void (*task)(const void *, size_t), const void *given, s
 }
 
 static void flush_one(void *found) {
-    volatile float small = 0x1p-140f;
-    if (small * 0x1p20f == 0.0f) atomic_store((atomic_int *)found, 1);
+    volatile float smallest = 0x1p-126f, half = smallest * 0.5f; /* a result, and then a factor, that is denormal */
+    if (half * 2.0f == 0.0f) atomic_store((atomic_int *)found, 1);
 }
 
 /* Whether one of so many threads takes denormal numbers for zero; -1 where they cannot be asked. */

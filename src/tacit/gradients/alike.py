@@ -29,7 +29,9 @@ _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`: compiled, or with zeros where they are needed."""
     outputs, inputs = weight.shape
-    ours = _compiled(x, weight, bias) if x.shape[-1:] == (inputs,) else None  # what is wrong is for PyTorch to say
+    if x.shape[-1:] != (inputs,):
+        return F.linear(x, weight, bias)  # what is wrong is for PyTorch to say
+    ours = _compiled(x, weight, bias)
     if ours is not None:
         added = _NOTHING if bias is None else bias.contiguous()
         out = x.new_empty((*x.shape[:-1], outputs))

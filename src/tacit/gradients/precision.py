@@ -231,8 +231,8 @@ _SMALLEST = sys.float_info.min
 
 
 @functools.cache
-def _denormals(count: int) -> Tensor:
-    return torch.full((count,), 512, dtype=torch.int32, device="cpu").view(torch.float32)  # 2^-140 each, from its bits
+def _smallest(count: int) -> Tensor:
+    return torch.full((count,), 2.0**-126, dtype=torch.float32, device="cpu")
 
 
 def _threads_flush() -> bool:
@@ -244,7 +244,7 @@ def _threads_flush() -> bool:
     found = kernels.flushes(count) if kernels is not None and count > 1 else None
     if found is not None:
         return found
-    return count > 1 and not bool((_denormals(count << 15) * 2.0**20).min() > 0)  # so many that all have a part
+    return count > 1 and not bool((_smallest(count << 15) * 0.5 * 2).min() > 0)  # so many that all have a part
 
 
 def check_precision(device: torch.device) -> None:

@@ -38,6 +38,7 @@ class Held:
     def renew(self) -> None:
         """The values of now are right."""
         self._memory = local(self.tensor.detach())
+        self._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(self._memory)]
         self._digest = digest(self._memory)
         self._copy = self._memory.clone() if self._copied else None
 
@@ -46,26 +47,44 @@ class Held:
         if now is not self.tensor or type(now) is Traced:
             return False
         here = local(now)
-        return _alike(here, self._memory) and digest(here) == self._digest
+        return _alike(here, self._memory) and self._has_room(here) and digest(here) == self._digest
+
+    def _has_room(self, memory: Tensor) -> bool:
+        """Whether nobody made the storage smaller, beyond the end of which one would read."""
+        parts = _dense_parts(memory)
+        return all(part.untyped_storage().nbytes() >= room for part, room in zip(parts, self._rooms, strict=True))
 
     @torch.no_grad()
     def put_back(self) -> bool:
-        """The object, its memory and its values; if these are lost, nothing instead of them, and False."""
+        """The object, its memory and its values; if these are lost, others in place of them, and False."""
         if type(self.tensor) is Traced:
             self.tensor.__class__ = Tensor  # type: ignore[assignment]
         if is_shard(self.tensor):
             self.tensor._local_tensor = self._memory  # type: ignore[attr-defined]
         else:
             self.tensor.data = self._memory
-        if digest(self._memory) == self._digest:
-            return True
+        if self._has_room(self._memory):
+            if digest(self._memory) == self._digest:
+                return True
+        else:
+            for part, room in zip(_dense_parts(self._memory), self._rooms):
+                part.untyped_storage().resize_(room)
         if self._copy is not None:
             self._memory.copy_(self._copy)
             return True
-        self._memory.zero_()
-        if self._memory.is_floating_point() and self._memory.layout is torch.strided:
-            self._memory.fill_(torch.nan)  # so that nobody takes it for values
+        for part in _parts(self._memory):
+            _overwrite(part)
         return False
+
+
+def _overwrite(tensor: Tensor) -> None:
+    """With what nobody takes for values."""
+    if tensor.layout is not torch.strided or tensor.dtype is torch.bool:
+        tensor.zero_()
+    elif tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(torch.nan)
+    else:
+        tensor.fill_(torch.iinfo(tensor.dtype).max)
 
 
 def put_back(
@@ -73,21 +92,38 @@ def put_back(
 ) -> tuple[list[str], list[str]]:
     """Undo what differs between ``held`` and what the model was ``found`` to have.
 
-    Returns the names of all that changed, and of those whose values are lost.
+    Returns the names of all that changed, and of those whose values are lost. May be interrupted, and called again.
     """
     changed = [name for name, each in held.items() if not each.same(found.get(name))]
     changed += [name for name in found if name not in held]
-    lost = []
+    lost = [name for name in changed if name in held and not held[name].put_back()]
+    gone = []
     for name in changed:
         path, _, leaf = name.rpartition(".")
-        entries = getattr(model.get_submodule(path), kind)
-        if name not in held:
-            entries[leaf] = None
+        try:
+            module = model.get_submodule(path)
+        except AttributeError:
+            gone.append(path)
             continue
-        if not held[name].put_back():
-            lost.append(name)
-        entries[leaf] = held[name].tensor
+        getattr(module, kind)[leaf] = held[name].tensor if name in held else None
+    if gone:
+        raise RuntimeError(
+            f"module {', '.join(map(repr, dict.fromkeys(gone)))} is no longer in the model, which took it away while a "
+            "batch was worked on; put it back, or make model and run anew."
+        )
     return changed, lost
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a wrapper around others (a quantised weight, say) consists of; any other by itself."""
+    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _parts(getattr(tensor, name))]
+
+
+def _dense_parts(tensor: Tensor) -> list[Tensor]:
+    return [part for part in _parts(tensor) if part.layout is torch.strided]
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -96,7 +132,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
-    plain = tensor.detach()
+    plain = tensor.detach().resolve_neg()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
     if plain.is_complex():
@@ -104,13 +140,17 @@ def _bits(tensor: Tensor) -> Tensor:
     return plain.view(_WORDS[plain.element_size()])
 
 
-def digest(tensor: Tensor) -> int | tuple[int, ...]:
+def digest(tensor: Tensor) -> tuple[int, ...]:
     """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digest`."""
+    return tuple(each for part in _parts(tensor) for each in _digest(part))
+
+
+def _digest(tensor: Tensor) -> tuple[int, ...]:
     usual = tensor.dtype in (torch.float32, torch.float64) and tensor.layout is torch.strided and not tensor.is_neg()
     bits = tensor if usual and tensor.is_contiguous() else _bits(tensor).contiguous()
     if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
         return _digest_by_arrays(_bits(bits))
-    return kernels.digest(bits, _KEY, threads())
+    return (kernels.digest(bits, _KEY, threads()),)
 
 
 def _digest_by_arrays(bits: Tensor) -> tuple[int, ...]:

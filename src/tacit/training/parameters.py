@@ -24,9 +24,10 @@ class WatchedParameters:
 
     def hold(self) -> None:
         """A batch is handed out."""
+        self.check()  # the batch before may have ended with an error
         before = {id(held.tensor): held for held in self._held.values()}
         now: dict[int, Held] = {}  # a parameter with several names is held once
-        self._held, self._watching = {}, True
+        names: dict[str, Held] = {}
         cut_up(self._sharded)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) not in now:
@@ -36,19 +37,22 @@ class WatchedParameters:
                 else:
                     held.renew()
                 now[id(parameter)] = held
-            self._held[name] = now[id(parameter)]
+            names[name] = now[id(parameter)]
+        self._held, self._watching = names, True
 
     def put_back(self) -> list[str]:
-        """End the window, undo every change in it, and name the parameters that had one."""
+        """End the window, undo every change in it, and name the parameters that had one.
+
+        Where that fails half-way the window stays open, and nothing goes on before it was closed.
+        """
         if not self._watching:
             return []
-        self._watching = False
         cut_up(self._sharded)  # what was written to gathered parameters is gone with them
         found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         changed, lost = put_back(self._model, "_parameters", self._held, found)
         for name in lost:
-            self._held[name].renew()
-            self._lost[name] = self._held[name]
+            self._lost[name] = Held(self._held[name].tensor, copied=False)
+        self._watching = False
         return changed
 
     def check(self) -> None:
@@ -63,7 +67,11 @@ class WatchedParameters:
 
     def refuse_lost(self) -> None:
         """Refuse to go on with a parameter whose values were lost and not yet loaded again."""
-        self._lost = {name: held for name, held in self._lost.items() if held.same(held.tensor)}
+        self.check()
+        if not self._lost:
+            return
+        found = dict(self._model.named_parameters(remove_duplicate=False))
+        self._lost = {name: held for name, held in self._lost.items() if held.same(found.get(name))}
         if self._lost:
             raise RuntimeError(
                 f"a parameter was written to while a batch was worked on{self.what_is_lost()}. Load a checkpoint or a "

@@ -141,16 +141,20 @@ class PrivateRun:
             self._lot = None
             self.engine.discard()
             self._sums.clear()
-            self._undo_writes()
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
+            self._undo_writes()
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
         if not self._attached:
             return
-        changed = self._buffers.put_back() + self._weights.put_back()
+        try:
+            changed = self._buffers.put_back()
+        finally:
+            weights = self._weights.put_back()
+        changed += weights
         if changed:
             lost = self._weights.what_is_lost()
             log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
@@ -201,8 +205,10 @@ class PrivateRun:
         # Taken from here on: after a failure half-way the batch must not be added a second time, nor at all where the
         # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
-        self._buffers.check()
-        self._weights.check()
+        try:
+            self._buffers.check()
+        finally:
+            self._weights.check()
         self._sums.add(self.engine, lot.questions.clipping)
         for name, layer in self._layers.items():
             lot.questions.tallies[name].add(layer.collect(lot.size))
@@ -311,9 +317,12 @@ class PrivateRun:
 
     def close(self) -> None:
         """Leave model and optimizer as they were found; the ledger stays open."""
-        if self._attached:
+        if not self._attached:
+            return
+        try:
             if self._lot is not None:
                 self._undo_writes()
+        finally:
             self._attached = False
             self.engine.detach()
             self._updates.restore()
