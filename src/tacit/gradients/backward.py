@@ -15,7 +15,7 @@ from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.pooling import Pool
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import LinearTap, Tap, unscaled
@@ -25,7 +25,7 @@ OWN: frozenset[type] = frozenset([LinearTap, Pool, RecurrentLayer, Tap])
 """The engine's own autograd functions."""
 
 
-@operation("backward", always=True)
+@operation("backward", ALWAYS)
 def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     body = opened(func)
     assert body is not None
@@ -102,7 +102,7 @@ _HOOK = (
 )
 
 
-@operation("register_hook", always=True)
+@operation("register_hook", ALWAYS)
 def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A hook that looks on is let (frameworks set some); what it computes is followed as mixed."""
     body = opened(func)
@@ -119,7 +119,7 @@ def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return body(tensor, watched)
 
 
-@operation("register_post_accumulate_grad_hook", always=True)
+@operation("register_post_accumulate_grad_hook", ALWAYS)
 def register_post_accumulate_grad_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     raise ValueError(_HOOK)
 
@@ -156,7 +156,7 @@ _SECOND_ORDER = (
 )
 
 
-@operation("autograd.grad", always=True)
+@operation("autograd.grad", ALWAYS)
 def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
 

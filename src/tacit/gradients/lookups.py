@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.layout import Layout, by_example, owners
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.sparse import Rows
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -46,7 +46,7 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
     return Rows(which.long(), owner, grads, weight.shape, batch)
 
 
-@operation("embedding_renorm", always=True)
+@operation("embedding_renorm", ALWAYS)
 def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.problems.add(
         "an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out"

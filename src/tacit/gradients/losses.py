@@ -12,7 +12,7 @@ from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
 from tacit.gradients.means import averaged
 from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.rules import Call, mixes, pairs, rule
 from tacit.gradients.traced import opened, plain
 
@@ -122,7 +122,7 @@ def _ctc(call: Call) -> Tag:
     return Total("mean" if reduction == 1 else "sum")
 
 
-@operation(" ".join(name for name in _POSITION if name not in _CLASSES), always=True)
+@operation(" ".join(name for name in _POSITION if name not in _CLASSES), ALWAYS)
 def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
     place, given = _POSITION[canonical(func)], list(args)
@@ -139,7 +139,12 @@ def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return averaged(recorder, each, layout) if each.requires_grad else each.mean()
 
 
-@operation("ctc_loss", always=True)
+def _has(target: Tensor, value: int) -> bool:
+    """Whether a target is ``value``; asked with one operation where none is negative, as the usual value is."""
+    return not (value < 0 and target.numel() and int(target.min()) >= 0) and bool((target == value).any())
+
+
+@operation("ctc_loss", ALWAYS)
 def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """As `reduced`; the mean of this loss divides each example's by the length of its target first."""
     names = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
@@ -157,7 +162,7 @@ def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return (each / lengths.to(each.device).clamp_min(1)).mean()
 
 
-@operation("kl_div", always=True)
+@operation("kl_div", ALWAYS)
 def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
     if func is not torch.nn.functional.kl_div:
@@ -174,7 +179,7 @@ def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return body(*args, **kwargs)
 
 
-@operation("cross_entropy_loss nll_loss_nd", always=True)
+@operation("cross_entropy_loss nll_loss_nd", ALWAYS)
 def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over the targets that are not ignored divides by a number that depends on other examples.
 
@@ -210,7 +215,7 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             return (
                 averaged(recorder, shares, per_layout, own=1) if shares.requires_grad else shares.sum() / recorder.batch
             )
-        if rows or (hard and (weight is not None or bool((plain(target) == ignore).any()))):
+        if rows or (hard and (weight is not None or _has(plain(target), ignore))):
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
                 "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "

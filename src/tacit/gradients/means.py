@@ -15,11 +15,11 @@ from torch import Tensor
 
 from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.operations import bound, layout_of, operation
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.traced import plain
 
 
-@operation("mean", always=True)
+@operation("mean", ALWAYS)
 def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, keepdim, dtype, axis = bound("input dim keepdim dtype axis", args, {**kwargs}, keepdim=False)
     dim = axis if dim is None else dim

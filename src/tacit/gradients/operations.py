@@ -21,14 +21,16 @@ from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
 from tacit.gradients.outer import Outer
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
-from tacit.gradients.recorder import ALWAYS, OPERATIONS, Operation, Recorder
+from tacit.gradients.recorder import FROZEN, OPERATIONS, Operation, Recorder
 from tacit.gradients.tap import LinearTap
 from tacit.gradients.traced import Traced, mark, plain
 
 
-def operation(names: str, always: bool = False) -> Callable[[Operation], Operation]:
+def operation(names: str, where: dict[str, Operation] = OPERATIONS) -> Callable[[Operation], Operation]:
+    """Among the rules for trainable operations, or `ALWAYS`, or `FROZEN`."""
+
     def register(function: Operation) -> Operation:
-        (ALWAYS if always else OPERATIONS).update(dict.fromkeys(names.split(), function))
+        where.update(dict.fromkeys(names.split(), function))
         return function
 
     return register
@@ -104,14 +106,14 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return mark(out, recorder, layout)
 
 
-@operation("linear", always=True)
-def any_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """A frozen map too computes each row alike (`alike`)."""
+@operation("linear", FROZEN)
+def frozen_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """Computes each row alike too (`alike`)."""
     x, weight, bias = bound("input weight bias", args, kwargs)
-    layout, frozen = layout_of(recorder, x), not any(type(q) is Traced or trainable(q) for q in (weight, bias))
-    if not frozen or layout is None or not recorder.batch or forward_ad._current_level >= 0:
+    layout = layout_of(recorder, x)
+    if layout is None or layout.dim == x.ndim - 1 or forward_ad._current_level >= 0:
         return recorder.carry_out(func, args, kwargs)
-    if layout.dim == x.ndim - 1 or not alike.is_linear(plain(x), weight, bias):
+    if not alike.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)
     out = LinearTap.apply(None, plain(x), weight, bias, None)  # type: ignore[no-untyped-call]
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])

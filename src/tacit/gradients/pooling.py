@@ -21,14 +21,14 @@ from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.narrow import readable
 from tacit.gradients.operations import bound, layout_of, operation
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.traced import plain
 
 MOST_ENTRIES = 256
 """As many as a window may have where places are noted."""
 
 
-@operation("max_pool2d", always=True)
+@operation("max_pool2d", ALWAYS)
 def max_pool(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, kernel, stride, padding, dilation, ceil = bound(
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False

@@ -29,6 +29,7 @@ OPERATIONS: dict[str, Operation] = {}
 """Operations with a rule for trainable arguments; each is called as rule(recorder, func, args, kwargs)."""
 
 ALWAYS: dict[str, Operation] = {}
+FROZEN: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
 
 
@@ -154,6 +155,9 @@ class Recorder:
             return run_empty(self, func, args, kwargs, bool(shared))
         if shared and torch.is_grad_enabled():
             return self._trainable(name, func, args, kwargs, tagged, shared)
+        frozen = FROZEN.get(name) if own_rule and not shared else None
+        if frozen is not None:
+            return frozen(self, func, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)

@@ -18,7 +18,7 @@ from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
 from tacit.gradients.outer import Outer
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -112,7 +112,7 @@ class _Job:
             yield w_hr, Outer(self._rows(memory), self._rows(found.projected), w_hr.shape)
 
 
-@operation("lstm gru rnn_tanh rnn_relu", always=True)
+@operation("lstm gru rnn_tanh rnn_relu", ALWAYS)
 def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     kind: str = func.__name__
     packed = isinstance(args[3], (list, tuple))
