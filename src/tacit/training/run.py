@@ -116,6 +116,7 @@ class PrivateRun:
             raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
         receipt = self.team.record(self.ledger, questions.step, lambda: state_facts(self))
         lot = self._lot = Lot(receipt=receipt, questions=questions)
+        left_as_found = False
         try:
             self._sums.clear()
             indices = self.team.share(lambda: self._draw(lot.receipt))
@@ -137,6 +138,7 @@ class PrivateRun:
                         "a lot. (Leaving out a batch because of what is in it lets one record decide about others.)"
                     )
             self._buffers.check()  # the model may have seen the last batch once more, after its step
+            left_as_found = lot.done
         finally:
             self._lot = None
             self.engine.discard()
@@ -144,7 +146,8 @@ class PrivateRun:
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
-            self._undo_writes()
+            if not left_as_found:
+                self._undo_writes()
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
