@@ -15,7 +15,7 @@ help:
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 
-$(STAMP): pyproject.toml setup.py constraints.txt src/tacit/_kernels.c $(wildcard src/tacit/_loops/*.h)
+$(STAMP): pyproject.toml setup.py constraints.txt src/tacit/_kernels.c $(wildcard src/tacit/_*/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tacit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11.")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -9,7 +9,7 @@ setup(
         Extension(
             "tacit._kernels",
             ["src/tacit/_kernels.c"],
-            depends=sorted(map(str, Path("src/tacit/_loops").glob("*.h"))),
+            depends=sorted(map(str, Path("src/tacit").glob("_*/*.h"))),
             # Nothing here looks at errno or floating-point flags, and loops become vectors only without them.
             extra_compile_args=["-O3", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,

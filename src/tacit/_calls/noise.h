@@ -1,0 +1,62 @@
+/* Noise from Python: sizes are checked here, and pieces are given to threads. */
+
+static PyObject *no_aes(void) {
+    return PyErr_Format(PyExc_RuntimeError, "this processor has no instructions for AES.");
+}
+
+static PyObject *keystream(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* key, out */
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "keystream takes 2 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    if (take(arguments, views, 2, 1) < 0) return NULL;
+    int fits = views[0].len == KEY;
+    if (fits) {
+        RoundKeys keys;
+        uint8_t made[16 * AT_ONCE], *out = views[1].buf;
+        size_t size = (size_t)views[1].len;
+        aes.expand(views[0].buf, keys);
+        for (size_t start = 0; start < size; start += sizeof(made)) {
+            aes.blocks(keys, start / 16, made);
+            memcpy(out + start, made, at_most(size - start, sizeof(made)));
+        }
+        wipe(keys, sizeof(keys));
+        wipe(made, sizeof(made));
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "a key of %d bytes is wanted.", KEY);
+    Py_RETURN_NONE;
+}
+
+typedef struct {
+    const uint8_t *keys;
+    float *out;
+    size_t size, piece;
+    float std, grid;
+} Noise;
+
+static void one_piece(const void *given, size_t i) {
+    const Noise *n = given;
+    size_t first = i * n->piece;
+    best.normal(n->keys + KEY * i, n->out + first, at_most(n->size - first, n->piece), n->std, n->grid);
+}
+
+static PyObject *noise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* keys, out */
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "noise takes 6 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    Noise given = {.std = (float)PyFloat_AsDouble(arguments[2]), .grid = (float)PyFloat_AsDouble(arguments[3])};
+    size_t threads = PyLong_AsSize_t(arguments[5]), pieces = 0;
+    given.piece = PyLong_AsSize_t(arguments[4]);
+    if (PyErr_Occurred() || take(arguments, views, 2, 1) < 0) return NULL;
+    given.keys = views[0].buf, given.out = views[1].buf, given.size = (size_t)views[1].len / 4;
+    if (given.piece) pieces = given.size / given.piece + (given.size % given.piece != 0);
+    int fits = given.piece && views[1].len % 4 == 0 && (size_t)views[0].len == KEY * pieces && is_count(threads);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(one_piece, &given, pieces, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the keys do not fit %zu values.", given.size);
+    Py_RETURN_NONE;
+}
