@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit import gradients
+
 B = 5
 
 
@@ -350,3 +352,23 @@ def test_recurrent_matches_the_ordinary_forward_pass() -> None:
         wanted = model(x, lengths)
         with gradients.record(model):
             torch.testing.assert_close(model(x, lengths).as_subclass(Tensor), wanted)
+
+
+@torch.library.custom_op("tacit_tests::linear", mutates_args=())
+def own_linear(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return (x @ weight.t() + bias) * scale
+
+
+def test_somebodys_own_operation_is_not_taken_for_the_one_of_that_name() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fixed, self.line = nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.line(torch.ops.tacit_tests.linear(x, self.fixed.weight, self.fixed.bias, 3.0))  # type: ignore[no-any-return]
+
+    model, x = Model(), torch.randn(6, 4)
+    plain = model(x)
+    with gradients.record(model):
+        assert torch.allclose(model(x).detach().as_subclass(Tensor), plain, atol=1e-5)

@@ -221,6 +221,23 @@ def test_a_linear_map_computes_a_row_alike_in_every_place(inputs: int, frozen: b
         assert torch.equal(x.grad, x.grad[:1].expand_as(x.grad)), outputs
 
 
+def test_a_map_that_is_trained_elsewhere_computes_a_row_alike_too() -> None:
+    """As a target network does, without gradients; by position and by keyword."""
+    model = nn.ModuleDict({"map": nn.Linear(7, 5), "last": nn.Linear(5, 2)})
+    kept = []
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            kept.append(nn.functional.linear(input=x, weight=model["map"].weight, bias=model["map"].bias))
+        return model["last"](kept[-1])  # type: ignore[no-any-return]
+
+    model.forward = forward  # type: ignore[method-assign]
+    with gradients.record(model):
+        model(torch.randn(1, 7).expand(203, 7).clone())
+    found = kept[0].as_subclass(Tensor)
+    assert torch.equal(found, found[:1].expand_as(found))
+
+
 def laid_out(rows: Tensor, how: str) -> Tensor:
     """The same rows as they may lie in memory."""
     n, width = rows.shape

@@ -216,7 +216,9 @@ def test_nothing_stays_where_the_model_takes_a_module_away(make: Any, train: Any
         with pytest.raises(RuntimeError, match=r"'fixed'.* is no longer in the model"):
             go_on()
     assert torch.equal(model.line.bias, bias)
-    run.close()
+    with pytest.raises(RuntimeError, match="no longer"):
+        run.close()
+    assert not run._attached
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -294,6 +296,119 @@ def test_a_parameter_in_place_of_a_lost_one_is_right() -> None:
         watched.refuse_lost()
     model.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, assign=True)
     watched.refuse_lost()
+
+
+def test_a_refused_checkpoint_does_not_end_the_watch(make: Any, tmp_path: Path) -> None:
+    model, optimizer, run = make(Writer(weight_data), lot_size=60, ledger=tmp_path / "ledger.jsonl")
+    before = state(model)
+    for x, y in run.lot():
+        with pytest.raises(RuntimeError, match="a lot is being worked on"):
+            run.save(tmp_path / "checkpoint")
+        F.cross_entropy(model(x), y).backward()
+        with pytest.raises(RuntimeError, match=r"'line.bias'"):
+            optimizer.step()
+    assert_untouched(model, before)
+
+
+def test_a_checkpoint_has_no_buffer_that_was_written_after_the_step(make: Any, tmp_path: Path) -> None:
+    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=60, ledger=tmp_path / "ledger.jsonl")
+    for x, y in run.lot():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        rebind_plain(model, x)
+        with pytest.raises(RuntimeError, match="buffer 'stat'"):
+            run.save(tmp_path / "checkpoint")
+        break
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+def test_whenever_it_is_interrupted_nothing_stays_or_is_lost(
+    make: Any, train: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: int
+) -> None:
+    """While a lot is left; what is loaded next is not taken for a write."""
+    model, optimizer, run = make(Writer(lambda model, x: None), steps=9, ledger=tmp_path / "ledger.jsonl")
+    run.save(tmp_path / "checkpoint")
+    before = state(model)
+    model.write = weight_data
+    lot = run.lot()
+    model(next(lot)[0])
+    interrupted(monkeypatch, after)
+    with suppress(KeyboardInterrupt):
+        lot.close()
+    monkeypatch.undo()
+    assert_untouched(model, before)
+    model.write = lambda model, x: None
+    run.load(tmp_path / "checkpoint")
+    optimizer.zero_grad()
+    assert train(run) == 9
+    assert not any(value.isnan().any() for value in model.state_dict().values())
+
+
+def test_an_interrupted_step_does_not_let_the_next_batch_begin_with_what_was_written(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer, run = make(Writer(once(weight_data)), lot_size=60, batch_size=20)
+    before = state(model)
+    lot = run.lot()
+    x, y = next(lot)
+    F.cross_entropy(model(x), y).backward()
+    interrupted(monkeypatch, 4)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=r"'line.bias' changed"):
+        next(lot)
+    assert_untouched(model, before)
+
+
+def test_closing_undoes_what_an_interruption_left(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, run = make(Writer(weight_data), lot_size=60)
+    before = state(model)
+    model(next(lot := run.lot())[0])
+    monkeypatch.setattr(run._weights, "put_back", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        lot.close()
+    monkeypatch.undo()
+    run.close()
+    assert_untouched(model, before)
+
+
+def sparse(model: Any, x: Tensor) -> None:
+    model.extra.data._values().copy_(x.detach().as_subclass(Tensor)[0, :3])
+
+
+def part(model: Any, x: Tensor) -> None:
+    model.extra.a = x.detach().as_subclass(Tensor)[:3, 0].clone()
+
+
+def part_data(model: Any, x: Tensor) -> None:
+    model.extra.a.data = x.detach().as_subclass(Tensor)[:3, 0].clone()
+
+
+def flag(model: Any, x: Tensor) -> None:
+    model.extra.data.copy_(x.detach().as_subclass(Tensor)[:3, 0] > 0)
+
+
+@pytest.mark.parametrize("write", [sparse, part, part_data, flag], ids=lambda write: str(write.__name__))
+def test_nothing_stays_in_tensors_of_other_kinds(make: Any, train: Any, write: Write) -> None:
+    kinds: dict[Write, Callable[[], Tensor]] = {
+        sparse: lambda: torch.eye(3).to_sparse().coalesce(),
+        flag: lambda: torch.zeros(3, dtype=torch.bool),
+    }
+    right = kinds.get(write, lambda: TwoTensor(torch.ones(3), torch.ones(3)))
+    module = Writer(once(write))
+    module.extra = nn.Parameter(right(), requires_grad=False)  # type: ignore[assignment]
+    model, _, run = make(module, lot_size=60)
+    with pytest.raises(RuntimeError, match=r"'extra' .*lost|'extra' .*without its values"):
+        train(run)
+    left = {sparse: lambda: model.extra._values(), flag: lambda: model.extra}.get(write, lambda: model.extra.a)()
+    assert left.numel() == 0 or bool(left.isnan().all()) or not bool(left.any())
+    with pytest.raises(RuntimeError, match="Load"):
+        train(run)
+    if write is flag:
+        model.extra.data.copy_(torch.zeros(3))
+        model.load_state_dict(model.state_dict())  # the same values, all False
+        assert train(run) == 4
 
 
 def test_whole_numbers_that_are_lost_are_overwritten_too(make: Any, train: Any) -> None:

@@ -54,7 +54,10 @@ def writes(func: Callable[..., Any]) -> bool:
 
 @cache
 def canonical(func: Callable[..., Any]) -> str:
-    """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`."""
+    """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`; another for somebody's own operation of that name."""
+    qualified: str = getattr(func, "_qualified_op_name", "aten::")
+    if not qualified.startswith("aten::"):
+        return qualified
     name: str = getattr(func, "__name__", str(func))
     if name == "__get__":
         name = func.__self__.__name__  # type: ignore[attr-defined]

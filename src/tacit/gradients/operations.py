@@ -109,8 +109,8 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 @operation("linear", FROZEN)
 def frozen_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Computes each row alike too (`alike`)."""
-    x, weight, bias = bound("input weight bias", args, kwargs)
-    layout = layout_of(recorder, x)
+    x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
+    layout, kwargs = layout_of(recorder, x), {}
     if layout is None or layout.dim == x.ndim - 1 or forward_ad._current_level >= 0:
         return recorder.carry_out(func, args, kwargs)
     if not alike.is_linear(plain(x), weight, bias):

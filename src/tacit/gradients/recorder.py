@@ -29,8 +29,10 @@ OPERATIONS: dict[str, Operation] = {}
 """Operations with a rule for trainable arguments; each is called as rule(recorder, func, args, kwargs)."""
 
 ALWAYS: dict[str, Operation] = {}
-FROZEN: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
+
+FROZEN: dict[str, Operation] = {}
+"""Operations it takes over where no argument is trained."""
 
 
 _REASONS: dict[type, str] = {
@@ -155,7 +157,7 @@ class Recorder:
             return run_empty(self, func, args, kwargs, bool(shared))
         if shared and torch.is_grad_enabled():
             return self._trainable(name, func, args, kwargs, tagged, shared)
-        frozen = FROZEN.get(name) if own_rule and not shared else None
+        frozen = FROZEN.get(name) if own_rule else None
         if frozen is not None:
             return frozen(self, func, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():

@@ -63,16 +63,17 @@ class Held:
             self.tensor._local_tensor = self._memory  # type: ignore[attr-defined]
         else:
             self.tensor.data = self._memory
-        if self._has_room(self._memory):
-            if digest(self._memory) == self._digest:
+        here = local(self.tensor)  # of a wrapper or a sparse tensor not what was put back
+        if self._has_room(here):
+            if digest(here) == self._digest:
                 return True
         else:
-            for part, room in zip(_dense_parts(self._memory), self._rooms):
+            for part, room in zip(_dense_parts(here), self._rooms):
                 part.untyped_storage().resize_(room)
         if self._copy is not None:
-            self._memory.copy_(self._copy)
+            here.copy_(self._copy)
             return True
-        for part in _parts(self._memory):
+        for part in _parts(here):
             _overwrite(part)
         return False
 

@@ -19,7 +19,8 @@ class WatchedParameters:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._sharded = model, sharded_modules(model)
         self._held: dict[str, Held] = {}
-        self._lost: dict[str, Held] = {}
+        self._lost: dict[str, tuple[Held, int]] = {}
+        """And the version of the tensor, which loading raises, whatever is loaded."""
         self._watching = False
 
     def hold(self) -> None:
@@ -51,7 +52,8 @@ class WatchedParameters:
         found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
         changed, lost = put_back(self._model, "_parameters", self._held, found)
         for name in lost:
-            self._lost[name] = Held(self._held[name].tensor, copied=False)
+            tensor = self._held[name].tensor
+            self._lost[name] = Held(tensor, copied=False), tensor._version
         self._watching = False
         return changed
 
@@ -71,7 +73,11 @@ class WatchedParameters:
         if not self._lost:
             return
         found = dict(self._model.named_parameters(remove_duplicate=False))
-        self._lost = {name: held for name, held in self._lost.items() if held.same(found.get(name))}
+        self._lost = {
+            name: (held, version)
+            for name, (held, version) in self._lost.items()
+            if held.same(found.get(name)) and held.tensor._version == version
+        }
         if self._lost:
             raise RuntimeError(
                 f"a parameter was written to while a batch was worked on{self.what_is_lost()}. Load a checkpoint or a "

@@ -147,7 +147,11 @@ class PrivateRun:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
             if not left_as_found:
-                self._undo_writes()
+                try:
+                    self._undo_writes()
+                except BaseException:  # an impatient Ctrl-C
+                    self._undo_writes()
+                    raise
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
@@ -275,6 +279,8 @@ class PrivateRun:
         """
         from tacit.training.checkpoint import collect, save
 
+        self.between_steps()
+        self._buffers.check()
         self._weights.refuse_lost()
         content = collect(self, others) if self._shards else None
         self.team.first_does(lambda: save(content or collect(self, others), directory))
@@ -283,6 +289,8 @@ class PrivateRun:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
         from tacit.training.checkpoint import load
 
+        self.between_steps()
+        self._weights.put_back()  # if an interruption left something to undo, not what is loaded
         read = load(self, directory, others)
         self._buffers.hold()
         self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
@@ -325,6 +333,7 @@ class PrivateRun:
         try:
             if self._lot is not None:
                 self._undo_writes()
+            self._weights.put_back()
         finally:
             self._attached = False
             self.engine.detach()
