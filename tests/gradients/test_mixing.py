@@ -270,3 +270,26 @@ def test_no_packed_sequence_at_all(kind: type[nn.RNNBase], bidirectional: bool, 
     F.cross_entropy(engine._recorder.model(empty), torch.zeros(0, dtype=torch.long)).backward()
     assert engine.batch_size == 0
     assert not any(bool(t.any()) for t in engine.clipped_sum(flat(1.0)).values())
+
+
+@torch.library.custom_op("tacit_tests::relu", mutates_args=())
+def centred(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+centred.register_autograd(lambda ctx, grad: grad - grad.mean(0))  # type: ignore[no-untyped-call]
+
+
+class Centring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(torch.ops.tacit_tests.relu(x))  # type: ignore[no-any-return]
+
+
+def test_somebodys_own_operation_is_not_trusted_for_its_name() -> None:
+    model = Centring()
+    with gradients.record(model), pytest.raises(ValueError, match="tacit_tests::relu"):
+        model(torch.randn(5, 4))
