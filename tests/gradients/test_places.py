@@ -431,3 +431,14 @@ def test_constants_of_more_dimensions_keep_examples_apart(shape: tuple[int, ...]
         model(x).square().sum().backward()
     each = [torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.q)[0].norm() for i in range(6)]
     torch.testing.assert_close(tape.norms(), torch.stack(each), rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_map_is_cast_as_pytorch_casts_it() -> None:
+    model = nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 2))
+    kinds = []
+    model[0].register_forward_hook(lambda module, args, out: kinds.append(out.dtype))
+    x = torch.randn(9, 6, requires_grad=True)
+    with gradients.record(model), torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x).float().sum().backward()
+    assert kinds == [torch.bfloat16]
+    assert x.grad is not None and x.grad.dtype == torch.float32
