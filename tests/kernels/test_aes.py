@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from kernels.conftest import built
-from tacit import _normal
 from tacit._aes import compared, keystream
 
 pytestmark = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 
 
 @pytest.fixture
-def kernels(arithmetic: str) -> Any:
-    if _normal.kernels is None:
+def kernels(arithmetic: str, folder: Path) -> Any:
+    compiled = built(arithmetic, folder)
+    if not compiled.aes:
         pytest.skip("this processor has no instructions for AES")
-    return _normal.kernels
+    return compiled
 
 
 def stream(kernels: Any, key: bytes, size: int) -> bytes:

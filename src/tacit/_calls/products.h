@@ -30,46 +30,41 @@ static void multiply(Products *p, size_t threads) {
     free(memory);
 }
 
+/* What both return: left, right, weights or bias and out were taken, and fit so far. */
+static PyObject *multiplied(Products *p, Py_buffer *views, int fits, size_t threads) {
+    size_t entries = 0;
+    p->left = views[0].buf, p->right = views[1].buf, p->out = views[3].buf;
+    p->rows = for_each(views[0].len, p->records), p->columns = for_each(views[1].len, p->records);
+    fits = fits && is_count(threads) && p->rows && p->columns &&
+           !__builtin_mul_overflow(p->rows, p->columns, &entries) && for_each(views[3].len, 1) == entries &&
+           (!p->bias || for_each(views[2].len, 1) == p->columns);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        multiply(p, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 4);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the factors do not fit a product of %zu rows.", p->rows);
+    if (atomic_load(&p->failed)) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 static PyObject *product_sum(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[4]; /* left, right, weights, out */
     if (count != 6) return PyErr_Format(PyExc_TypeError, "product_sum takes 6 arguments, not %zd.", count);
     Products p = {.call = PyLong_AsSize_t(arguments[4])};
-    size_t threads = PyLong_AsSize_t(arguments[5]), entries = 0;
+    size_t threads = PyLong_AsSize_t(arguments[5]);
     if (PyErr_Occurred() || take(arguments, views, 4, 3) < 0) return NULL;
-    p.left = views[0].buf, p.right = views[1].buf, p.weights = views[2].buf, p.out = views[3].buf;
-    p.records = for_each(views[2].len, 1);
-    p.rows = for_each(views[0].len, p.records), p.columns = for_each(views[1].len, p.records);
-    int fits = 0 < p.call && p.call <= CALL && is_count(threads) && p.rows && p.columns &&
-               !__builtin_mul_overflow(p.rows, p.columns, &entries) && for_each(views[3].len, 1) == entries;
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        multiply(&p, threads);
-        Py_END_ALLOW_THREADS
-    }
-    give_back(views, 4);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "the factors and weights do not fit a sum of %zu rows.", p.rows);
-    if (atomic_load(&p.failed)) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    p.weights = views[2].buf, p.records = for_each(views[2].len, 1);
+    return multiplied(&p, views, 0 < p.call && p.call <= CALL, threads);
 }
 
 static PyObject *linear(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Py_buffer views[4]; /* x, weight, bias, out */
     if (count != 7) return PyErr_Format(PyExc_TypeError, "linear takes 7 arguments, not %zd.", count);
     Products p = {.turned_left = 1, .call = CALL, .records = PyLong_AsSize_t(arguments[4])};
-    size_t turned = PyLong_AsSize_t(arguments[5]), threads = PyLong_AsSize_t(arguments[6]), entries = 0;
+    size_t turned = PyLong_AsSize_t(arguments[5]), threads = PyLong_AsSize_t(arguments[6]);
     if (PyErr_Occurred() || take(arguments, views, 4, 3) < 0) return NULL;
-    p.left = views[0].buf, p.right = views[1].buf, p.out = views[3].buf, p.turned_right = turned != 0;
-    p.bias = views[2].len ? views[2].buf : NULL;
-    p.rows = for_each(views[0].len, p.records), p.columns = for_each(views[1].len, p.records);
-    int fits = is_count(threads) && p.rows && p.columns && !__builtin_mul_overflow(p.rows, p.columns, &entries) &&
-               for_each(views[3].len, 1) == entries && (!p.bias || for_each(views[2].len, 1) == p.columns);
-    if (fits) {
-        Py_BEGIN_ALLOW_THREADS
-        multiply(&p, threads);
-        Py_END_ALLOW_THREADS
-    }
-    give_back(views, 4);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "the sizes do not fit a map of %zu rows.", p.rows);
-    if (atomic_load(&p.failed)) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    p.bias = views[2].len ? views[2].buf : NULL, p.turned_right = turned != 0;
+    return multiplied(&p, views, 1, threads);
 }
