@@ -43,6 +43,47 @@ def test_detach_leaves_no_trace() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+class Interrupted(nn.Module):
+    """Mixes examples, or is stopped half-way, or calls itself, as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.how = nn.Linear(5, 3), ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "stop":
+            raise KeyboardInterrupt
+        if self.how == "again":
+            self.how = ""
+            return self(x) + 1
+        out: Tensor = self.linear(x - x.mean(0) if self.how == "mix" else x)
+        return out
+
+
+def test_after_an_interruption_a_model_is_followed_as_before(flat: Any) -> None:
+    """No hook is called after Ctrl-C; whoever goes on with the loop must be refused what was refused before."""
+    model, x = Interrupted(), torch.randn(B, 5)
+    engine = gradients.attach(model)
+    for how in ("", "again"):
+        with torch.no_grad() if how else torch.enable_grad():
+            model.how = "stop"
+            with pytest.raises(KeyboardInterrupt):
+                model(x)
+        model.how = how
+        model(engine.trace(x, B)).sum(1).mean().backward()
+        assert len(engine.norms()) == B
+        engine.clipped_sum(flat(1.0))
+    model.how = "stop"
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    model.how = "mix"
+    with pytest.raises(ValueError, match="example"):
+        model(engine.trace(x, B))
+    model.how = ""
+    assert len(model(x)[0].tolist()) == 3, "values may be read outside the model"
+    engine.detach()
+
+
 def test_an_ordinary_loop_over_several_batches(naive: Any, flat: Any) -> None:
     """Three physical batches of different size add up to the clipped sum of the whole lot, without aliasing."""
     model, engine = net(), None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tacit.gradients import (
     normalisations,
     operations,
     pooling,
+    prefix,
     recurrent,
     shards,
 )
@@ -80,6 +82,8 @@ class Engine:
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
+        self._entered: FrameType | None = None
+        """The call of the model that is being followed, as deep as `_depth` calls of itself."""
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
@@ -89,6 +93,7 @@ class Engine:
             *shards.keep_tags(model, self._recorder),
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            *prefix.in_parts(model, self._recorder),
         ]
         watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
         for name, tensor in watched:
@@ -97,8 +102,13 @@ class Engine:
     # -- following the model -----------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._depth and not _is_running(self._entered):  # Ctrl-C: no hook is called for one that ended this way
+            self._depth, self._recorder.inside = 0, False
         self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled():
+        if self._depth > 1:
+            return None
+        self._entered = sys._getframe(1)
+        if not torch.is_grad_enabled():
             return None
         backward.refuse_module_hooks(self._recorder.model)
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
@@ -110,7 +120,7 @@ class Engine:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._recorder.inside = False
+            self._recorder.inside, self._entered = False, None
             if output is not None:
                 self._recorder.problems.check()
 
@@ -219,8 +229,15 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._depth = 0
+        self._depth, self._entered = 0, None
         self._recorder.active = self._stays_readable
+
+
+def _is_running(frame: FrameType | None) -> bool:
+    found: FrameType | None = sys._getframe(1)
+    while found is not None and found is not frame:
+        found = found.f_back
+    return found is not None
 
 
 def _infinite(norms: Tensor) -> Tensor:

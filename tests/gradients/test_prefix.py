@@ -1,0 +1,476 @@
+"""Frozen layers at the beginning of a Sequential, run on a few records at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tacit import gradients
+from tacit.gradients import prefix
+
+RECORDS = 4
+B = 3 * RECORDS + 2
+"""Three parts, and one more that overlaps the third."""
+
+
+def shape_of(dims: int) -> tuple[int, ...]:
+    return (3, *(9, 8, 7)[:dims])
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of RECORDS records whatever the first layer gives."""
+    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // RECORDS)
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every time the first layer of a Sequential asked: whether it was run in parts."""
+    asked: list[bool] = []
+    computed = prefix.Prefix._computed
+
+    def noted(self: prefix.Prefix, given: Tensor) -> Tensor | None:
+        found = computed(self, given)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr(prefix.Prefix, "_computed", noted)
+    return asked
+
+
+def frozen(*layers: nn.Module) -> list[nn.Module]:
+    return [layer.requires_grad_(False) for layer in layers]
+
+
+def network(*layers: nn.Module, features: int = 4) -> nn.Sequential:
+    """Frozen layers and a trained one."""
+    return nn.Sequential(
+        *frozen(nn.Conv2d(3, features, 3), *layers), nn.Flatten(), nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 2)
+    )
+
+
+def ready(model: nn.Module, *shape: int) -> nn.Module:
+    with torch.no_grad():
+        model(torch.randn(2, *(shape or shape_of(2))))  # lazy layers take their shape
+    return model
+
+
+SEVERAL: dict[str, tuple[int, Callable[[], list[nn.Module]]]] = {
+    "one dimension": (1, lambda: [nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4).eval(), nn.ReLU(), nn.MaxPool1d(2)]),
+    "averages, one dimension": (1, lambda: [nn.Conv1d(3, 4, 3), nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(2)]),
+    "two dimensions": (2, lambda: [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval(), nn.ReLU(True), nn.MaxPool2d(2)]),
+    "averages": (2, lambda: [nn.Conv2d(3, 4, 3), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(2)]),
+    "three dimensions": (3, lambda: [nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4).eval(), nn.ReLU(), nn.MaxPool3d(2)]),
+    "averages, three dimensions": (3, lambda: [nn.Conv3d(3, 4, 3), nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(2)]),
+    "two convolutions": (2, lambda: [nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 3, stride=2), nn.Sigmoid()]),
+    "normalised": (2, lambda: [nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.LayerNorm([4, 7, 6]), nn.Identity()]),
+    "smooth": (2, lambda: [nn.Conv2d(3, 4, 3), nn.GELU(), nn.SiLU(), nn.ELU(inplace=True), nn.Hardswish()]),
+    "broken lines": (2, lambda: [nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.2, inplace=True), nn.ReLU6(), nn.Flatten()]),
+    "padded by copies": (2, lambda: [nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.ReLU()]),
+}
+
+
+def test_every_kind_of_layer_is_tried() -> None:
+    tried = {type(layer) for _, make in SEVERAL.values() for layer in make()}
+    assert tried == set(prefix._FOLLOWING)
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_sums_are_those_of_one_record_at_a_time(kind: str, agree: Any, parts: list[bool]) -> None:
+    dims, make = SEVERAL[kind]
+    model = nn.Sequential(*frozen(*make()), nn.Flatten(), nn.LazyLinear(2))
+    agree(ready(model, *shape_of(dims)), torch.randn(B, *shape_of(dims)))
+    assert parts == [True] * 6  # three reductions, two types; the oracle's own calls do not count
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_features_are_those_of_the_whole_batch_in_its_memory_format(kind: str, parts: list[bool]) -> None:
+    dims, make = SEVERAL[kind]
+    layers = frozen(*make())
+    x = torch.randn(B, *shape_of(dims))
+    formats = [torch.contiguous_format, *([torch.channels_last] if dims == 2 else [])]
+    for memory_format in formats:
+        given = x.to(memory_format=memory_format)
+        wanted = nn.Sequential(*layers)(given)
+        seen: list[Tensor] = []
+        model = Watching(nn.Sequential(*layers), seen)
+        with gradients.record(model):
+            model(given)
+        torch.testing.assert_close(seen[0], wanted, rtol=1e-6, atol=1e-6)
+        assert seen[0].stride() == wanted.stride()
+        assert torch.equal(given, x), "nothing may be written to what the caller gave"
+    assert parts == [True] * len(formats)
+
+
+class Watching(nn.Module):
+    """Keeps the features it computes with frozen layers; something after them is trained."""
+
+    def __init__(self, layers: nn.Module, seen: list[Tensor]) -> None:
+        super().__init__()
+        self.layers, self.scale, self.seen = layers, nn.Parameter(torch.ones(())), seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.layers(x)
+        self.seen.append(features.detach().clone().as_subclass(Tensor))
+        return features * self.scale
+
+
+class Largest(TorchDispatchMode):
+    """How many entries the largest tensor has that any operation gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.numbers = max(self.numbers, out.numel() if isinstance(out, Tensor) else 0)
+        return out
+
+
+def test_no_activation_of_frozen_layers_exists_for_the_whole_batch() -> None:
+    layers = frozen(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(4))
+    model = ready(nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(2)))
+    x = torch.randn(20 * RECORDS, *shape_of(2))
+    with gradients.record(model), Largest() as largest:
+        model(x)
+    assert 0 < largest.numbers < x.numel() < 32 * 7 * 6 * len(x)
+
+
+def test_a_part_has_the_bytes_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    rows: list[int] = []
+
+    class Rows(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "convolution" in str(func):
+                rows.append(len(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(prefix, "PART", 1 << 16)
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2), features=8))  # 9·8·8 numbers of 4 bytes at most: 28 rows
+    with gradients.record(model), Rows():
+        model(torch.randn(55, *shape_of(2)))
+        model(torch.randn(56, *shape_of(2)))
+        model(torch.randn(60, *shape_of(2)))
+        model(torch.randn(70, *shape_of(2)))
+    assert rows == [55, *[28, 28, 0], *[28, 28, 28, 0], *[28, 28, 28, 0]]
+    rows.clear()
+    monkeypatch.setattr(prefix, "PART", 1 << 17)  # 56, of which 32 are whole
+    with gradients.record(model), Rows():
+        model(torch.randn(70, *shape_of(2)))
+    assert rows == [32, 32, 32, 0]
+
+
+@pytest.mark.parametrize("act", [nn.ReLU(), nn.ELU(), nn.Sigmoid(), nn.GELU()])
+def test_a_record_is_rounded_alike_beside_any_number_of_others(
+    act: nn.Module, monkeypatch: pytest.MonkeyPatch, parts: list[bool]
+) -> None:
+    """One more, two more…: every record's features are the same bits, the last part's too.
+
+    Beside a whole batch they are not: of exponentials PyTorch rounds the last few entries of a tensor in another way.
+    """
+    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // (prefix.WHOLE + 5))
+    x = 4 * torch.randn(4 * prefix.WHOLE, 3, 5, 5)
+    seen: list[Tensor] = []
+    model = Watching(nn.Sequential(*frozen(nn.Conv2d(3, 33, 3), act, nn.Conv2d(33, 9, 2, padding=1))), seen)
+    with gradients.record(model):
+        for n in range(80, len(x) + 1):
+            model(x[:n])
+    assert all(torch.equal(features, seen[-1][: len(features)]) for features in seen)
+    assert parts == [True] * len(seen)
+
+
+def test_a_record_of_nan_is_nobody_elses(naive: Any, flat: Any, parts: list[bool]) -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    x = torch.randn(B, *shape_of(2))
+    x[B - 3] = torch.nan  # in the third part and in the last, which overlap
+    with gradients.record(model) as tape:
+        model(x).square().sum(1).mean().backward()
+    rest = torch.cat([x[: B - 3], x[B - 2 :]])
+    with gradients.record(model) as others:
+        model(rest).square().sum(1).mean().backward()
+    assert parts == [True, True]
+    assert torch.isinf(tape.norms()).nonzero().flatten().tolist() == [B - 3]
+    found, wanted = tape.clipped_sum(flat(0.1)), others.clipped_sum(flat(0.1))
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8])
+def test_records_of_several_rows_stay_together(rows: int, flat: Any, parts: list[bool]) -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    x = torch.randn(B * rows, *shape_of(2))
+    sums = []
+    for wanted in (True, False):
+        with gradients.record(model, rows_per_record=rows) as tape:
+            given = x if wanted else x.clone().requires_grad_()  # a graph: not in parts
+            model(given).square().sum(1).mean().backward()
+        sums.append((tape.norms(), *tape.clipped_sum(flat(0.1)).values()))
+    assert parts == [True]
+    for found, wanted_sum in zip(*sums):
+        torch.testing.assert_close(found, wanted_sum, rtol=1e-5, atol=1e-6)
+
+
+# -- where the layers must see the batch itself ----------------------------------------------------------------------
+
+
+def features_seen(model: nn.Module, at: nn.Module, x: Tensor) -> Tensor:
+    """What a forward hook on a layer sees."""
+    seen: list[Tensor] = []
+    handle = at.register_forward_hook(lambda module, args, out: seen.append(out.detach().as_subclass(Tensor)))
+    model(x)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_somebody_elses_hook_sees_the_whole_batch(at: int, parts: list[bool]) -> None:
+    model = ready(network(nn.Tanh(), nn.MaxPool2d(2)))
+    assert isinstance(model, nn.Sequential)
+    x = torch.randn(B, *shape_of(2))
+    wanted = features_seen(model, model[at], x)
+    with gradients.record(model):
+        assert torch.equal(features_seen(model, model[at], x), wanted)
+        seen: list[int] = []
+        handle = model[at].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+        model(x)
+        handle.remove()
+        everywhere = register_module_forward_hook(lambda module, args, out: seen.append(len(out)))
+        model(x)
+        everywhere.remove()
+        assert set(seen) == {B}
+        assert parts == []
+        model(x)
+        assert parts == [True]
+
+
+class OneByOne(nn.Module):
+    """Calls the layers of a Sequential itself and uses what is between them."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers, self.head = layers, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = []
+        for layer in self.layers:
+            x = layer(x)
+            between.append(x.flatten(2).mean(2))
+        return self.head(sum(between) + self.layers[1](self.layers[0](x[:, :3])).flatten(2).mean(2))
+
+
+def test_layers_called_one_by_one(agree: Any, parts: list[bool]) -> None:
+    model = OneByOne(nn.Sequential(*frozen(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2, 1))))
+    agree(model, torch.randn(B, 3, 9, 9))
+    assert parts == []
+
+
+class Between(nn.Module):
+    """A Sequential that is called, whose layers are called on something else as well, before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*frozen(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2)))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.layers[2](self.layers[0](x))
+        second = self.layers(x)
+        third = self.layers[2](self.layers[0](x + 1))
+        fourth = self.layers(x * 2)
+        return self.head(sum(each.flatten(2).mean(2) for each in (first, second, third, fourth)))
+
+
+def test_layers_called_also_by_themselves(agree: Any, parts: list[bool]) -> None:
+    agree(Between(), torch.randn(B, *shape_of(2)))
+    assert parts == [True, True] * 6
+
+
+def _replaced(model: nn.Sequential) -> None:
+    model[1] = nn.Dropout(0.0)
+
+
+def _own_forward(model: nn.Sequential) -> None:
+    model[1].forward = lambda x: x.sin()  # type: ignore[method-assign]
+
+
+def _own_walk(model: nn.Sequential) -> None:
+    def walk(x: Tensor) -> Tensor:
+        for i, layer in enumerate(model):
+            x = layer(x) if i else layer(x).sin()
+        return x
+
+    model.forward = walk  # type: ignore[method-assign]
+
+
+def _unfrozen(model: nn.Sequential) -> None:
+    model[0].weight.requires_grad_(True)
+
+
+CHANGES = {"layer": _replaced, "forward": _own_forward, "walk": _own_walk, "frozen": _unfrozen}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_model_that_is_not_what_it_seems(change: str, late: bool, parts: list[bool]) -> None:
+    model = ready(network(nn.Tanh(), nn.MaxPool2d(2)))
+    assert isinstance(model, nn.Sequential)
+    x = torch.randn(B, *shape_of(2))
+    if not late:
+        CHANGES[change](model)
+        wanted = model(x)
+    with gradients.record(model):
+        if late:
+            CHANGES[change](model)
+            wanted = model.forward(x)
+        torch.testing.assert_close(model(x).detach().as_subclass(Tensor), wanted.detach())
+    assert parts == []
+
+
+def test_a_changed_class_is_not_trusted(monkeypatch: pytest.MonkeyPatch, parts: list[bool]) -> None:
+    model = ready(network(nn.Tanh(), nn.MaxPool2d(2)))
+    monkeypatch.setattr(nn.Tanh, "forward", lambda self, x: x.sin())
+    with gradients.record(model):
+        model(torch.randn(B, *shape_of(2)))
+    assert parts == []
+
+
+def test_a_layer_that_is_used_twice_ends_the_run(agree: Any, parts: list[bool]) -> None:
+    act = nn.Tanh()
+    layers = frozen(nn.Conv2d(3, 3, 3), act, nn.Conv2d(3, 3, 3), act)
+    agree(ready(nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(2))), torch.randn(B, *shape_of(2)))
+    assert parts == [True] * 6
+
+
+@pytest.mark.parametrize("other", [nn.Dropout(0.5), nn.Softmax(0), nn.BatchNorm2d(4, track_running_stats=False)])
+def test_a_run_ends_where_layers_are_not_known(other: nn.Module) -> None:
+    layers = frozen(nn.Conv2d(3, 4, 3), nn.ReLU(), other, nn.MaxPool2d(2))
+    assert prefix._beginning(nn.Sequential(*layers)) == tuple(layers[:2])
+
+
+def test_statistics_of_a_batch_are_refused_as_ever(parts: list[bool]) -> None:
+    model = ready(network(nn.BatchNorm2d(4), nn.ReLU()).eval())
+    assert isinstance(model, nn.Sequential)
+    with gradients.record(model), pytest.raises(ValueError, match="batch"):
+        model.train()(torch.randn(B, *shape_of(2)))
+    assert parts == []
+
+
+def test_a_graph_through_frozen_layers_is_kept(parts: list[bool]) -> None:
+    """Trained layers before them, or gradients with respect to the input."""
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), network(nn.Tanh()))
+    ready(model)
+    with gradients.record(model) as tape:
+        model(torch.randn(B, *shape_of(2))).square().sum(1).mean().backward()
+    assert float(tape.norms([("0.weight",), tuple(n for n in tape.shapes if n != "0.weight")])[:, 0].min()) > 0
+    assert parts == []
+
+
+def test_features_under_no_grad(agree: Any, parts: list[bool]) -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = nn.Sequential(*frozen(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)))
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.features(x / 2).flatten(1)
+            out: Tensor = self.head(h)
+            return out
+
+    agree(Features(), torch.randn(B, *shape_of(2)))
+    assert parts == [True] * 6
+
+
+def test_few_records_nobody_and_an_evaluation(parts: list[bool], flat: Any) -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    engine = gradients.attach(model)
+    for n in (0, 1, 2 * RECORDS - 1):
+        model(torch.randn(n, *shape_of(2))).square().sum().backward()
+        assert engine.batch_size == n
+        engine.clipped_sum(flat(1.0))
+    with torch.no_grad():
+        out = model(torch.randn(B, *shape_of(2)))
+    assert type(out) is Tensor and len(out) == B
+    assert parts == [False] * 3
+    engine.detach()
+
+
+def test_channels_are_not_taken_for_records(parts: list[bool]) -> None:
+    image = nn.Sequential(*frozen(nn.Conv2d(B, B, 3), nn.ReLU()), nn.Linear(6, 2))
+    with gradients.record(image), pytest.raises(ValueError, match="example"):
+        image(torch.randn(B, 9, 8))
+    with gradients.record(image, batch_dim=1), pytest.raises(ValueError, match="channels"):
+        image(torch.randn(B, B, 9, 8))
+    assert parts == [False]
+
+
+def test_detach_leaves_no_trace() -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    before = {n: (set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+    engine = gradients.attach(model)
+    assert any(len(m._forward_hooks) > before[n][1] for n, m in model.named_modules() if n)
+    model(torch.randn(B, *shape_of(2))).sum().backward()
+    engine.detach()
+    after = {n: (set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+    assert after == before
+
+
+def test_nothing_is_hooked_where_nothing_is_frozen() -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    model.requires_grad_(True)
+    with gradients.record(model):
+        assert not any(m._forward_hooks or m._forward_pre_hooks for n, m in model.named_modules() if n)
+
+
+# -- interrupted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["a part", "nobody"])
+def test_after_an_interruption_layers_see_what_they_are_given(
+    when: str, monkeypatch: pytest.MonkeyPatch, parts: list[bool], flat: Any
+) -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    assert isinstance(model, nn.Sequential)
+    x = torch.randn(B, *shape_of(2))
+    engine = gradients.attach(model)
+    relu = F.relu
+
+    def interrupted(t: Tensor, inplace: bool = False) -> Tensor:
+        if bool(len(t)) == (when == "a part"):
+            raise KeyboardInterrupt
+        return relu(t, inplace)
+
+    monkeypatch.setattr(F, "relu", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    monkeypatch.setattr(F, "relu", relu)
+    assert engine.batch_size == B
+    other = torch.randn(B, 4, 7, 6)
+    assert torch.equal(model[2](other), F.max_pool2d(other, 2))
+    assert torch.equal(model[0](x), F.conv2d(x, model[0].weight, model[0].bias))
+    model(x).square().sum(1).mean().backward()
+    found = engine.clipped_sum(flat(1.0))
+    model(x).square().sum(1).mean().backward()
+    again = engine.clipped_sum(flat(1.0))
+    assert all(torch.equal(found[name], again[name]) for name in found)
+    assert parts[-2:] == [True, True]
+
+
+def test_errors_are_pytorchs_own_and_leave_the_engine_usable(flat: Any) -> None:
+    model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
+    engine = gradients.attach(model)
+    with pytest.raises(RuntimeError, match="channels"):
+        model(torch.randn(B, 2, 9, 8))
+    model(torch.randn(B, *shape_of(2))).square().sum(1).mean().backward()
+    assert engine.batch_size == B
+    engine.clipped_sum(flat(1.0))
