@@ -21,8 +21,8 @@ from tacit.gradients.layout import Layout
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import mark, plain
 
-PART = 1 << 23
-"""About as many bytes the first layer's outputs have in one part: they stay in the processor's cache."""
+PART = 1 << 24
+"""About as many bytes the first layer's outputs have in one part: memory that `malloc` keeps and gives again."""
 
 WHOLE = 32
 """With so many records tensors are whole vectors: PyTorch may round the entries that are left in another way."""
