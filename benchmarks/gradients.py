@@ -160,15 +160,13 @@ class Workload:
     build: Callable[[], nn.Module]
     repeats: int = 15
     tokens: bool = False
-    heavy: bool = False
-    """Peers that hold every per-example gradient take minutes a step here and are left out."""
 
 
 WORKLOADS: Mapping[str, Workload] = {
     "W1": Workload("MLP 60-1000-10", 1.5, 600, (60,), lambda: mlp(60), 60),
     "W2": Workload("MLP 784-1000-10", 1.15, 600, (784,), lambda: mlp(784), 40),
-    "W2b": Workload("MLP 784-1000-10", 1.12, 2048, (784,), lambda: mlp(784), 20, heavy=True),
-    "W3a": Workload("CIFAR CNN, convolutions frozen", 1.0, 2000, (3, 24, 24), lambda: cifar_cnn(True), 7, heavy=True),
+    "W2b": Workload("MLP 784-1000-10", 1.12, 2048, (784,), lambda: mlp(784), 20),
+    "W3a": Workload("CIFAR CNN, convolutions frozen", 1.0, 2000, (3, 24, 24), lambda: cifar_cnn(True), 7),
     "W3b": Workload("CIFAR CNN", 1.7, 256, (3, 24, 24), lambda: cifar_cnn(False), 9),
     "W4": Workload("small MNIST CNN", 1.35, 512, (1, 28, 28), mnist_cnn, 25),
     "W5": Workload("transformer, 2 layers, d 128, sequence 128", 1.25, 64, (128,), Transformer, 9, True),
@@ -328,7 +326,6 @@ MODES: Mapping[str, Callable[[Workload], Step]] = {
 
 
 OURS = ("base", "tacit", "tacit, batch at hand")
-LIGHT = (*OURS, "opacus ghost")
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -348,9 +345,6 @@ def measure(key: str, modes: list[str], repeats: int | None) -> dict[str, float 
     steps: dict[str, Step] = {}
     found: dict[str, float | str] = {}
     for mode in modes:
-        if w.heavy and mode not in LIGHT:
-            found[mode] = "–"
-            continue
         try:
             step = MODES[mode](w)
             step()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
+import threading
 import weakref
 from typing import Any
 
@@ -81,6 +84,92 @@ def test_after_an_interruption_a_model_is_followed_as_before(flat: Any) -> None:
         model(engine.trace(x, B))
     model.how = ""
     assert len(model(x)[0].tolist()) == 3, "values may be read outside the model"
+    engine.detach()
+
+
+def test_after_an_interruption_losses_can_be_read(flat: Any) -> None:
+    model, x = Interrupted(), torch.randn(B, 5)
+    engine = gradients.attach(model)
+    loss = model(x).sum(1).mean()
+    loss.backward()
+    engine.clipped_sum(flat(1.0))
+    model.how = "stop"
+    with pytest.raises(KeyboardInterrupt):
+        model(x)
+    engine.discard()
+    assert loss.item() == float(loss)
+    engine.detach()
+
+
+def test_an_interruption_keeps_nobody_alive() -> None:
+    model, engine, kept = Interrupted(), None, []
+
+    class Local:
+        pass
+
+    def loop() -> None:
+        local = Local()
+        kept.append(weakref.ref(local))
+        model.how = "stop" if len(kept) == 2 else ""
+        model(torch.randn(B, 5))
+
+    engine = gradients.attach(model)
+    loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    gc.collect()
+    assert [local() for local in kept] == [None, None]
+    copy.deepcopy(model)
+    engine.detach()
+
+
+class Reading(nn.Module):
+    """Calls itself some times, lets another thread call it, then reads a value."""
+
+    def __init__(self, calls: int, threads: int) -> None:
+        super().__init__()
+        self.linear, self.calls, self.threads, self.deep = nn.Linear(5, 3), calls, threads, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.deep:
+            self.deep = True
+            for _ in range(self.calls):
+                self(x)
+            for _ in range(self.threads):
+                thread = threading.Thread(target=self.evaluate)
+                thread.start()
+                thread.join()
+            self.deep = False
+            float(x[0, 0])
+        out: Tensor = self.linear(x)
+        return out
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        self(torch.randn(3, 5))
+
+
+@pytest.mark.parametrize(("calls", "threads"), [(0, 0), (1, 0), (2, 0), (0, 1), (2, 2)])
+def test_reading_is_refused_to_the_end_of_the_forward_pass(calls: int, threads: int) -> None:
+    model = Reading(calls, threads)
+    engine = gradients.attach(model)
+    with pytest.raises(RuntimeError, match="reads values"):
+        model(torch.randn(B, 5))
+    engine.detach()
+
+
+def test_what_is_wrong_before_the_model_is_not_forgotten_when_it_is_called() -> None:
+    """A recurrent layer of somebody's own takes the examples for time."""
+    model, layer = net(), nn.RNN(5, 5).requires_grad_(False)
+    engine = gradients.attach(model)
+    x = engine.trace(torch.randn(B, 3, 5), B)
+    with pytest.raises(ValueError, match="batch_first"):
+        model(layer(x)[0][:, -1])
+    x = engine.trace(torch.randn(B, 3, 5), B)
+    mixed = layer(x)[0][:, -1]
+    engine._recorder.problems.forget()
+    with pytest.raises(ValueError, match="batch_first"):
+        model(mixed).sum().backward()
     engine.detach()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit import gradients
@@ -17,7 +20,7 @@ from tacit.gradients import prefix
 
 RECORDS = 4
 B = 3 * RECORDS + 2
-"""Three parts, and one more that overlaps the third."""
+"""Three parts, and one more with two records."""
 
 
 def shape_of(dims: int) -> tuple[int, ...]:
@@ -170,14 +173,15 @@ def test_a_part_has_the_bytes_it_should(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.ELU(), nn.Sigmoid(), nn.GELU()])
+@pytest.mark.parametrize("records", [3, 7, prefix.WHOLE + 5])
 def test_a_record_is_rounded_alike_beside_any_number_of_others(
-    act: nn.Module, monkeypatch: pytest.MonkeyPatch, parts: list[bool]
+    act: nn.Module, records: int, monkeypatch: pytest.MonkeyPatch, parts: list[bool]
 ) -> None:
     """One more, two more…: every record's features are the same bits, the last part's too.
 
-    Beside a whole batch they are not: of exponentials PyTorch rounds the last few entries of a tensor in another way.
+    In a whole batch they are not: of exponentials PyTorch rounds the last few entries of a tensor in another way.
     """
-    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // (prefix.WHOLE + 5))
+    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // records)
     x = 4 * torch.randn(4 * prefix.WHOLE, 3, 5, 5)
     seen: list[Tensor] = []
     model = Watching(nn.Sequential(*frozen(nn.Conv2d(3, 33, 3), act, nn.Conv2d(33, 9, 2, padding=1))), seen)
@@ -191,14 +195,14 @@ def test_a_record_is_rounded_alike_beside_any_number_of_others(
 def test_a_record_of_nan_is_nobody_elses(naive: Any, flat: Any, parts: list[bool]) -> None:
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
     x = torch.randn(B, *shape_of(2))
-    x[B - 3] = torch.nan  # in the third part and in the last, which overlap
+    x[B - 1] = torch.nan
     with gradients.record(model) as tape:
         model(x).square().sum(1).mean().backward()
-    rest = torch.cat([x[: B - 3], x[B - 2 :]])
+    rest = x[:-1]
     with gradients.record(model) as others:
         model(rest).square().sum(1).mean().backward()
     assert parts == [True, True]
-    assert torch.isinf(tape.norms()).nonzero().flatten().tolist() == [B - 3]
+    assert torch.isinf(tape.norms()).nonzero().flatten().tolist() == [B - 1]
     found, wanted = tape.clipped_sum(flat(0.1)), others.clipped_sum(flat(0.1))
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
@@ -243,9 +247,12 @@ def test_somebody_elses_hook_sees_the_whole_batch(at: int, parts: list[bool]) ->
         handle = model[at].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
         model(x)
         handle.remove()
-        everywhere = register_module_forward_hook(lambda module, args, out: seen.append(len(out)))
-        model(x)
-        everywhere.remove()
+        for handle in (
+            register_module_forward_hook(lambda module, args, out: seen.append(len(out))),
+            register_module_forward_pre_hook(lambda module, args: seen.append(len(args[0]))),
+        ):
+            model(x)
+            handle.remove()
         assert set(seen) == {B}
         assert parts == []
         model(x)
@@ -295,7 +302,7 @@ def test_layers_called_also_by_themselves(agree: Any, parts: list[bool]) -> None
 
 
 def _replaced(model: nn.Sequential) -> None:
-    model[1] = nn.Dropout(0.0)
+    model[1] = nn.Softplus()
 
 
 def _own_forward(model: nn.Sequential) -> None:
@@ -343,7 +350,7 @@ def test_a_changed_class_is_not_trusted(monkeypatch: pytest.MonkeyPatch, parts: 
     assert parts == []
 
 
-def test_a_layer_that_is_used_twice_ends_the_run(agree: Any, parts: list[bool]) -> None:
+def test_a_layer_that_is_used_twice(agree: Any, parts: list[bool]) -> None:
     act = nn.Tanh()
     layers = frozen(nn.Conv2d(3, 3, 3), act, nn.Conv2d(3, 3, 3), act)
     agree(ready(nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(2))), torch.randn(B, *shape_of(2)))
@@ -353,7 +360,7 @@ def test_a_layer_that_is_used_twice_ends_the_run(agree: Any, parts: list[bool]) 
 @pytest.mark.parametrize("other", [nn.Dropout(0.5), nn.Softmax(0), nn.BatchNorm2d(4, track_running_stats=False)])
 def test_a_run_ends_where_layers_are_not_known(other: nn.Module) -> None:
     layers = frozen(nn.Conv2d(3, 4, 3), nn.ReLU(), other, nn.MaxPool2d(2))
-    assert prefix._beginning(nn.Sequential(*layers)) == tuple(layers[:2])
+    assert prefix.beginning(nn.Sequential(*layers)) == tuple(layers[:2])
 
 
 def test_statistics_of_a_batch_are_refused_as_ever(parts: list[bool]) -> None:
@@ -414,22 +421,312 @@ def test_channels_are_not_taken_for_records(parts: list[bool]) -> None:
     assert parts == [False]
 
 
-def test_detach_leaves_no_trace() -> None:
+def hooks(model: nn.Module) -> dict[str, tuple[set[str], int, int]]:
+    return {n: (set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules() if n}
+
+
+def test_layers_are_hooked_only_while_the_model_runs(parts: list[bool]) -> None:
+    """They can be copied, pickled and saved in between, and nothing of the engine comes with them."""
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
-    before = {n: (set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
+    before, x = hooks(model), torch.randn(B, *shape_of(2))
     engine = gradients.attach(model)
-    assert any(len(m._forward_hooks) > before[n][1] for n, m in model.named_modules() if n)
-    model(torch.randn(B, *shape_of(2))).sum().backward()
+    assert hooks(model) == before
+    model(x).sum().backward()
+    assert hooks(model) == before
+    assert isinstance(model, nn.Sequential)
+    assert pickle.loads(pickle.dumps(model[0])).weight.shape == model[0].weight.shape
+    with pytest.raises(RuntimeError, match="channels"):
+        model(x[:, :2])
+    assert hooks(model) == before
     engine.detach()
-    after = {n: (set(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for n, m in model.named_modules()}
-    assert after == before
+    assert hooks(model) == before
+    assert parts == [True, False]
 
 
 def test_nothing_is_hooked_where_nothing_is_frozen() -> None:
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
     model.requires_grad_(True)
+    seen: list[Any] = []
+    assert isinstance(model, nn.Sequential)
     with gradients.record(model):
-        assert not any(m._forward_hooks or m._forward_pre_hooks for n, m in model.named_modules() if n)
+        model[5].register_forward_pre_hook(lambda module, args: seen.append((hooks(model)["0"], hooks(model)["2"])))
+        model(torch.randn(B, *shape_of(2)))
+    assert [(first[1:], last[1:]) for first, last in seen] == [((0, 0), (0, 0))]
+
+
+# -- attacks ---------------------------------------------------------------------------------------------------------
+
+
+class Features(nn.Module):
+    """Frozen features and a trained head; `seen` is what the Sequential gave."""
+
+    def __init__(self, *layers: nn.Module, head: int = 36) -> None:
+        super().__init__()
+        layers = layers or (nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
+        self.features: nn.Module = nn.Sequential(*frozen(*layers))
+        self.head = nn.Linear(head, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.computed(x).flatten(1))
+        return out
+
+    def computed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.features(x)
+        return found
+
+
+def is_as_without(model: nn.Module, then: Callable[[Any], Any] = lambda model: None) -> None:
+    """A recorded model gives what it gives otherwise; `then` is done to it after recording began."""
+    x = torch.randn(B, *shape_of(2))
+    with gradients.record(model):
+        then(model)
+        found = model(x.clone()).detach().as_subclass(Tensor)
+    torch.testing.assert_close(found, model(x.clone()).detach())
+
+
+def test_a_sequential_with_a_forward_of_its_own(monkeypatch: pytest.MonkeyPatch, parts: list[bool]) -> None:
+    class Own(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            between = self[0](input)
+            out: Tensor = self[2](self[1](between) + between.mean(1, keepdim=True))
+            return out
+
+    model = Features()
+    model.features = Own(*model.features.children())
+    is_as_without(model)
+
+    def patched(self: nn.Sequential, input: Tensor) -> Tensor:
+        for layer in self:
+            input = layer(input).sin() if type(layer) is nn.Conv2d else layer(input)
+        return input
+
+    monkeypatch.setattr(nn.Sequential, "forward", patched)
+    is_as_without(Features())
+    assert parts == []
+
+
+def test_inputs_by_name_or_replaced_by_a_hook(parts: list[bool]) -> None:
+    class Named(Features):
+        def computed(self, x: Tensor) -> Tensor:
+            found: Tensor = self.features(input=x)
+            return found
+
+    is_as_without(Named())
+    is_as_without(Features(), lambda model: model.features.register_forward_pre_hook(lambda m, args: (args[0] * 2,)))
+    assert parts == [True, True]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(3, 1, 3), nn.Flatten(0, 1)],
+        [nn.ReLU(inplace=True), nn.Conv2d(3, 1, 3), nn.ReLU()],
+        [nn.Identity(), nn.ELU(inplace=True), nn.Conv2d(3, 1, 3)],
+    ],
+)
+def test_runs_that_do_not_keep_rows_or_own_no_memory(layers: list[nn.Module]) -> None:
+    is_as_without(Features(*copy.deepcopy(layers), head=42))
+
+
+def test_a_pool_that_gives_indices_too() -> None:
+    class First(Features):
+        def computed(self, x: Tensor) -> Tensor:
+            found: Tensor = self.features(x)[0]
+            return found
+
+    is_as_without(First(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2, return_indices=True)))
+
+
+CONV, ACT = nn.Conv2d(3, 3, 3), nn.Tanh()
+AGAIN = {
+    "last": ([CONV, ACT, nn.Conv2d(3, 3, 3), ACT], 3),
+    "first": ([CONV, ACT, CONV], 0),
+    "first of three": ([CONV, ACT, nn.Conv2d(3, 3, 1), CONV, ACT], 0),
+    "all": ([CONV, ACT, CONV, ACT], 0),
+}
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_a_layer_that_comes_again_at_the_end(kind: str) -> None:
+    layers, run = copy.deepcopy(AGAIN[kind])
+    model = Features(*layers, head=60)
+    assert isinstance(model.features, nn.Sequential)
+    assert len(prefix.beginning(model.features)) == run
+    is_as_without(model)
+
+
+@pytest.mark.parametrize("stride", [1, torch.tensor(2), (2, 1), (2,)])
+def test_strides_as_people_write_them(stride: Any) -> None:
+    model = Features(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(3))
+    assert isinstance(model.features, nn.Sequential)
+    model.features[0].stride = stride
+    model.features[0].out_channels = None
+    is_as_without(model)
+
+
+def test_a_weight_computed_from_a_trained_parameter(agree: Any, parts: list[bool]) -> None:
+    class Computed(Features):
+        def __init__(self) -> None:
+            super().__init__()
+            assert isinstance(self.features, nn.Sequential)
+            conv = self.features[0]
+            start = conv.weight.detach().clone()
+            del conv.weight
+            conv.weight = start
+            self.weight = nn.Parameter(start.clone())
+
+        def computed(self, x: Tensor) -> Tensor:
+            assert isinstance(self.features, nn.Sequential)
+            self.features[0].weight = self.weight * 1.0
+            return super().computed(x)
+
+    model = Computed()
+    x = torch.randn(B, *shape_of(2))
+    with gradients.record(model) as tape:
+        model(x).square().sum(1).mean().backward()
+    assert float(tape.norms([("weight",), ("head.weight", "head.bias")])[:, 0].min()) > 0
+    assert parts == []
+
+
+def _set(layer: nn.Module, name: str, value: Tensor) -> None:
+    layer._parameters.pop(name, None)
+    layer._buffers.pop(name, None)
+    setattr(layer, name, value)
+
+
+LEAKS: dict[str, tuple[nn.Module, Callable[[nn.Module, Tensor], Any]]] = {
+    "slope": (nn.LeakyReLU(), lambda layer, x: _set(layer, "negative_slope", x[0, 0, 0, 0])),
+    "scale": (nn.BatchNorm2d(4).eval(), lambda layer, x: _set(layer, "weight", x[0, 0, 0, :4])),
+    "mean": (nn.BatchNorm2d(4).eval(), lambda layer, x: _set(layer, "running_mean", x.mean().expand(4))),
+    "rows": (nn.BatchNorm2d(4).eval(), lambda layer, x: _set(layer, "running_mean", x[:4, 0, 0, 0])),
+    "groups": (nn.GroupNorm(2, 4), lambda layer, x: _set(layer, "bias", x[0, 0, 0, :4])),
+    "normalised": (
+        nn.LayerNorm([4, 7, 6]),
+        lambda layer, x: _set(layer, "bias", x.mean(0)[:1, :7, :6].expand(4, 7, 6)),
+    ),
+    "convolved": (nn.Conv2d(4, 4, 1), lambda layer, x: _set(layer, "bias", x[0, 0, 0, :4])),
+}
+
+
+@pytest.mark.parametrize("records", [1, 2, RECORDS])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_one_record_sets_in_a_layer_is_refused(
+    leak: str, records: int, monkeypatch: pytest.MonkeyPatch, parts: list[bool]
+) -> None:
+    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // records)
+    layer, write = copy.deepcopy(LEAKS[leak][0]), LEAKS[leak][1]
+
+    class Leaking(Features):
+        def computed(self, x: Tensor) -> Tensor:
+            write(layer, x)
+            return super().computed(x)
+
+    model = Leaking(nn.Conv2d(3, 4, 3), layer, nn.MaxPool2d(2))
+    with gradients.record(model), pytest.raises(ValueError, match="example"):
+        model(torch.randn(B, *shape_of(2))).square().sum(1).mean().backward()
+
+
+def test_a_part_has_two_records_at_least(monkeypatch: pytest.MonkeyPatch, parts: list[bool]) -> None:
+    """A batch of one cannot mix, the engine says; a part is no batch of one."""
+    monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART * 3)
+    given: list[int] = []
+    after = prefix.Prefix._after_layers
+
+    def noted(self: prefix.Prefix, part: Tensor, records: int, each: int) -> Tensor | None:
+        given.append(records)
+        return after(self, part, records, each)
+
+    monkeypatch.setattr(prefix.Prefix, "_after_layers", noted)
+    is_as_without(Features())
+    assert set(given) == {2}
+    assert parts == [True]
+
+
+def test_mixing_before_the_layers_is_refused_and_other_orders_are_kept(parts: list[bool]) -> None:
+    class Before(Features):
+        def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.how = how
+
+        def computed(self, x: Tensor) -> Tensor:
+            return super().computed(self.how(x))
+
+    x = torch.randn(B, *shape_of(2))
+    with pytest.raises(ValueError, match="example"), gradients.record(mixing := Before(lambda x: x - x.mean(0))):
+        mixing(x)
+    backwards = torch.arange(B - 1, -1, -1)
+    found = []
+    for how in (lambda x: x[backwards], lambda x: x):
+        torch.manual_seed(0)
+        model = Before(how)
+        with gradients.record(model) as tape:
+            model(x).square().sum(1).sum().backward()
+        found.append(tape.norms())
+    torch.testing.assert_close(found[0], found[1])  # by the record, wherever it stood
+    twice = Before(lambda x: torch.stack([x, x + 1]).flatten(0, 1))
+    is_as_without(twice)
+    assert parts.count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda seq, args: seq.__setitem__(1, nn.ReLU()),
+        lambda seq, args: seq.__setitem__(2, nn.AvgPool2d(2)),
+        lambda seq, args: seq[2]._forward_hooks.clear(),
+        lambda seq, args: (seq[2]._forward_hooks.clear(), seq[2].register_forward_hook(lambda *_: None)),
+        lambda seq, args: seq[0]._forward_pre_hooks.clear(),
+        lambda seq, args: seq[1]._forward_hooks or seq[1].register_forward_hook(lambda _, args, out: out + len(out)),
+        lambda seq, args: (seq[0](args[0]) * 2)[:, :3, :1, :1] + args[0],
+    ],
+)
+def test_whatever_a_hook_on_the_sequential_does(hook: Any) -> None:
+    def once(seq: nn.Sequential, args: tuple[Any, ...]) -> Any:
+        found = hook(seq, args)
+        return (found,) if isinstance(found, Tensor) else None
+
+    is_as_without(Features(), lambda model: model.features.register_forward_pre_hook(once))
+
+
+@pytest.mark.parametrize("how", ["training", "none"])
+def test_statistics_that_are_switched_on_late(how: str, parts: list[bool]) -> None:
+    model = Features(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval(), nn.MaxPool2d(2))
+    assert isinstance(model.features, nn.Sequential)
+    norm = model.features[1]
+    with gradients.record(model):
+        if how == "training":
+            norm.train()
+        else:
+            norm.running_mean = norm.running_var = None
+        with pytest.raises(ValueError, match="batch"):
+            model(torch.randn(B, *shape_of(2))).sum().backward()
+    assert parts == []
+
+
+def test_another_thread_may_use_the_layers_meanwhile() -> None:
+    model, x = Features(), torch.randn(B, *shape_of(2))
+    stop, wrong = threading.Event(), list[int]()
+
+    def embed() -> None:
+        few = torch.randn(3, *shape_of(2))
+        while not stop.is_set():
+            with torch.no_grad():
+                if len(model.features(few)) != 3:
+                    wrong.append(0)
+
+    thread = threading.Thread(target=embed)
+    engine = gradients.attach(model)
+    thread.start()
+    try:
+        for _ in range(300):
+            if len(model(x)) != B:
+                wrong.append(1)
+            engine.discard()
+    finally:
+        stop.set()
+        thread.join()
+        engine.detach()
+    assert not wrong
 
 
 # -- interrupted -----------------------------------------------------------------------------------------------------
@@ -455,6 +752,8 @@ def test_after_an_interruption_layers_see_what_they_are_given(
         model(x)
     monkeypatch.setattr(F, "relu", relu)
     assert engine.batch_size == B
+    other = torch.randn(0, 4, 7, 6)
+    assert len(model[2](other)) == 0, "features of the batch that was interrupted"
     other = torch.randn(B, 4, 7, 6)
     assert torch.equal(model[2](other), F.max_pool2d(other, 2))
     assert torch.equal(model[0](x), F.conv2d(x, model[0].weight, model[0].bias))
@@ -466,10 +765,30 @@ def test_after_an_interruption_layers_see_what_they_are_given(
     assert parts[-2:] == [True, True]
 
 
+def test_after_an_interruption_nobody_gets_old_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tanh = Features(), torch.tanh
+    engine = gradients.attach(model)
+
+    def interrupted(t: Tensor) -> Tensor:
+        if not len(t):
+            raise KeyboardInterrupt
+        return tanh(t)
+
+    monkeypatch.setattr(torch, "tanh", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(B, *shape_of(2)))
+    monkeypatch.undo()
+    assert any(m._forward_hooks for m in model.features.children()), "nobody could take them away"
+    assert len(model.features(torch.randn(0, *shape_of(2)))) == 0
+    engine.discard()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.features.children())
+    engine.detach()
+
+
 def test_errors_are_pytorchs_own_and_leave_the_engine_usable(flat: Any) -> None:
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
     engine = gradients.attach(model)
-    with pytest.raises(RuntimeError, match="channels"):
+    with pytest.raises(RuntimeError, match=rf"\[{B}, 2, 9, 8\].*channels"):
         model(torch.randn(B, 2, 9, 8))
     model(torch.randn(B, *shape_of(2))).square().sum(1).mean().backward()
     assert engine.batch_size == B

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.gradients.indexing import indexed, written
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import Call, aligned, mixes, pairs, removed, rule
+from tacit.gradients.rules import Call, aligned, mixes, pairs, removed, rule, rule_of_one
 from tacit.gradients.singles import picked
 
 
@@ -23,7 +23,7 @@ def _reshape(call: Call) -> Tag:
     return found or mixes(call, f"from {tuple(x.shape)} to {tuple(call.out.shape)} merges examples")
 
 
-@rule("transpose permute t T mT H mH movedim moveaxis swapaxes swapdims adjoint transpose_")
+@rule_of_one("transpose permute t T mT H mH movedim moveaxis swapaxes swapdims adjoint transpose_")
 def _permute(call: Call) -> Tag:
     x, layout = call.first()
     if call.name in ("transpose", "swapaxes", "swapdims"):
@@ -43,7 +43,7 @@ def _expand(call: Call) -> Tag:
     return layout.at(dim)
 
 
-@rule("repeat_interleave")
+@rule_of_one("repeat_interleave")
 def _repeat_interleave(call: Call) -> Tag:
     x, layout = call.first()
     repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
@@ -54,7 +54,7 @@ def _repeat_interleave(call: Call) -> Tag:
     return Layout(layout.dim, layout.inner * repeats)
 
 
-@rule("chunk split split_with_sizes tensor_split unsafe_chunk unsafe_split")
+@rule_of_one("chunk split split_with_sizes tensor_split unsafe_chunk unsafe_split")
 def _split(call: Call) -> Tag:
     x, layout = call.first()
     if call.arg(2, "dim", default=0) % x.ndim != layout.dim:
@@ -65,7 +65,7 @@ def _split(call: Call) -> Tag:
     return mixes(call, "separates examples into different tensors")
 
 
-@rule("unbind select narrow")
+@rule_of_one("unbind select narrow")
 def _select(call: Call) -> Any:
     x, layout = call.first()
     dim = call.arg(1, "dim", default=0) % x.ndim

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from tacit.gradients.layout import Layout, Tag, owners
-from tacit.gradients.rules import Call, aligned, mixes, rule, tidy
+from tacit.gradients.rules import ELSEWHERE, Call, aligned, mixes, rule, rule_of_one, tidy
 
 _RANK = {"1d": 3, "2d": 4, "3d": 5}
 
 
-@rule(
+@rule_of_one(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d
     avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
     adaptive_max_pool2d adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
@@ -31,7 +31,7 @@ def _leading(call: Call) -> Tag:
     return layout
 
 
-@rule("batch_norm")
+@rule_of_one("batch_norm")
 def _batch_norm(call: Call) -> Tag:
     training = call.arg(5, "training", default=False)
     if training:
@@ -44,7 +44,7 @@ def _batch_norm(call: Call) -> Tag:
     return layout if layout.dim != 1 else mixes(call, "treats examples as channels")
 
 
-@rule("layer_norm rms_norm")
+@rule_of_one("layer_norm rms_norm")
 def _layer_norm(call: Call) -> Tag:
     x, layout = call.first()
     shape = call.arg(1, "normalized_shape")
@@ -58,17 +58,17 @@ def _attention(call: Call) -> Tag:
 
 @rule("embedding")
 def _embedding(call: Call) -> Tag:
-    index = call.arg(1, "input", "indices")
-    tags = dict((id(t), tag) for t, tag in call.layouts())
-    return tags[id(index)] if id(index) in tags else mixes(call, "looks up rows of data")
+    return call.layouts()[0][1] if call.has_only(call.arg(1, "input", "indices")) else mixes(call, ELSEWHERE)
 
 
-@rule("one_hot")
+@rule_of_one("one_hot")
 def _one_hot(call: Call) -> Tag:
     return call.first()[1]
 
 
-@rule("pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d")
+@rule_of_one(
+    "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d"
+)
 def _pad(call: Call) -> Tag:
     x, layout = call.first()
     touched = len(call.arg(1, "pad")) // 2

@@ -93,6 +93,9 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     )
     counts = torch.zeros(bags, device=rows.device).index_add_(0, bag, counted).clamp_min(1)
     examples = owners(place, batch, bags, rows.device)
+    for lies in filter(None, (own, layout_of(recorder, scales))):
+        if not torch.equal(owners(lies, batch, rows.numel(), rows.device), examples[bag]):
+            recorder.problems.add("embedding_bag puts rows or weights of several examples into one bag")
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         if mode == 2:  # each coordinate comes from one row of its bag, named in the last result

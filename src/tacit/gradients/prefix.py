@@ -1,31 +1,38 @@
 """Frozen layers that open an `nn.Sequential`, run on a few records at a time.
 
 Features of frozen layers need no graph, so nothing between the input and the features has to exist for the whole batch
-at once: a part of the records goes through all the layers before the next. Every part has the same number of records
-(the last one overlaps the one before), so how a record is rounded does not depend on how many there are.
+at once: a part of the records goes through all the layers before the next. Every part has the same number of rows (the
+last one is filled up with zeros), so how a record is rounded does not depend on how many there are.
 
-Only layers whose code is PyTorch's own and treats records one by one; no other hook may watch them. While the
-Sequential walks through these layers they see no record at all, and the last one hands on the features.
+Only layers whose code is PyTorch's own and treats records one by one, and which nobody else watches by a hook. They are
+hooked while the model runs: when the Sequential calls the first one, the features are computed; its walk through the
+layers then carries no record at all, and the last one hands on the features.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from threading import get_ident
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as module_hooks
+from torch.nn.modules import module as calling
 
 from tacit.gradients.layout import Layout
+from tacit.gradients.nested import tensors
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.traced import mark, plain
+from tacit.gradients.traced import Traced, mark, plain
 
 PART = 1 << 24
-"""About as many bytes the first layer's outputs have in one part: memory that `malloc` keeps and gives again."""
+"""About how many bytes the first layer's output may have for one part. (The GNU C library keeps 16 MB for the next.)"""
 
 WHOLE = 32
-"""With so many records tensors are whole vectors: PyTorch may round the entries that are left in another way."""
+"""Parts of more records have a multiple of it: PyTorch may round the last entries of a tensor in another way where
+they do not fill a vector."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Where a run of layers may begin: what comes out is memory of its own, which later layers may overwrite."""
@@ -39,103 +46,133 @@ _FOLLOWING: frozenset[type[nn.Module]] = frozenset(
         *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.Flatten),
     }
 )
-_KNOWN: tuple[type[nn.Module], ...] = (nn.Sequential, *_FOLLOWING)
-_FORWARDS = {kind: kind.forward for kind in _KNOWN}
+_FORWARDS = {kind: kind.forward for kind in _FOLLOWING}
+_WALK = nn.Sequential.forward.__code__
 
 
-def in_parts(model: nn.Module, recorder: Recorder) -> list[Any]:
-    """Let every Sequential of the model run its frozen beginning in parts; returns what to `remove()` to undo it."""
-    handles: list[Any] = []
-    for container in model.modules():
-        if type(container) is nn.Sequential:
-            layers = _beginning(container)
+class Prefixes:
+    """The frozen beginnings of a model's Sequentials. Layers are hooked between `put` and `remove` only."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._containers = [m for m in model.modules() if type(m) is nn.Sequential and len(beginning(m)) > 1]
+        self._handles: list[Any] = []
+
+    def put(self) -> None:
+        self.remove()
+        for container in self._containers:
+            layers = beginning(container)
             if len(layers) > 1:
-                handles += Prefix(container, layers, recorder).handles
-    return handles
+                self._handles += Prefix(container, layers, self._recorder).handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
 class Prefix:
-    """The frozen layers that one Sequential begins with."""
+    """The frozen layers that one Sequential begins with, during one call of the model."""
 
     def __init__(self, container: nn.Sequential, layers: tuple[nn.Module, ...], recorder: Recorder) -> None:
         self._container, self._layers, self._recorder = container, layers, recorder
-        self._entering: Tensor | None = None
-        self._features: Tensor | None = None
+        self._features: dict[int, Tensor] = {}
+        """What is to be handed on, in each thread."""
         self.handles = [
-            container.register_forward_pre_hook(self._enter),
             layers[0].register_forward_pre_hook(self._run),
             layers[-1].register_forward_hook(self._hand_on),
-            container.register_forward_hook(self._leave, always_call=True),
         ]
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._features = None
-        self._entering = args[0] if len(args) == 1 and self._is_possible(args[0]) else None
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._entering = self._features = None
 
     def _run(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         """The first layer is called: if by the Sequential, compute the features and give the layers nobody to see."""
-        given, self._entering = self._entering, None
-        if given is None or len(args) != 1 or args[0] is not given:
+        self._features.pop(get_ident(), None)  # of a call that was interrupted
+        if not self._is_called_by_container(args) or not self._is_possible(args[0]):
             return None
-        self._features = self._computed(given)
-        return None if self._features is None else plain(given)[:0]
+        features = self._computed(args[0])
+        if features is None:
+            return None
+        self._features[get_ident()] = features
+        return plain(args[0])[:0]
 
-    def _hand_on(self, module: nn.Module, args: Any, output: Any) -> Any:
-        features, self._features = self._features, None
-        return features if features is not None and isinstance(output, Tensor) and not len(output) else None
+    def _hand_on(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return self._features.pop(get_ident(), None) if self._is_called_by_container(args) else None
+
+    def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
+        """Whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename == calling.__file__:
+            frame = frame.f_back
+        if frame is None or frame.f_code is not _WALK or len(args) != 1:
+            return False
+        return frame.f_locals["self"] is self._container and frame.f_locals["input"] is args[0]
 
     def _is_possible(self, x: Any) -> bool:
-        layers, recorder = self._layers, self._recorder
-        if not recorder.follows(x) or x.requires_grad or forward_ad._current_level >= 0:
+        layers = self._layers
+        if not self._recorder.follows(x) or x.requires_grad or forward_ad._current_level >= 0:
             return False
-        watched = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
-        if watched or "forward" in vars(self._container) or not _is_unchanged(nn.Sequential):
+        if beginning(self._container)[: len(layers)] != layers or x.ndim != layers[0].weight.ndim:
             return False
-        if _beginning(self._container)[: len(layers)] != layers or x.ndim != layers[0].weight.ndim:
+        if calling._global_forward_hooks or calling._global_forward_pre_hooks:
             return False
-        return all(_hooks(layer) == (layer is layers[0]) + (layer is layers[-1]) for layer in layers)
+        before = [list(layer._forward_pre_hooks.values()) for layer in layers]
+        after = [list(layer._forward_hooks.values()) for layer in layers]
+        nobody: list[list[Any]] = [[] for _ in layers[1:]]
+        return before == [[self._run], *nobody] and after == [*nobody, [self._hand_on]]
 
     def _computed(self, given: Tensor) -> Tensor | None:
-        recorder, batch = self._recorder, self._recorder.batch or 0
+        batch = self._recorder.batch or 0
         each = _rows_of_a_record(given, batch)
-        records = max(1, PART // (_bytes(self._layers[0], given) * max(1, each)))
+        records = max(2, PART // (_bytes(self._layers[0], given) * max(1, each)))  # one alone could not be seen to mix
         records -= records % WHOLE if records > WHOLE else 0
         if not each or batch < 2 * records:
             return None
-        x, rows, tag = plain(given), records * each, Layout(0, each)
+        x, rows = plain(given), records * each
         features: Tensor | None = None
-        for end in (*range(rows, len(x), rows), len(x)):
-            recorder.batch = records
-            try:
-                part = mark(x[end - rows : end].clone(), recorder, tag)  # begins with a line of memory
-                for layer in self._layers:
-                    part = layer.forward(part)
-            finally:
-                recorder.batch = batch
-            if not recorder.follows(part) or part.requires_grad or _rows_of_a_record(part, records) != each:
+        for start in range(0, len(x), rows):
+            part = x[start : start + rows]
+            filled = torch.zeros_like(x[:rows])
+            filled[: len(part)] = part
+            out = self._after_layers(filled, records, each)
+            if out is None:
                 return None
             if features is None:
-                features = _like(plain(part), len(x))
-            features[end - rows : end] = plain(part)
+                features = _like(out, len(x))
+            features[start : start + rows] = out[: len(part)]
         assert features is not None
-        return mark(features, recorder, tag)
+        return mark(features, self._recorder, Layout(0, each))
+
+    def _after_layers(self, part: Tensor, records: int, each: int) -> Tensor | None:
+        """Nothing where it does not come out as usual: the whole batch will say what is wrong."""
+        recorder, batch = self._recorder, self._recorder.batch
+        try:
+            recorder.batch = records
+            out = mark(part, recorder, Layout(0, each))
+            for layer in self._layers:
+                out = layer.forward(out)
+            usual = recorder.follows(out) and not out.requires_grad and _rows_of_a_record(out, records) == each
+            return plain(out) if usual else None
+        except (RuntimeError, TypeError, ValueError):
+            return None
+        finally:
+            recorder.batch = batch
 
 
-def _beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
-    """The frozen layers it begins with, each once."""
-    layers: list[nn.Module] = []
-    for layer in container:
-        if type(layer) not in (_FOLLOWING if layers else _CONVOLUTIONS) or any(layer is each for each in layers):
+def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
+    """The frozen layers it begins with; the first and the last of them, which are hooked, occur in it once."""
+    walk, layers = list(container), list[nn.Module]()
+    for layer in walk:
+        if type(layer) not in (_FOLLOWING if layers else _CONVOLUTIONS):
             break
-        trained = any(p.requires_grad for p in layer.parameters())
-        counts = isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None)
-        if trained or counts or "forward" in vars(layer) or not _is_unchanged(type(layer)):
+        if "forward" in vars(layer) or type(layer).forward is not _FORWARDS[type(layer)]:
+            break
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
+            break
+        if any(t.requires_grad or type(t) is Traced for t in tensors(vars(layer))):  # trained, or set by the batch
             break
         layers.append(layer)
-    return tuple(layers)
+    while layers and walk.count(layers[-1]) > 1:
+        layers.pop()
+    return tuple(layers) if layers and walk.count(layers[0]) == 1 else ()
 
 
 def _rows_of_a_record(x: Any, batch: int) -> int:
@@ -145,20 +182,10 @@ def _rows_of_a_record(x: Any, batch: int) -> int:
     return tag.inner if usual else 0
 
 
-def _is_unchanged(kind: type[nn.Module]) -> bool:
-    return kind.forward is _FORWARDS[kind]
-
-
-def _hooks(layer: nn.Module) -> int:
-    return sum(
-        map(len, (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks))
-    )
-
-
 def _bytes(first: Any, x: Tensor) -> int:
-    """About as many bytes a row has after the first layer."""
-    places = math.prod(x.shape[2:]) // math.prod(first.stride)
-    return int(max(1, places * first.out_channels * x.element_size()))
+    """How many bytes a row has after the first layer, or more."""
+    outputs: int = first.weight.shape[0]
+    return max(1, math.prod(x.shape[2:]) * outputs * x.element_size())
 
 
 def _like(part: Tensor, rows: int) -> Tensor:

@@ -62,10 +62,6 @@ class Problems:
     def forget(self) -> None:
         self._found, self._suspects = [], {}
 
-    def begin(self) -> None:
-        """The model is entered; what was merely suspected so far stays so."""
-        self._found = []
-
     def refuse_reading(self, name: str) -> None:
         raise ValuesRead(
             f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "

@@ -95,7 +95,7 @@ def _linear(call: Call) -> Tag:
     x, w = call.args[0], call.arg(1, "weight")
     if isinstance(w, Traced):
         return mixes(call, "uses data as a weight matrix")
-    layout = dict((id(t), tag) for t, tag in call.layouts()).get(id(x))
-    if layout is None:
+    if not call.has_only(x):
         return mixes(call, "uses data as a bias")
+    layout = call.layouts()[0][1]
     return layout if layout.dim != x.ndim - 1 else mixes(call, "sums over examples")

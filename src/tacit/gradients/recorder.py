@@ -290,7 +290,7 @@ class Recorder:
                     "without noise; keep such statistics out of the model, or fix them beforehand"
                 )
                 if not self.inside:
-                    self.problems.check()  # the model's next forward begins a new list
+                    self.problems.check()  # the model need not be called any more
                 return
             if out.requires_grad:
                 if isinstance(tag, Mixed):

@@ -13,7 +13,7 @@ from tacit.gradients import cells
 from tacit.gradients.alike import LINE
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, by_example, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
@@ -132,16 +132,17 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             if not packed
             else _nothing(recorder, args, bool(shared))
         )
-    if layout is None or layout.dim != expected or (packed and layout.owner is None):
-        recorder.problems.add(
-            "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
-        )
+    reason = _objection(recorder, layout, expected, packed, sizes, states, weights)
+    if reason is not None:
+        recorder.problems.add(reason)
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*detached(args, shared))
+            out = func(*detached(args, shared))
+        return tuple(mark(t, recorder, Mixed(reason)) for t in out)
+    assert layout is not None
+    columns = _columns(layout, sizes)
     if not shared or not torch.is_grad_enabled():
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
-        columns = layout.at(1) if not packed else Layout(1, 1, layout.owner[: int(sizes[0])])  # type: ignore[index]
         mark(out[0], recorder, layout)
         for state in out[1:]:
             mark(state, recorder, columns)
@@ -165,6 +166,30 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             bidirectional,
             batch_first,
         )
+
+
+def _columns(layout: Layout, sizes: Tensor | None) -> Layout:
+    """Whose the columns of states are."""
+    if sizes is None:
+        return layout.at(1)
+    assert layout.owner is not None
+    return Layout(1, 1, layout.owner[: int(sizes[0])])
+
+
+def _objection(
+    recorder: Recorder, layout: Layout | None, expected: int, packed: bool, sizes: Any, states: Any, weights: Any
+) -> str | None:
+    """Why a layer's examples cannot be told apart."""
+    if layout is None or layout.dim != expected or (packed and layout.owner is None):
+        return "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
+    columns = _columns(layout, sizes)
+    for state in states:
+        own = layout_of(recorder, state)
+        if type(state) is Traced and (own is None or own.dim != 1 or not own.same_order(columns)):
+            return "the initial state's examples are in another order or dimension than the input's"
+    if any(type(weight) is Traced for weight in weights):
+        return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"
+    return None
 
 
 def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
@@ -193,18 +218,16 @@ def _run(
     batch_first: bool,
 ) -> Any:
     data, mask, steps_index, column_index = plain(x), None, None, None
+    columns = _columns(layout, sizes)
     if sizes is not None:
         warn_of_lengths()
         counts = sizes.tolist()
         steps_index = torch.repeat_interleave(torch.arange(len(counts)), sizes).to(data.device)
         column_index = torch.cat([torch.arange(n) for n in counts]).to(data.device)
-        assert layout.owner is not None
-        columns = Layout(1, 1, layout.owner[: counts[0]])
         mask = data.new_zeros(counts[0], len(counts), 1)
         mask[column_index, steps_index] = 1
         data = data.new_zeros(counts[0], len(counts), data.shape[1]).index_put((column_index, steps_index), data)
     else:
-        columns = layout.at(1)
         data = data if batch_first else data.transpose(0, 1)
     count = data.shape[0]
     # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
@@ -243,14 +266,9 @@ def _run(
 
 def _state(recorder: Recorder, state: Tensor, columns: Layout) -> Tensor:
     """An initial state as a plain [layers, columns, features] tensor; a learned one is given to each example."""
-    if type(state) is Traced:
-        own = layout_of(recorder, state)
-        if own is None or own.dim != 1 or not own.same_order(columns):
-            recorder.problems.add("the initial state's examples are in another order or dimension than the input's")
-        return plain(state)  # type: ignore[no-any-return]
     if trainable(state):
         return personal(recorder, state, columns, state.shape[1], 3)
-    return state
+    return plain(state)  # type: ignore[no-any-return]
 
 
 def _gates(x: Tensor, h: Tensor, weights: Any) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.layout import Mixed, Tag, Total, uneven
-from tacit.gradients.rules import Call, broadcast, mixes, removed, rule
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, uneven
+from tacit.gradients.rules import ELSEWHERE, Call, aligned, broadcast, mixes, removed, rule, rule_of_one
 
 
 def _dims(call: Call, position: int, rank: int) -> list[int]:
@@ -17,7 +17,7 @@ def _dims(call: Call, position: int, rank: int) -> list[int]:
     return [d % rank for d in ([dim] if isinstance(dim, int) else dim)] if rank else []
 
 
-@rule("sum mean")
+@rule_of_one("sum mean")
 def _linear_reduction(call: Call) -> Tag:
     x, layout = call.first()
     dims = _dims(call, 1, x.ndim)
@@ -37,6 +37,8 @@ def _linear_reduction(call: Call) -> Tag:
 def _reduction(call: Call) -> Any:
     if len(call.args) > 1 and isinstance(call.args[1], Tensor):
         return broadcast(call)
+    if not call.has_only(call.main()):
+        return mixes(call, ELSEWHERE)
     x, layout = call.first()
     dims = _dims(call, 1, x.ndim)
     if layout.dim in dims:
@@ -49,6 +51,9 @@ def _reduction(call: Call) -> Any:
     "softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff"
 )
 def _along(call: Call) -> Any:
+    together = aligned(call, call.main().ndim)  # what is put before and after the entries of `diff` too
+    if not isinstance(together, Layout):
+        return together
     x, layout = call.first()
     position = 2 if call.name in ("topk", "kthvalue") else 1
     dim = call.arg(position, "dim", "dims", default=-1)

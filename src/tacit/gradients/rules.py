@@ -35,13 +35,22 @@ class Call:
     def layouts(self) -> list[tuple[Tensor, Layout]]:
         return [(t, tag) for t, tag in self.tagged if isinstance(tag, Layout)]
 
+    def main(self) -> Any:
+        """The first argument, or the one that is called input."""
+        return self.args[0] if self.args else self.kwargs.get("input", next(iter(self.kwargs.values())))
+
     def first(self) -> tuple[Tensor, Layout]:
         """The main argument, with its layout if it has one (else that of the first tagged argument)."""
-        main = self.args[0] if self.args else next(iter(self.kwargs.values()))
+        main = self.main()
         for t, tag in self.layouts():
             if t is main:
                 return t, tag
         return self.layouts()[0]
+
+    def has_only(self, x: Any) -> bool:
+        """Whether this argument is of the batch and no other is (nor it once more, in another place)."""
+        layouts = self.layouts()
+        return len(layouts) == 1 and layouts[0][0] is x
 
 
 Rule = Callable[[Call], Any]
@@ -56,6 +65,25 @@ def rule(names: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def rule_of_one(names: str) -> Callable[[Rule], Rule]:
+    """For operations that treat examples one by one in their main argument.
+
+    Data of the batch anywhere else (as a weight, a bias, a number of repeats) would act on all of them.
+    """
+
+    def register(function: Rule) -> Rule:
+        def checked(call: Call) -> Any:
+            return function(call) if call.has_only(call.main()) else mixes(call, ELSEWHERE)
+
+        rule(names)(checked)
+        return checked
+
+    return register
+
+
+ELSEWHERE = "has data of the batch for a weight, a bias or a setting, which acts on all examples"
 
 
 def pairs(call: Call) -> Mixed:

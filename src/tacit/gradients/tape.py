@@ -82,18 +82,17 @@ class Engine:
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._depth = 0
-        self._entered: FrameType | None = None
-        """The call of the model that is being followed, as deep as `_depth` calls of itself."""
+        """How many calls of the model are running: one, or more if it calls itself."""
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
+        self._prefixes = prefix.Prefixes(model, self._recorder)
         self._handles: list[Any] = [
             shards.Withheld(model),
             *shards.keep_tags(model, self._recorder),
             model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
-            *prefix.in_parts(model, self._recorder),
         ]
         watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
         for name, tensor in watched:
@@ -102,27 +101,30 @@ class Engine:
     # -- following the model -----------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._depth and not _is_running(self._entered):  # Ctrl-C: no hook is called for one that ended this way
-            self._depth, self._recorder.inside = 0, False
+        if self._depth and _running_calls(module) < 2:  # only this one
+            self._abandon()
         self._depth += 1
-        if self._depth > 1:
-            return None
-        self._entered = sys._getframe(1)
-        if not torch.is_grad_enabled():
+        if self._depth > 1 or not torch.is_grad_enabled():
             return None
         backward.refuse_module_hooks(self._recorder.model)
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
-        self._recorder.problems.begin()
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True
+        self._prefixes.put()
         return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._recorder.inside, self._entered = False, None
+            self._recorder.inside = False
+            self._prefixes.remove()
             if output is not None:
                 self._recorder.problems.check()
+
+    def _abandon(self) -> None:
+        """Forget a call of the model that has ended without `_leave`, as calls do that Ctrl-C ends."""
+        self._depth, self._recorder.inside = 0, False
+        self._prefixes.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
         """A batch of `size` examples, so that what is done to it before the model is followed too.
@@ -221,6 +223,8 @@ class Engine:
 
     def discard(self) -> None:
         """Forget the current batch."""
+        if self._depth and not _running_calls(self._recorder.model):
+            self._abandon()
         self._recorder.reset()
         self._measured.forget()
 
@@ -229,15 +233,22 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._depth, self._entered = 0, None
+        self._abandon()
         self._recorder.active = self._stays_readable
 
 
-def _is_running(frame: FrameType | None) -> bool:
-    found: FrameType | None = sys._getframe(1)
-    while found is not None and found is not frame:
-        found = found.f_back
-    return found is not None
+def _running_calls(model: nn.Module) -> int:
+    """How many calls of a model there are, in all threads."""
+    count = 0
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            count += frame.f_code is _CALL and frame.f_locals.get("self") is model
+            frame = frame.f_back
+    return count
+
+
+_CALL = nn.Module._call_impl.__code__
 
 
 def _infinite(norms: Tensor) -> Tensor:
