@@ -31,7 +31,8 @@ def _permute(call: Call) -> Tag:
         return layout.at(b if layout.dim == a else a if layout.dim == b else layout.dim)
     sketch = torch.empty([d + 1 for d in range(x.ndim)], device="meta")
     args = [sketch if a is x else a for a in call.args]
-    return layout.at(list(call.func(*args, **call.kwargs).shape).index(layout.dim + 1))
+    kwargs = {k: sketch if v is x else v for k, v in call.kwargs.items()}
+    return layout.at(list(call.func(*args, **kwargs).shape).index(layout.dim + 1))
 
 
 @rule("expand expand_as broadcast_to repeat tile")
@@ -47,8 +48,12 @@ def _expand(call: Call) -> Tag:
 def _repeat_interleave(call: Call) -> Tag:
     x, layout = call.first()
     repeats, dim = call.arg(1, "repeats"), call.arg(2, "dim")
-    if dim is None or dim % x.ndim != layout.dim or not isinstance(repeats, int):
-        return layout if dim is not None and dim % x.ndim != layout.dim else probed(call)
+    if dim is not None and call.dim(2, x.ndim) != layout.dim:
+        return layout
+    if isinstance(repeats, Tensor):
+        return mixes(call, "repeats examples by numbers in a tensor")
+    if dim is None:
+        return probed(call)  # type: ignore[no-any-return]
     if layout.owner is not None:
         return Layout(layout.dim, 1, layout.owner.repeat_interleave(repeats))
     return Layout(layout.dim, layout.inner * repeats)
@@ -57,7 +62,7 @@ def _repeat_interleave(call: Call) -> Tag:
 @rule_of_one("chunk split split_with_sizes tensor_split unsafe_chunk unsafe_split")
 def _split(call: Call) -> Tag:
     x, layout = call.first()
-    if call.arg(2, "dim", default=0) % x.ndim != layout.dim:
+    if call.dim(2, x.ndim) != layout.dim:
         return layout
     whole = call.batch * layout.inner
     if layout.owner is None and all(part.shape[layout.dim] % whole == 0 for part in call.out):
@@ -68,7 +73,7 @@ def _split(call: Call) -> Tag:
 @rule_of_one("unbind select narrow")
 def _select(call: Call) -> Any:
     x, layout = call.first()
-    dim = call.arg(1, "dim", default=0) % x.ndim
+    dim = call.dim(1, x.ndim)
     if dim != layout.dim:
         return layout if call.name == "narrow" else removed(layout, [dim], False)
     if call.name != "narrow" and layout.owner is None and layout.inner == 1 and x.shape[dim] == call.batch:
@@ -82,7 +87,7 @@ def _select(call: Call) -> Any:
 
 @rule("cat concat concatenate stack")
 def _cat(call: Call) -> Tag:
-    out, dim = call.out, call.arg(1, "dim", "axis", default=0) % call.out.ndim
+    dim = call.dim(1, call.out.ndim)
     found: Layout | None = None
     for _, tag in call.layouts():
         here = tag.at(tag.dim + (call.name == "stack" and dim <= tag.dim))
@@ -95,7 +100,8 @@ def _cat(call: Call) -> Tag:
     parts = call.args[0] if call.args else call.kwargs["tensors"]
     if len(call.layouts()) != len(parts) or found.owner is not None:
         return mixes(call, "joins examples with something that is not an example")
-    return Layout(found.dim, found.inner) if out.shape[dim] % (call.batch * found.inner) == 0 else pairs(call)
+    whole = all(part.shape[dim] % (call.batch * found.inner) == 0 for part in parts)
+    return Layout(found.dim, found.inner) if whole else pairs(call)
 
 
 @rule("getitem")
@@ -114,7 +120,9 @@ def _setitem(call: Call) -> Tag:
 
 @rule("index_select")
 def _index_select(call: Call) -> Any:
-    x, dim, index = call.args[0], call.arg(1, "dim"), call.arg(2, "index")
+    x, dim, index = call.main(), call.dim(1, call.main().ndim), call.arg(2, "index")
+    if not index.ndim:
+        return mixes(call, "takes an index without a dimension")
     key: list[Any] = [slice(None)] * (dim % x.ndim) + [index]
     return indexed(x, tuple(key), call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
 
@@ -126,7 +134,9 @@ def _scatter(call: Call) -> Tag:
     found = aligned(call, x.ndim)
     if not isinstance(found, Layout) or found.dim == dim % x.ndim:
         return pairs(call)
-    return found if x.shape[found.dim] == index.shape[found.dim] else pairs(call)
+    source = call.arg(3, "src", "value")
+    sizes = {t.shape[found.dim] for t in (x, index, source) if isinstance(t, Tensor) and t.ndim == x.ndim}
+    return found if len(sizes) == 1 else pairs(call)
 
 
 @rule("masked_select")
@@ -153,6 +163,6 @@ def _broadcast_tensors(call: Call) -> Any:
     ]
 
 
-@rule("new_zeros new_ones new_full new_empty new_tensor arange zeros ones full empty randn rand size shape")
+@rule("new_zeros new_ones new_full new_empty arange zeros ones full empty randn rand size shape")
 def _fresh(call: Call) -> None:
     return None

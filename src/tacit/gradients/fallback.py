@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, Dense, chunks, cleared, precise
-from tacit.gradients.layout import Layout, Tag
+from tacit.gradients.layout import Layout, Mixed, Tag
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.precision import TOGETHER
@@ -100,10 +100,9 @@ def generic(
         copies = {id(q): _as_data(recorder, q, layout, size) for q in shared if _has_slot(q, layout, size)}
         if copies:
             return func(*replaced(args, copies), **replaced(kwargs, copies))
-        recorder.problems.add(
-            f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations"
-        )
-        return recorder.finish(name, func, args, kwargs, out, tagged)
+        reason = f"`{name}` uses a parameter in a way that has no per-example rule; write it with simpler operations"
+        recorder.problems.add(reason)
+        return recorder.finish(name, func, args, kwargs, out, [(t, Mixed(reason)) for t, _ in tagged])
     recorder.problems.report_slow(name)
     inputs = tuple(split_batch(t.as_subclass(Tensor).detach(), layout, batch) for t, layout in layouts)
     keys = [id(t) for t, _ in layouts]

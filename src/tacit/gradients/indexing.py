@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, owners
+from tacit.gradients.nested import tensors
 from tacit.gradients.traced import Traced
 
 
 def _normalised(key: Any, rank: int) -> list[Any]:
     parts = list(key) if isinstance(key, tuple) else [key]
-    parts = [torch.tensor(p) if isinstance(p, (list, range)) else p for p in parts]
     used = sum(_consumes(p) for p in parts if p is not Ellipsis)
     filler: list[Any] = [slice(None)] * (rank - used)
     for i, p in enumerate(parts):
@@ -31,9 +32,34 @@ def _consumes(part: Any) -> int:
     return 1
 
 
+def _torch_key(key: Any) -> Any:
+    """A key with arrays, lists and tuples as tensors, and numbers as Python's."""
+    several = (list, tuple, range, slice, Tensor, np.ndarray)
+    if isinstance(key, list) and any(p is None or p is Ellipsis or isinstance(p, several) for p in key):
+        key = tuple(key)  # as PyTorch reads it
+    if isinstance(key, tuple):
+        return tuple(_torch_part(p) for p in key)
+    return _torch_part(key)
+
+
+def _torch_part(part: Any) -> Any:
+    if isinstance(part, (list, tuple, range, np.ndarray)) and not tensors(part):
+        return torch.as_tensor(np.asarray(part))
+    return part.item() if isinstance(part, np.generic) else part
+
+
+def _is_single_truth(part: Any) -> bool:
+    return isinstance(part, bool) or (
+        isinstance(part, Tensor) and not part.ndim and part.dtype in (torch.bool, torch.uint8)
+    )
+
+
 def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: int) -> Tag | None:
     """The tag of `x[key]`."""
+    key = _torch_key(key)
     raw = list(key) if isinstance(key, tuple) else [key]
+    if any(map(_is_single_truth, raw)):
+        return Mixed("an index of True or False adds a dimension; use None, or an index within each example")
     index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
     mine = tags.get(id(x))
     if mine is not None and not isinstance(mine, Layout):
@@ -50,18 +76,18 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     if not advanced:
         return _basic(parts, mine, x, refused) if mine is not None else refused
     in_dim = [sum(_consumes(p) for p in parts[:i]) for i in range(len(parts))]
-    tensors: list[Tensor] = [parts[i].as_subclass(Tensor) for i in advanced]
+    chosen: list[Tensor] = [parts[i].as_subclass(Tensor) for i in advanced]
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
     lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
-    masks = [t.dtype in (torch.bool, torch.uint8) for t in tensors]
+    masks = [t.dtype in (torch.bool, torch.uint8) for t in chosen]
     shape = (
-        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(tensors, masks)))  # type: ignore[no-untyped-call]
+        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(chosen, masks)))  # type: ignore[no-untyped-call]
         if not any(masks)
         else None
     )
     width = 1 if shape is None else len(shape)
     if mine is not None:
-        for i, t, is_mask in zip(advanced, tensors, masks):
+        for i, t, is_mask in zip(advanced, chosen, masks):
             if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
                 ids = owners(mine, batch, x.shape[mine.dim], x.device)
                 if is_mask:
@@ -113,8 +139,7 @@ def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int,
     One use is harmless: putting all the rows in another order, each once, because every row keeps its owner.
     """
     for p in raw:
-        bounds = (p.start, p.stop, p.step) if isinstance(p, slice) else ()
-        if any(type(b) is Traced for b in bounds):
+        if _is_bounded_by_data(p):
             return Mixed("the bounds of a slice are data of the batch; use a mask within each example, or constants")
         tag = tags.get(id(p)) if isinstance(p, Tensor) else None
         if tag is None or isinstance(tag, Layout):
@@ -127,6 +152,12 @@ def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int,
             else "an index was computed from a quantity of the whole batch (a sum, mean or count over examples)"
         )
     return None
+
+
+def _is_bounded_by_data(part: Any) -> bool:
+    """Whether a slice, or a list of numbers, has data of the batch in it."""
+    inside = (part.start, part.stop, part.step) if isinstance(part, slice) else part
+    return isinstance(inside, (tuple, list)) and any(type(t) is Traced for t in tensors(inside))
 
 
 def _reorders(raw: list[Any], index: Tensor, x: Tensor, mine: Layout) -> bool:
@@ -179,6 +210,10 @@ def _tidy(layout: Layout, batch: int) -> Layout:
 def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
     """The tag of `x` after `x[key] = value`."""
     refused = Mixed("assignment into a tensor puts data of one example in the place of another")
+    key = _torch_key(key)
+    raw = key if isinstance(key, tuple) else (key,)
+    if any(_is_single_truth(p) or _is_bounded_by_data(p) for p in raw):
+        return refused
     mine, new = tags.get(id(x)), tags.get(id(value))
     if mine is not None and not isinstance(mine, Layout):
         return mine
@@ -189,14 +224,12 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
     bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare
     part = base[bare]
     if new is None:
-        keyed = [
-            tags[id(p)] for p in (key if isinstance(key, tuple) else (key,)) if isinstance(p, Tensor) and id(p) in tags
-        ]
+        keyed = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
         if mine is not None:
             if not keyed:
                 return mine
             return mine if isinstance(indexed(x, key, part, tags, batch), Layout) else refused
-        if len(keyed) == 1 and isinstance(keyed[0], Layout) and not isinstance(key, tuple):
+        if len(keyed) == 1 and isinstance(keyed[0], Layout) and isinstance(key, Tensor) and key.dtype == torch.bool:
             return keyed[0]
         return refused
     regular = Layout(0, new.inner)

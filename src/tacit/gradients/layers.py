@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tacit.gradients.layout import Layout, Tag, owners
+from tacit.gradients.layout import Layout, Tag, owners, steps_agree
 from tacit.gradients.rules import ELSEWHERE, Call, aligned, mixes, rule, rule_of_one, tidy
 
 _RANK = {"1d": 3, "2d": 4, "3d": 5}
@@ -63,6 +63,8 @@ def _embedding(call: Call) -> Tag:
 
 @rule_of_one("one_hot")
 def _one_hot(call: Call) -> Tag:
+    if call.arg(1, "num_classes", default=-1) < 1:
+        return mixes(call, "without num_classes is as wide as the largest class in the batch")
     return call.first()[1]
 
 
@@ -78,6 +80,8 @@ def _pad(call: Call) -> Tag:
 @rule("_pack_padded_sequence")
 def _pack(call: Call) -> Any:
     x, layout = call.first()
+    if layout.dim != (0 if call.arg(2, "batch_first") else 1):
+        return mixes(call, "takes the dimension that holds the examples for time (see batch_first)")
     columns = owners(layout, call.batch, x.shape[layout.dim], x.device)
     sizes = call.out[1].tolist()
     return [Layout(0, 1, torch.cat([columns[:n] for n in sizes])), None]
@@ -86,7 +90,8 @@ def _pack(call: Call) -> Any:
 @rule("_pad_packed_sequence")
 def _unpack(call: Call) -> Any:
     layout = call.first()[1]
-    assert layout.owner is not None
+    if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
+        return mixes(call, "was given rows of other examples than those of its first step")
     owner = layout.owner[: int(call.args[1][0])]
     return [tidy(Layout(0 if call.args[2] else 1, 1, owner), call.batch), None]
 

@@ -70,6 +70,18 @@ class Mixed:
 Tag = Layout | Only | Total | Mixed
 
 
+def same_everywhere(t: Tensor, dim: int) -> bool:
+    """Whether a constant has the same entries at every place along a dimension."""
+    t = t.detach()
+    return t.shape[dim] < 2 or not t.stride(dim) or torch.equal(t, t.narrow(dim, 0, 1).expand_as(t))
+
+
+def steps_agree(owner: Tensor, sizes: Tensor) -> bool:
+    """Whether the rows of a packed sequence belong to the examples of its first step, in their order, at every step."""
+    column = torch.cat([torch.arange(n) for n in sizes.tolist()]).to(owner.device)
+    return owner.numel() == column.numel() and torch.equal(owner, owner[column])
+
+
 def uneven(layout: Layout, batch: int) -> bool:
     """Whether some examples have more entries along the layout's dimension than others."""
     if layout.owner is None:

@@ -35,6 +35,9 @@ READS = words(
 )
 """Operations that turn a tensor's values into Python values."""
 
+EXPORTS = words("dlpack untyped_storage storage _typed_storage __reduce_ex__")
+"""Operations that hand a tensor's memory or values to somebody who does not know about examples."""
+
 SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")
 """Operations that copy or show a tensor as a whole."""
 
@@ -48,6 +51,9 @@ _IN_PLACE = frozenset(
 @cache
 def writes(func: Callable[..., Any]) -> bool:
     """Whether an operation changes its first argument in place."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return True
     name: str = getattr(func, "__name__", str(func))
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 

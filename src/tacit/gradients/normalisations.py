@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, Dense, own_sums, precise
 from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.names import writes
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import plain
+from tacit.gradients.writing import refuse_unfollowed
 
 
 @operation("layer_norm rms_norm")
@@ -109,4 +111,6 @@ def prelu(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 @operation("masked_fill")
 def masked_fill(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, mask, value = bound("input mask value", args, kwargs)
+    if writes(func):
+        refuse_unfollowed(recorder, "masked_fill_")
     return torch.where(mask, value, x)

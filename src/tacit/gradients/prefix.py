@@ -11,6 +11,7 @@ layers then carries no record at all, and the last one hands on the features.
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from threading import get_ident
@@ -23,7 +24,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as calling
 
 from tacit.gradients.layout import Layout
-from tacit.gradients.nested import tensors
+from tacit.gradients.problems import Problems
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -46,7 +47,16 @@ _FOLLOWING: frozenset[type[nn.Module]] = frozenset(
         *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.Flatten),
     }
 )
-_FORWARDS = {kind: kind.forward for kind in _FOLLOWING}
+_METHODS = {
+    kind: {
+        n: getattr(kind, n)
+        for of in kind.__mro__
+        if issubclass(of, nn.Module) and of is not nn.Module
+        for n in vars(of)
+    }
+    for kind in _FOLLOWING
+}
+"""All that a class defines beyond `nn.Module`."""
 _WALK = nn.Sequential.forward.__code__
 
 
@@ -56,19 +66,20 @@ class Prefixes:
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._containers = [m for m in model.modules() if type(m) is nn.Sequential and len(beginning(m)) > 1]
-        self._handles: list[Any] = []
+        self._hooked: list[Prefix] = []
 
     def put(self) -> None:
         self.remove()
         for container in self._containers:
             layers = beginning(container)
             if len(layers) > 1:
-                self._handles += Prefix(container, layers, self._recorder).handles
+                self._hooked.append(Prefix(container, layers, self._recorder))
+                self._hooked[-1].put()
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for prefix in self._hooked:
+            prefix.remove()
+        self._hooked = []
 
 
 class Prefix:
@@ -78,10 +89,19 @@ class Prefix:
         self._container, self._layers, self._recorder = container, layers, recorder
         self._features: dict[int, Tensor] = {}
         """What is to be handed on, in each thread."""
-        self.handles = [
-            layers[0].register_forward_pre_hook(self._run),
-            layers[-1].register_forward_hook(self._hand_on),
-        ]
+
+    def put(self) -> None:
+        self._layers[0].register_forward_pre_hook(self._run)
+        self._layers[-1].register_forward_hook(self._hand_on)
+
+    def remove(self) -> None:
+        """By looking for them: Ctrl-C may have come before there was a handle."""
+        for hooks in (self._layers[0]._forward_pre_hooks, self._layers[-1]._forward_hooks):
+            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
+                del hooks[key]
+
+    def __deepcopy__(self, memo: Any) -> Prefix:
+        return self  # in a copy of the layers that somebody makes meanwhile: it does nothing there
 
     def _run(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         """The first layer is called: if by the Sequential, compute the features and give the layers nobody to see."""
@@ -95,7 +115,8 @@ class Prefix:
         return plain(args[0])[:0]
 
     def _hand_on(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return self._features.pop(get_ident(), None) if self._is_called_by_container(args) else None
+        expected = self._is_called_by_container(args) and not len(args[0])
+        return self._features.pop(get_ident(), None) if expected else None
 
     def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
         """Whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
@@ -143,18 +164,16 @@ class Prefix:
 
     def _after_layers(self, part: Tensor, records: int, each: int) -> Tensor | None:
         """Nothing where it does not come out as usual: the whole batch will say what is wrong."""
-        recorder, batch = self._recorder, self._recorder.batch
+        recorder = copy.copy(self._recorder)  # other threads follow the whole batch meanwhile
+        recorder.batch, recorder.problems = records, Problems(recorder.model)
+        out = mark(part, recorder, Layout(0, each))
         try:
-            recorder.batch = records
-            out = mark(part, recorder, Layout(0, each))
             for layer in self._layers:
                 out = layer.forward(out)
-            usual = recorder.follows(out) and not out.requires_grad and _rows_of_a_record(out, records) == each
-            return plain(out) if usual else None
         except (RuntimeError, TypeError, ValueError):
             return None
-        finally:
-            recorder.batch = batch
+        usual = recorder.follows(out) and not out.requires_grad and _rows_of_a_record(out, records) == each
+        return plain(out) if usual else None
 
 
 def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
@@ -163,16 +182,29 @@ def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
     for layer in walk:
         if type(layer) not in (_FOLLOWING if layers else _CONVOLUTIONS):
             break
-        if "forward" in vars(layer) or type(layer).forward is not _FORWARDS[type(layer)]:
+        if not _is_pytorchs(layer):
             break
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
             break
-        if any(t.requires_grad or type(t) is Traced for t in tensors(vars(layer))):  # trained, or set by the batch
+        values = (*layer._parameters.values(), *layer._buffers.values(), *vars(layer).values())
+        if any(_is_trained_or_data(v) for v in values):
             break
         layers.append(layer)
-    while layers and walk.count(layers[-1]) > 1:
+    while layers and sum(layer is layers[-1] for layer in walk) > 1:
         layers.pop()
-    return tuple(layers) if layers and walk.count(layers[0]) == 1 else ()
+    return tuple(layers) if layers and sum(layer is layers[0] for layer in walk) == 1 else ()
+
+
+def _is_pytorchs(layer: nn.Module) -> bool:
+    """Whether nobody has put code of their own into a layer or its class."""
+    methods = _METHODS[type(layer)]
+    return methods.keys().isdisjoint(vars(layer)) and all(getattr(type(layer), k) is f for k, f in methods.items())
+
+
+def _is_trained_or_data(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(type(v) is Traced for v in value)
+    return isinstance(value, Tensor) and (value.requires_grad or type(value) is Traced)
 
 
 def _rows_of_a_record(x: Any, batch: int) -> int:
@@ -183,7 +215,7 @@ def _rows_of_a_record(x: Any, batch: int) -> int:
 
 
 def _bytes(first: Any, x: Tensor) -> int:
-    """How many bytes a row has after the first layer, or more."""
+    """About how many bytes a row has after the first layer."""
     outputs: int = first.weight.shape[0]
     return max(1, math.prod(x.shape[2:]) * outputs * x.element_size())
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
-from tacit.gradients.nested import tensors
+from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.rules import Call
 
 
@@ -65,6 +65,9 @@ def _rows(t: Tensor, call: Call, tags: dict[int, Layout]) -> Layout | None:
 def _tried(call: Call, outs: list[Any], many: bool, tags: dict[int, Layout]) -> list[Tag | None] | None:
     try:
         singles = [run_on_example(call, tags, b) for b in (0, call.batch - 1)]
+        with torch.no_grad():  # those between, all at once: if the examples move on by one, so must what they give
+            args, kwargs = mapped((call.args, call.kwargs), lambda t: _moved(t, tags, call.batch))
+            turned = call.func(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
     found: list[Tag | None] = []
@@ -72,16 +75,32 @@ def _tried(call: Call, outs: list[Any], many: bool, tags: dict[int, Layout]) -> 
         if not isinstance(out, Tensor):
             found.append(None)
             continue
-        pair = [s[i] if many else s for s in singles]
-        found.append(_explain(out.as_subclass(Tensor).detach(), pair, call.batch, tags) or _UNEXPLAINED)
+        bare = out.as_subclass(Tensor).detach()
+        layout = _explain(bare, [s[i] if many else s for s in singles], call.batch, tags)
+        moved = turned[i] if many else turned
+        fits = layout is not None and _close(_turned(bare, layout, call.batch), moved)
+        found.append(layout if fits else _UNEXPLAINED)
     return found
+
+
+def _turned(t: Tensor, layout: Layout, batch: int) -> Tensor:
+    """With every example in the place of the one after it."""
+    if layout.owner is not None:
+        return t
+    places = torch.arange(t.shape[layout.dim], device=t.device).view(-1, batch, layout.inner).roll(1, 1)
+    return t.index_select(layout.dim, places.flatten())
+
+
+def _moved(t: Tensor, tags: dict[int, Layout], batch: int) -> Tensor:
+    bare = t.as_subclass(Tensor).detach()
+    return _turned(bare, tags[id(t)], batch) if id(t) in tags else bare
 
 
 def _of_one(out: Tensor, layout: Layout) -> Layout:
     return Layout(min(layout.dim, max(out.ndim - 1, 0)), 1)
 
 
-def _explain(out: Tensor, singles: list[Tensor], batch: int, tags: dict[int, Layout]) -> Tag | None:
+def _explain(out: Tensor, singles: list[Tensor], batch: int, tags: dict[int, Layout]) -> Layout | None:
     if any(s.ndim != out.ndim for s in singles):
         return None
     differing = [d for d in range(out.ndim) if out.shape[d] != singles[0].shape[d]]

@@ -28,6 +28,7 @@ class Problems:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._found: list[str] = []
+        self._before: list[str] = []
         self._suspects: dict[str, str] = {}
         self.slow: set[str] = set()
 
@@ -47,6 +48,14 @@ class Problems:
         if not self._found:
             self.add(reason)
 
+    def enter(self) -> None:
+        """The model is called."""
+        self._before = list(self._found)
+
+    def fail(self) -> None:
+        """The call came to no end: what was found in it is of a batch that will not be used."""
+        self._found = self._before
+
     def check(self) -> None:
         """Raise what was found."""
         if self._found:
@@ -60,7 +69,7 @@ class Problems:
         self.check()
 
     def forget(self) -> None:
-        self._found, self._suspects = [], {}
+        self._found, self._before, self._suspects = [], [], {}
 
     def refuse_reading(self, name: str) -> None:
         raise ValuesRead(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.gradients.layout import Layout, Tag
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import Call, mixes, pairs, rule
+from tacit.gradients.rules import Call, aligned, mixes, pairs, rule
 from tacit.gradients.traced import Traced
 
 
@@ -72,13 +72,13 @@ def einsum_arguments(args: Sequence[Any]) -> tuple[str, list[Tensor]]:
 
 
 def expand_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str] | None:
-    """Explicit letters for every dimension, `...` written out in capitals from the right."""
+    """Explicit letters for every dimension, `...` written out in Greek from the right."""
     equation = equation.replace(" ", "")
     left, arrow, right = equation.partition("->")
     names, longest = [], ""
     for part, t in zip(left.split(","), operands):
         if "..." in part:
-            dots = "ZYXWVUTS"[: t.ndim - len(part) + 3][::-1]
+            dots = "θηζεδγβα"[: t.ndim - len(part) + 3][::-1]  # none that somebody may have written
             longest = max(longest, dots, key=len)
             part = part.replace("...", dots)
         if len(part) != t.ndim or len(set(part)) != len(part):
@@ -95,7 +95,9 @@ def _linear(call: Call) -> Tag:
     x, w = call.args[0], call.arg(1, "weight")
     if isinstance(w, Traced):
         return mixes(call, "uses data as a weight matrix")
-    if not call.has_only(x):
+    if id(x) not in {id(t) for t, _ in call.layouts()}:
         return mixes(call, "uses data as a bias")
-    layout = call.layouts()[0][1]
-    return layout if layout.dim != x.ndim - 1 else mixes(call, "sums over examples")
+    if len(call.layouts()) == 1:
+        layout = call.layouts()[0][1]
+        return layout if layout.dim != x.ndim - 1 else mixes(call, "sums over examples")
+    return aligned(call, call.out.ndim, call.out.ndim - 1)  # a bias may have a row for each example

@@ -14,7 +14,7 @@ from tacit.gradients import arrangement, layers, products, reductions
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import RULES, Call, broadcast
+from tacit.gradients.rules import RULES, Call, broadcast, mixes
 from tacit.gradients.singles import of_singles
 from tacit.gradients.traced import Traced
 
@@ -88,6 +88,8 @@ def _propagate(call: Call) -> Any:
     totals = [t for t, tag in call.tagged if isinstance(tag, Total)]
     if totals and not (exempt and call.layouts()):
         return _after_total(call, len(totals))
+    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
+        return mixes(call, "with a condition alone lists the places of all examples")
     if call.name in POINTWISE:
         return broadcast(call)
     known = RULES.get(call.name)

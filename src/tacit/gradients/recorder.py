@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
-from tacit.gradients.names import METADATA, READS, SHOWN, canonical, writes
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
+from tacit.gradients.names import EXPORTS, METADATA, READS, SHOWN, canonical, writes
 from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
@@ -51,6 +51,22 @@ _GRAD = (
     "the batch use torch.autograd.grad with a sum over examples"
 )
 _BASE = "what a view of the batch was cut from (`._base`) may hold other examples than the view"
+
+
+_COUNTING = {"batch_norm": 3, "instance_norm": 3, "native_batch_norm": 3, "_native_batch_norm_legit": 3}
+"""Operations that write what they count into an argument, which begins at this place."""
+
+
+def _counts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    values = dict(enumerate(args))
+    running = values.get(_COUNTING[name], kwargs.get("running_mean"))
+    on = values.get(_COUNTING[name] + 2, kwargs.get("training", kwargs.get("use_input_stats")))
+    return running is not None and bool(on)
+
+
+def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
+    """Whether a shared tensor is the same in all the places that `index_select` takes."""
+    return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
 class Recorder:
@@ -140,8 +156,12 @@ class Recorder:
             if name == "_base" and isinstance(out, Tensor) and self.follows(args[0]) and not self.follows(out):
                 return mark(plain(out).detach(), self, Mixed(_BASE))
             return out
+        if name in EXPORTS and self.inside and self.follows(args[0]):
+            self.problems.refuse_reading(name)
         if name in SHOWN:
-            return func(plain(args[0]), *args[1:], **kwargs)
+            shown = func(plain(args[0]), *args[1:], **kwargs)
+            copied = isinstance(shown, Tensor) and self.follows(args[0])
+            return mark(shown, self, args[0]._tag) if copied else shown
         if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
@@ -227,14 +247,13 @@ class Recorder:
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
-        if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order:
-            # A learned tensor with one slot per example, put in the order of the examples: still a shared tensor.
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*plain(args), **kwargs)
+        if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order and _is_alike(shared, args):
+            return shared[0]  # a learned tensor that is the same for all examples, put in their order
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
             reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
-            self.problems.add(reason)
+            if self.inside:  # elsewhere it may be for the log: wrong only if the loss depends on it
+                self.problems.add(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
             return self.finish(name, func, args, kwargs, out, [(t, Mixed(reason)) for t, _ in tagged])
@@ -260,6 +279,8 @@ class Recorder:
         elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
             out_tensors = out
         else:
+            if tagged and writes(func):
+                refuse_unfollowed(self, name)
             if self.inside and name in READS and any(type(a) is Traced for a in args):
                 self.problems.refuse_reading(name)
             return out
@@ -269,6 +290,8 @@ class Recorder:
         in_place = writes(func)
         if in_place and not known(name, POINTWISE):
             refuse_unfollowed(self, name)
+        if name in _COUNTING and _counts(name, args, kwargs):
+            self.problems.add(f"`{name}` writes statistics of the batch into its running mean and variance")
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         if in_place and id(out_tensors) not in self.buffers:

@@ -13,7 +13,7 @@ from tacit.gradients import cells
 from tacit.gradients.alike import LINE
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, Mixed, by_example, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
@@ -176,6 +176,12 @@ def _columns(layout: Layout, sizes: Tensor | None) -> Layout:
     return Layout(1, 1, layout.owner[: int(sizes[0])])
 
 
+def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:
+    if own.same_order(columns):
+        return True
+    return batch is not None and torch.equal(owners(own, batch, size), owners(columns, batch, size))
+
+
 def _objection(
     recorder: Recorder, layout: Layout | None, expected: int, packed: bool, sizes: Any, states: Any, weights: Any
 ) -> str | None:
@@ -183,9 +189,14 @@ def _objection(
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
         return "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
     columns = _columns(layout, sizes)
-    for state in states:
-        own = layout_of(recorder, state)
-        if type(state) is Traced and (own is None or own.dim != 1 or not own.same_order(columns)):
+    if layout.owner is not None and sizes is not None and not steps_agree(layout.owner, sizes):
+        return "the rows of a packed sequence belong to other examples than those of its first step"
+    for state, own in recorder.scan(states, {})[0]:
+        if (
+            not isinstance(own, Layout)
+            or own.dim != 1
+            or not _same_owners(own, columns, recorder.batch, state.shape[1])
+        ):
             return "the initial state's examples are in another order or dimension than the input's"
     if any(type(weight) is Traced for weight in weights):
         return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"

@@ -11,10 +11,8 @@ from tacit.gradients.rules import ELSEWHERE, Call, aligned, broadcast, mixes, re
 
 
 def _dims(call: Call, position: int, rank: int) -> list[int]:
-    dim = call.arg(position, "dim", "axis")
-    if dim is None or (isinstance(dim, (tuple, list)) and not len(dim)):
-        return list(range(rank))
-    return [d % rank for d in ([dim] if isinstance(dim, int) else dim)] if rank else []
+    found = call.dims(position, rank) if rank else []
+    return list(range(rank)) if found is None else found
 
 
 @rule_of_one("sum mean")
@@ -35,7 +33,7 @@ def _linear_reduction(call: Call) -> Tag:
     aminmax mode"""
 )
 def _reduction(call: Call) -> Any:
-    if len(call.args) > 1 and isinstance(call.args[1], Tensor):
+    if call.name in ("max", "min") and isinstance(call.arg(1, "other"), Tensor):
         return broadcast(call)
     if not call.has_only(call.main()):
         return mixes(call, ELSEWHERE)
@@ -55,9 +53,10 @@ def _along(call: Call) -> Any:
     if not isinstance(together, Layout):
         return together
     x, layout = call.first()
-    position = 2 if call.name in ("topk", "kthvalue") else 1
-    dim = call.arg(position, "dim", "dims", default=-1)
-    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) and not isinstance(dim, bool) else dim or [-1])]
+    position = 2 if call.name in ("topk", "kthvalue", "diff") else 1
+    if isinstance(call.arg(position), bool):
+        return mixes(call, "was called in a form the engine does not know")
+    dims = call.dims(position, x.ndim, "dims", "dimension") or [x.ndim - 1]
     if layout.dim in dims:
         found = mixes(call, "works across examples")
         if x.ndim == 1 and call.name == "argsort":

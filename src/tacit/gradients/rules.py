@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Tag
+from tacit.gradients.layout import Layout, Mixed, Tag, same_everywhere
+from tacit.gradients.nested import tensors
+
+_NUMPY_NAMES = {"dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2",)}
+"""Names of arguments that PyTorch takes for its own."""
 
 
 @dataclass(slots=True)
@@ -28,16 +34,31 @@ class Call:
         if len(self.args) > position:
             return self.args[position]
         for name in names:
-            if name in self.kwargs:
-                return self.kwargs[name]
+            for known in (name, *_NUMPY_NAMES.get(name, ())):
+                if known in self.kwargs:
+                    return self.kwargs[known]
         return default
+
+    def dim(self, position: int, rank: int, default: int = 0) -> int:
+        """One dimension, counted from the first."""
+        return operator.index(self.arg(position, "dim", default=default)) % rank
+
+    def dims(self, position: int, rank: int, *names: str) -> list[int] | None:
+        """One dimension or several, given together or one by one; nothing where none is given."""
+        given = self.arg(position, "dim", *names)
+        if given is None or isinstance(given, bool):
+            return None
+        listed = list(given) if isinstance(given, (tuple, list)) else [given]
+        if len(self.args) > position and not isinstance(given, (tuple, list)):
+            listed += itertools.takewhile(lambda more: type(more) is int, self.args[position + 1 :])
+        return [operator.index(d) % rank for d in listed] or None
 
     def layouts(self) -> list[tuple[Tensor, Layout]]:
         return [(t, tag) for t, tag in self.tagged if isinstance(tag, Layout)]
 
     def main(self) -> Any:
         """The first argument, or the one that is called input."""
-        return self.args[0] if self.args else self.kwargs.get("input", next(iter(self.kwargs.values())))
+        return self.args[0] if self.args else self.arg(0, "input", default=next(iter(self.kwargs.values())))
 
     def first(self) -> tuple[Tensor, Layout]:
         """The main argument, with its layout if it has one (else that of the first tagged argument)."""
@@ -114,7 +135,15 @@ def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
 
 def broadcast(call: Call) -> Any:
     out = call.out[0] if isinstance(call.out, tuple) else call.out
-    return aligned(call, out.ndim)
+    found = aligned(call, out.ndim)
+    if isinstance(found, Layout) and found.owner is not None and found.dim < out.ndim:
+        # Which example is in which row was decided by the examples: a constant for each row is then data.
+        tagged = {id(t) for t, _ in call.tagged}
+        for t in tensors((call.args, call.kwargs)):
+            place = found.dim - (out.ndim - t.ndim)
+            if id(t) not in tagged and place >= 0 and not same_everywhere(t, place):
+                return mixes(call, "sets rows that were picked or put in order beside rows of a constant")
+    return found
 
 
 def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:

@@ -46,7 +46,7 @@ def _joined(call: Call, singles: Sequence[Only]) -> Layout | None:
     parts = call.args[0] if call.args else call.kwargs["tensors"]
     if len(parts) != len(singles):
         return None
-    dim = call.arg(1, "dim", "axis", default=0) % call.out.ndim
+    dim = call.dim(1, call.out.ndim)
     each = [1 if call.name == "stack" else part.shape[dim] for part in parts]
     owner = torch.tensor([s.example for s, n in zip(singles, each) for _ in range(n)], device=call.out.device)
     return tidy(Layout(dim, 1, owner), call.batch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -81,8 +83,8 @@ class Engine:
         for name, parameter in self._recorder.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
-        self._depth = 0
-        """How many calls of the model are running: one, or more if it calls itself."""
+        self._calls: list[int] = []
+        """Calls of the model that are running, by their frames: one, or more if it calls itself."""
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
@@ -101,29 +103,42 @@ class Engine:
     # -- following the model -----------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._depth and _running_calls(module) < 2:  # only this one
-            self._abandon()
-        self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled():
+        self._forget_ended_calls()
+        self._calls.append(id(sys._getframe(1)))
+        if len(self._calls) > 1 or not torch.is_grad_enabled():
             return None
         backward.refuse_module_hooks(self._recorder.model)
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
+        self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True
         self._prefixes.put()
         return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0:
+        call = id(sys._getframe(1))
+        if call not in self._calls:  # it failed: PyTorch calls from elsewhere then
+            self._forget_ended_calls()
+            return
+        self._calls.remove(call)
+        if not self._calls:
             self._recorder.inside = False
             self._prefixes.remove()
             if output is not None:
                 self._recorder.problems.check()
 
+    def _forget_ended_calls(self) -> None:
+        """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
+        if not self._calls:
+            return
+        running = _running_frames()
+        self._calls = [call for call in self._calls if call in running]
+        if not self._calls:
+            self._abandon()
+
     def _abandon(self) -> None:
-        """Forget a call of the model that has ended without `_leave`, as calls do that Ctrl-C ends."""
-        self._depth, self._recorder.inside = 0, False
+        self._calls, self._recorder.inside = [], False
+        self._recorder.problems.fail()
         self._prefixes.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
@@ -223,8 +238,10 @@ class Engine:
 
     def discard(self) -> None:
         """Forget the current batch."""
-        if self._depth and not _running_calls(self._recorder.model):
-            self._abandon()
+        self._forget_ended_calls()
+        if not self._calls:  # Ctrl-C may have ended even `_leave`
+            self._recorder.inside = False
+            self._prefixes.remove()
         self._recorder.reset()
         self._measured.forget()
 
@@ -237,18 +254,15 @@ class Engine:
         self._recorder.active = self._stays_readable
 
 
-def _running_calls(model: nn.Module) -> int:
-    """How many calls of a model there are, in all threads."""
-    count = 0
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            count += frame.f_code is _CALL and frame.f_locals.get("self") is model
-            frame = frame.f_back
-    return count
-
-
-_CALL = nn.Module._call_impl.__code__
+def _running_frames() -> set[int]:
+    """All that threads are in the middle of, but for the call that is just beginning (three frames up from here)."""
+    found: set[int] = set()
+    tops = sys._current_frames()
+    tops[threading.get_ident()] = sys._getframe(3)
+    for frame in tops.values():
+        found.update(id(each) for each, _ in traceback.walk_stack(frame))
+    found.discard(id(tops[threading.get_ident()]))
+    return found
 
 
 def _infinite(norms: Tensor) -> Tensor:
