@@ -126,15 +126,16 @@ def test_an_interruption_keeps_nobody_alive() -> None:
 class Reading(nn.Module):
     """Calls itself some times, lets another thread call it, then reads a value."""
 
-    def __init__(self, calls: int, threads: int) -> None:
+    def __init__(self, calls: int, threads: int, twin: bool) -> None:
         super().__init__()
         self.linear, self.calls, self.threads, self.deep = nn.Linear(5, 3), calls, threads, False
+        self.twin = twin
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.deep:
             self.deep = True
             for _ in range(self.calls):
-                self(x)
+                (copy.copy(self) if self.twin else self)(x)
             for _ in range(self.threads):
                 thread = threading.Thread(target=self.evaluate)
                 thread.start()
@@ -149,12 +150,61 @@ class Reading(nn.Module):
         self(torch.randn(3, 5))
 
 
+@pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize(("calls", "threads"), [(0, 0), (1, 0), (2, 0), (0, 1), (2, 2)])
-def test_reading_is_refused_to_the_end_of_the_forward_pass(calls: int, threads: int) -> None:
-    model = Reading(calls, threads)
+def test_reading_is_refused_to_the_end_of_the_forward_pass(calls: int, threads: int, twin: bool) -> None:
+    model = Reading(calls, threads, twin)
     engine = gradients.attach(model)
     with pytest.raises(RuntimeError, match="reads values"):
         model(torch.randn(B, 5))
+    engine.detach()
+
+
+def test_what_was_found_in_a_call_that_failed_is_not_held_against_the_next() -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.how = nn.Linear(5, 3), ""
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.linear(x - x.mean(0) if self.how else x)
+            if self.how:
+                raise KeyError(self.how)
+            return out
+
+    model = Failing()
+    engine = gradients.attach(model)
+    model.how = "bad batch"
+    with pytest.raises(KeyError, match="bad batch"):
+        model(torch.randn(B, 5))
+    model.how = ""
+    model(torch.randn(B, 5)).sum(1).mean().backward()
+    assert len(engine.norms()) == B
+    engine.detach()
+
+
+def test_logging_before_the_model_is_no_problem_and_bags_are() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(7, 5)), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(x)
+            return out
+
+    model = Bags()
+    engine = gradients.attach(model)
+    x = engine.trace(torch.randn(B, 5), B)
+    model.head(x.mean(0))
+    model(x).sum(1).mean().backward()
+    assert len(engine.norms()) == B
+    engine.discard()
+    weights = engine.trace(torch.rand(B, B), B)
+    index = engine.trace(torch.randint(0, 7, (B, B)), B)
+    bags = F.embedding_bag(index, model.table, mode="sum", per_sample_weights=weights.T)
+    with pytest.raises(ValueError, match="several examples into one bag"):
+        model(bags)
     engine.detach()
 
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -247,12 +248,12 @@ def test_somebody_elses_hook_sees_the_whole_batch(at: int, parts: list[bool]) ->
         handle = model[at].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
         model(x)
         handle.remove()
-        for handle in (
-            register_module_forward_hook(lambda module, args, out: seen.append(len(out))),
-            register_module_forward_pre_hook(lambda module, args: seen.append(len(args[0]))),
-        ):
-            model(x)
-            handle.remove()
+        handle = register_module_forward_hook(lambda module, args, out: seen.append(len(out)))
+        model(x)
+        handle.remove()
+        handle = register_module_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+        model(x)
+        handle.remove()
         assert set(seen) == {B}
         assert parts == []
         model(x)
@@ -322,7 +323,17 @@ def _unfrozen(model: nn.Sequential) -> None:
     model[0].weight.requires_grad_(True)
 
 
-CHANGES = {"layer": _replaced, "forward": _own_forward, "walk": _own_walk, "frozen": _unfrozen}
+def _own_convolution(model: nn.Sequential) -> None:
+    model[0]._conv_forward = lambda x, w, b: F.conv2d(x, w, b) / len(x)
+
+
+CHANGES = {
+    "layer": _replaced,
+    "forward": _own_forward,
+    "walk": _own_walk,
+    "frozen": _unfrozen,
+    "convolution": _own_convolution,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -505,6 +516,56 @@ def test_a_sequential_with_a_forward_of_its_own(monkeypatch: pytest.MonkeyPatch,
     assert parts == []
 
 
+class Halved(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) / len(input)
+
+
+def test_a_layer_of_a_class_of_its_own(parts: list[bool]) -> None:
+    is_as_without(Features(Halved(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2)))
+    assert parts == []
+
+
+def test_slices_of_a_sequential(parts: list[bool]) -> None:
+    class Sliced(Features):
+        def computed(self, x: Tensor) -> Tensor:
+            assert isinstance(self.features, nn.Sequential)
+            found: Tensor = self.features[1:](self.features[:1](x))
+            return found
+
+    is_as_without(Sliced())
+    assert parts == []
+
+
+def test_towers_in_threads(parts: list[bool]) -> None:
+    """What one thread runs in parts is the whole batch for the others."""
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = (nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
+            self.features, self.other = nn.Sequential(*frozen(*layers)), nn.Linear(216, 36)
+            self.head = nn.Linear(36, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with ThreadPoolExecutor(2) as pool:
+                first = pool.submit(lambda: self.features(x).flatten(1))
+                second = pool.submit(lambda: [self.other(x.flatten(1)) for _ in range(20)][-1])
+                out: Tensor = self.head(first.result() + second.result())
+            return out
+
+    model, x = Towers(), torch.randn(B, *shape_of(2))
+    engine = gradients.attach(model)
+    found = []
+    for _ in range(20):
+        model(x).square().sum(1).mean().backward()
+        found.append(engine.norms())
+        engine.discard()
+    engine.detach()
+    assert parts == [True] * 20
+    assert all(torch.equal(found[0], each) for each in found)
+
+
 def test_inputs_by_name_or_replaced_by_a_hook(parts: list[bool]) -> None:
     class Named(Features):
         def computed(self, x: Tensor) -> Tensor:
@@ -517,15 +578,16 @@ def test_inputs_by_name_or_replaced_by_a_hook(parts: list[bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    "layers",
+    ("layers", "head"),
     [
-        [nn.Conv2d(3, 1, 3), nn.Flatten(0, 1)],
-        [nn.ReLU(inplace=True), nn.Conv2d(3, 1, 3), nn.ReLU()],
-        [nn.Identity(), nn.ELU(inplace=True), nn.Conv2d(3, 1, 3)],
+        ([nn.Conv2d(3, 1, 3), nn.Flatten(0, 1)], 42),
+        ([nn.Conv2d(3, 4, 3), nn.Flatten(0, 1), nn.Unflatten(0, (-1, 4))], 168),
+        ([nn.ReLU(inplace=True), nn.Conv2d(3, 1, 3), nn.ReLU()], 42),
+        ([nn.Identity(), nn.ELU(inplace=True), nn.Conv2d(3, 1, 3)], 42),
     ],
 )
-def test_runs_that_do_not_keep_rows_or_own_no_memory(layers: list[nn.Module]) -> None:
-    is_as_without(Features(*copy.deepcopy(layers), head=42))
+def test_runs_that_do_not_keep_rows_or_own_no_memory(layers: list[nn.Module], head: int) -> None:
+    is_as_without(Features(*copy.deepcopy(layers), head=head))
 
 
 def test_a_pool_that_gives_indices_too() -> None:
@@ -753,7 +815,7 @@ def test_after_an_interruption_layers_see_what_they_are_given(
     monkeypatch.setattr(F, "relu", relu)
     assert engine.batch_size == B
     other = torch.randn(0, 4, 7, 6)
-    assert len(model[2](other)) == 0, "features of the batch that was interrupted"
+    assert len(model[3](other)) == 0, "features of the batch that was interrupted"
     other = torch.randn(B, 4, 7, 6)
     assert torch.equal(model[2](other), F.max_pool2d(other, 2))
     assert torch.equal(model[0](x), F.conv2d(x, model[0].weight, model[0].bias))
@@ -765,7 +827,25 @@ def test_after_an_interruption_layers_see_what_they_are_given(
     assert parts[-2:] == [True, True]
 
 
-def test_after_an_interruption_nobody_gets_old_features(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["register_forward_pre_hook", "register_forward_hook"])
+def test_no_hook_stays_when_hooking_is_interrupted(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, register = Features(), getattr(nn.Module, at)
+    engine = gradients.attach(model)
+
+    def interrupted(self: nn.Module, hook: Any) -> None:
+        register(self, hook)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nn.Module, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(B, *shape_of(2)))
+    monkeypatch.undo()
+    engine.detach()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_after_an_interruption_nobody_gets_old_features(exchanged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tanh = Features(), torch.tanh
     engine = gradients.attach(model)
 
@@ -779,6 +859,10 @@ def test_after_an_interruption_nobody_gets_old_features(monkeypatch: pytest.Monk
         model(torch.randn(B, *shape_of(2)))
     monkeypatch.undo()
     assert any(m._forward_hooks for m in model.features.children()), "nobody could take them away"
+    assert isinstance(model.features, nn.Sequential)
+    if exchanged:
+        model.features[0] = nn.Conv2d(3, 4, 3).requires_grad_(False)
+        assert len(model.features(torch.randn(2, *shape_of(2)))) == 2
     assert len(model.features(torch.randn(0, *shape_of(2)))) == 0
     engine.discard()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.features.children())

@@ -189,3 +189,52 @@ def test_narrow_gradients_are_formed_as_they_are_wherever_they_are_formed(positi
         for formed in (outer.instantiate(0, 4), outer.formed(), outer.settle().instantiate(0, 4), outer.alone(2)):
             expected = wanted if len(formed) == 4 else wanted[2:3]
             torch.testing.assert_close(formed.double(), expected, rtol=1e-4, atol=1e-4 * positions**0.5)
+
+
+class Started(nn.Module):
+    """A recurrent layer, frozen or trained, with a first state of somebody's making, and a head."""
+
+    def __init__(self, frozen: bool, start: Any, packed: bool = False) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 4, batch_first=True).requires_grad_(not frozen), nn.Linear(4, 2)
+        self.start, self.packed = start, packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Any = x
+        if self.packed:
+            given = nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), x.shape[1]), True, enforce_sorted=False)
+        out: Tensor = self.head(self.rnn(given, self.start(x))[1][0])
+        return out
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_first_states_of_other_examples_are_refused(frozen: bool) -> None:
+    x = torch.randn(4, 5, 3)
+    for start in (
+        lambda x: x[:, 0, :1].flip(0).expand(4, 4).unsqueeze(0),
+        lambda x: x[torch.tensor([1, 0, 3, 2]), 0, :1].expand(4, 4).unsqueeze(0),
+        lambda x: x[:, 0].mean(0)[:1].expand(1, 4, 4),
+        lambda x: x[:, 0, :1].expand(4, 4).T.contiguous().unsqueeze(0),
+    ):
+        model = Started(frozen, start)
+        with gradients.record(model), pytest.raises(ValueError, match="example"):
+            model(x).sum().backward()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_first_states_of_ones_own_and_of_earlier_batches(frozen: bool, packed: bool) -> None:
+    x = torch.randn(4, 5, 3)
+    model = Started(frozen, lambda x: x[:, 0, :1].expand(4, 4).unsqueeze(0).contiguous(), packed)
+    engine = gradients.attach(model)
+    model(x).sum(1).mean().backward()
+    assert len(engine.norms()) == 4
+    engine.discard()
+    kept: list[Tensor] = []
+    model.start = lambda x: kept[-1] if kept else torch.zeros(1, 4, 4)
+    for _ in range(2):
+        out = model.rnn(engine.trace(x, 4))[1].detach()
+        model(x).sum(1).mean().backward()
+        engine.discard()
+        kept.append(out)
+    engine.detach()

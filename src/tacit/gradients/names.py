@@ -35,7 +35,7 @@ READS = words(
 )
 """Operations that turn a tensor's values into Python values."""
 
-EXPORTS = words("dlpack untyped_storage storage _typed_storage __reduce_ex__")
+EXPORTS = words("dlpack __reduce_ex__")
 """Operations that hand a tensor's memory or values to somebody who does not know about examples."""
 
 SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")

@@ -87,8 +87,8 @@ class Prefix:
 
     def __init__(self, container: nn.Sequential, layers: tuple[nn.Module, ...], recorder: Recorder) -> None:
         self._container, self._layers, self._recorder = container, layers, recorder
-        self._features: dict[int, Tensor] = {}
-        """What is to be handed on, in each thread."""
+        self._features: dict[int, tuple[Recorder, Tensor]] = {}
+        """What is to be handed on, in each thread, and who follows the empty batch that stands for it."""
 
     def put(self) -> None:
         self._layers[0].register_forward_pre_hook(self._run)
@@ -111,12 +111,16 @@ class Prefix:
         features = self._computed(args[0])
         if features is None:
             return None
-        self._features[get_ident()] = features
-        return plain(args[0])[:0]
+        nobody = _recorder_for(self._recorder, 0)
+        self._features[get_ident()] = nobody, features
+        return mark(plain(args[0])[:0], nobody, Layout(0))
 
     def _hand_on(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        expected = self._is_called_by_container(args) and not len(args[0])
-        return self._features.pop(get_ident(), None) if expected else None
+        nobody, features = self._features.get(get_ident(), (None, None))
+        if nobody is None or not nobody.follows(args[0]):
+            return None
+        del self._features[get_ident()]
+        return features
 
     def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
         """Whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
@@ -164,8 +168,7 @@ class Prefix:
 
     def _after_layers(self, part: Tensor, records: int, each: int) -> Tensor | None:
         """Nothing where it does not come out as usual: the whole batch will say what is wrong."""
-        recorder = copy.copy(self._recorder)  # other threads follow the whole batch meanwhile
-        recorder.batch, recorder.problems = records, Problems(recorder.model)
+        recorder = _recorder_for(self._recorder, records)
         out = mark(part, recorder, Layout(0, each))
         try:
             for layer in self._layers:
@@ -205,6 +208,13 @@ def _is_trained_or_data(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(type(v) is Traced for v in value)
     return isinstance(value, Tensor) and (value.requires_grad or type(value) is Traced)
+
+
+def _recorder_for(recorder: Recorder, records: int) -> Recorder:
+    """One for a part of the batch. (Other threads follow the whole batch meanwhile.)"""
+    found = copy.copy(recorder)
+    found.batch, found.problems = records, Problems(recorder.model)
+    return found
 
 
 def _rows_of_a_record(x: Any, batch: int) -> int:
