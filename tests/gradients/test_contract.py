@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from tacit import gradients
 
@@ -99,6 +100,41 @@ def test_after_an_interruption_losses_can_be_read(flat: Any) -> None:
     engine.discard()
     assert loss.item() == float(loss)
     engine.detach()
+
+
+def test_no_mode_stays_behind() -> None:
+    """Nor is one taken away that somebody else has left there."""
+
+    class Other(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    class Moded(Interrupted):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.how != "leave":
+                return super().forward(x)
+            other.__enter__()
+            raise KeyboardInterrupt
+
+    model, other = Moded(), Other()
+    engine = gradients.attach(model)
+    model(torch.randn(B, 5))
+    assert _get_current_function_mode_stack() == []
+    model.how = "mix"
+    with pytest.raises(ValueError, match="example"):
+        model(torch.randn(B, 5))
+    assert _get_current_function_mode_stack() == []
+    model.how = "leave"
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(B, 5))
+    engine.discard()
+    assert _get_current_function_mode_stack() == [other]
+    other.__exit__(None, None, None)
+    model.how = "stop"
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(B, 5))
+    engine.detach()
+    assert _get_current_function_mode_stack() == []
 
 
 def test_an_interruption_keeps_nobody_alive() -> None:

@@ -32,6 +32,7 @@ from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
+from tacit.gradients.unseen import Unseen
 
 RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
 """Modules that register rules when they are imported."""
@@ -51,9 +52,12 @@ class Engine:
     What the engine cannot see: a number read out of the batch in the user's own loop (`loss.item()`, allowed for
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
-    that is not of the batch (`parameter.data = …`); and what hooks on nodes of the graph (`grad_fn.register_hook`) do
-    to gradients. Inside the model's forward, reading values is an error; custom autograd functions, backward
-    hooks on modules and hooks that change gradients of the batch are errors anywhere.
+    that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
+    gradients; lengths of padded sequences, and how many rows a mask picked; and code that gets at the plain tensor:
+    scripted functions (`torch.jit`), autograd functions of inputs, `as_subclass`, nested tensors, and outside
+    the model also `torch.tensor` and the like (`gradients.check` finds what an output comes to depend on). Inside the
+    model's forward, reading values is an error; custom autograd functions, backward hooks on modules and hooks that
+    change gradients of the batch are errors anywhere.
     """
 
     _stays_readable = False
@@ -90,6 +94,7 @@ class Engine:
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
         self._prefixes = prefix.Prefixes(model, self._recorder)
+        self._unseen = Unseen(self._recorder)
         self._handles: list[Any] = [
             shards.Withheld(model),
             *shards.keep_tags(model, self._recorder),
@@ -113,6 +118,7 @@ class Engine:
         marked = self._inputs.marked(args, kwargs)
         self._recorder.inside = True
         self._prefixes.put()
+        self._unseen.put()
         return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -124,8 +130,7 @@ class Engine:
             return
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
         if not self._calls:
-            self._recorder.inside = False
-            self._prefixes.remove()
+            self._stop_watching()
             if output is not None:
                 self._recorder.problems.check()
 
@@ -139,8 +144,13 @@ class Engine:
             self._abandon()
 
     def _abandon(self) -> None:
-        self._calls, self._recorder.inside = [], False
+        self._calls = []
         self._recorder.problems.fail()
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
+        self._recorder.inside = False
+        self._unseen.remove()
         self._prefixes.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
@@ -242,8 +252,7 @@ class Engine:
         """Forget the current batch."""
         self._forget_ended_calls()
         if not self._calls:  # Ctrl-C may have ended even `_leave`
-            self._recorder.inside = False
-            self._prefixes.remove()
+            self._stop_watching()
         self._recorder.reset()
         self._measured.forget()
 

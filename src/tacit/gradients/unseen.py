@@ -1,0 +1,68 @@
+"""Functions that PyTorch does not show to tensor subclasses, while the model runs.
+
+`torch.tensor(x)`, `torch.full(size, x)`, `torch.arange(x)` and numbers given as tensors (`alpha=x`) take values of the
+batch out of sight, and so do transforms of functions (`torch.vmap`, `torch.func.grad`), which wrap the batch in tensors
+of their own. What came of it would pass for a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch._C import _functorch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from tacit.gradients.nested import tensors
+from tacit.gradients.traced import Traced
+
+if TYPE_CHECKING:
+    from tacit.gradients.recorder import Recorder
+
+_TRANSFORMED = (
+    "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
+    "torch.autograd.grad"
+)
+
+
+class Unseen(TorchFunctionMode):
+    """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if Traced not in types:
+            for t in tensors((args, kwargs)):
+                if _is_of_the_batch(t):
+                    self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
+                if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
+                    self._recorder.problems.refuse_now(_TRANSFORMED)
+        return func(*args, **kwargs)
+
+    def put(self) -> None:
+        _push_mode(self)  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
+        above = []
+        if any(mode is self for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+            while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
+                above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _is_of_the_batch(t: Tensor) -> bool:
+    return type(t) is Traced and t._recorder.active and t._recorder.follows(t)
+
+
+def _unwrapped(t: Tensor) -> Tensor:
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t
