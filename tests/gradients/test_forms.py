@@ -89,6 +89,12 @@ def marked(x: Tensor) -> Tensor:
     return found
 
 
+def assigned(x: Tensor) -> Tensor:
+    found = torch.zeros(B, B)
+    found.data = x
+    return found
+
+
 def parted(x: Tensor) -> Tensor:
     a, b = x.T.chunk(2, axis=1)  # type: ignore[call-arg]
     return torch.cat([a + b, a - b], 1)
@@ -150,6 +156,7 @@ ATTACKS: dict[str, Body] = {
     "new_tensor": lambda m, x: x - x.new_tensor(x).mean(0),
     "dlpack": lambda m, x: x - torch.from_dlpack(x).mean(0),
     "tensor": lambda m, x: x - torch.tensor(x).mean(0),
+    "assigned": lambda m, x: x - assigned(x).mean(0),
     "full": lambda m, x: x * torch.full((B,), x.sum()),
     "full of truth": lambda m, x: x * torch.full((), x.sum() > 8.0),
     "arange": lambda m, x: x * torch.arange(x.sum()).sum(),

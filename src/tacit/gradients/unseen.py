@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
@@ -37,13 +37,18 @@ class Unseen(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if Traced not in types:
+        if Traced not in types and not self._is_found_by_value(func, args):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
                 if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
                     self._recorder.problems.refuse_now(_TRANSFORMED)
         return func(*args, **kwargs)
+
+    def _is_found_by_value(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether something is assigned to a buffer or a parameter, which a run compares with what they were."""
+        assigned = getattr(func, "__name__", "") == "__set__"
+        return assigned and (isinstance(args[0], nn.Parameter) or id(args[0]) in self._recorder.buffers)
 
     def put(self) -> None:
         _push_mode(self)  # type: ignore[no-untyped-call]
