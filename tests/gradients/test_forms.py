@@ -146,6 +146,7 @@ ATTACKS: dict[str, Body] = {
     "rank of those picked": lambda m, x: x[x[:, 0] > 0.4] * torch.arange(10.0)[: len(x[x[:, 0] > 0.4])].unsqueeze(1),
     "slots in order": lambda m, x: x * m.slots.index_select(0, x[:, 0].argsort()).unsqueeze(1),
     "one_hot": lambda m, x: F.one_hot((3 * x).long()).float().softmax(-1).sum(-1) + x * 0,
+    "width of one_hot": lambda m, x: x * F.one_hot((3 * x).long()).shape[-1],
     "batch statistics": lambda m, x: x - written(x),
     "instance statistics": lambda m, x: x - instances(x),
     "written by overload": lambda m, x: x - copied(x).mean(0),
@@ -248,3 +249,17 @@ def test_a_parameter_is_not_left_out_by_a_write() -> None:
     with pytest.raises(REFUSED, match="masked_fill_"):
         norms(body, torch.rand(B, B))
     assert float(norms(lambda m, x: x.masked_fill(x > 0.5, m.one), torch.rand(B, B)).min()) > 0
+
+
+def test_rows_that_constants_picked_may_meet_constants(naive: Any, compare: Any) -> None:
+    """Masked losses with labels and weights of the user's loop."""
+    model, x = Model(lambda m, x: x @ m.weight), torch.rand(B, B)
+    mask, labels = torch.tensor([[True, False, True], [False, False, True]] * 2), torch.randn(B, 3)
+
+    def loss(out: Tensor, k: Tensor, t: Tensor) -> Tensor:
+        return ((out[k] - t[k]) ** 2).sum()
+
+    each = naive(model, lambda i: loss(model(x[i : i + 1]), mask[i : i + 1], labels[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(model(x), mask, labels).backward()
+    compare(tape, each)

@@ -98,7 +98,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                     if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
                         return refused
                     spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
-                    return _tidy(Layout(lead, 1, spread[t]), batch)
+                    return _tidy(Layout(lead, 1, spread[t], own is not None), batch)
                 varying = [d for d in range(t.ndim) if t.shape[d] > 1]
                 if len(varying) > 1 or shape is None:
                     return refused
@@ -107,7 +107,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                 owner = ids[t.flatten()]
                 if owner.numel() != shape[position]:
                     owner = owner.expand(shape[position])
-                found = _tidy(Layout(lead + position, 1, owner), batch)
+                found = _tidy(Layout(lead + position, 1, owner, id(parts[i]) in tags), batch)
                 return found if all(_agrees(tag, found, lead, width, raw, tags) for tag in index_tags) else refused
         if any(isinstance(tag, Layout) for tag in index_tags):
             return refused
@@ -202,6 +202,8 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
 
 def _tidy(layout: Layout, batch: int) -> Layout:
     owner = layout.owner
+    if layout.by_data:
+        return layout
     if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
         return Layout(layout.dim)
     return layout

@@ -79,6 +79,8 @@ def _pad(call: Call) -> Tag:
 
 @rule("_pack_padded_sequence")
 def _pack(call: Call) -> Any:
+    if not call.layouts():
+        return call.tagged[0][1]
     x, layout = call.first()
     if layout.dim != (0 if call.arg(2, "batch_first") else 1):
         return mixes(call, "takes the dimension that holds the examples for time (see batch_first)")
@@ -89,6 +91,8 @@ def _pack(call: Call) -> Any:
 
 @rule("_pad_packed_sequence")
 def _unpack(call: Call) -> Any:
+    if not call.layouts():
+        return call.tagged[0][1]
     layout = call.first()[1]
     if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
         return mixes(call, "was given rows of other examples than those of its first step")

@@ -32,9 +32,11 @@ class Layout:
     dim: int
     inner: int = 1
     owner: Tensor | None = field(default=None, compare=False)
+    by_data: bool = field(default=False, compare=False)
+    """Whether it was data of the batch that decided which example is where."""
 
     def at(self, dim: int) -> Layout:
-        return Layout(dim, self.inner, self.owner)
+        return Layout(dim, self.inner, self.owner, self.by_data)
 
     def same_order(self, other: Layout) -> bool:
         if self.owner is None or other.owner is None:

@@ -46,6 +46,13 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
     return Rows(which.long(), owner, grads, weight.shape, batch)
 
 
+@operation("one_hot", ALWAYS)
+def one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    if recorder.inside and bound("tensor num_classes", args, kwargs, num_classes=-1)[1] < 1:
+        recorder.problems.add("`one_hot` without num_classes is as wide as the largest class in the batch")
+    return recorder.carry_out(func, args, kwargs)
+
+
 @operation("embedding_renorm", ALWAYS)
 def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.problems.add(

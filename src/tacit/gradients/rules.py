@@ -136,7 +136,7 @@ def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
 def broadcast(call: Call) -> Any:
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     found = aligned(call, out.ndim)
-    if isinstance(found, Layout) and found.owner is not None and found.dim < out.ndim:
+    if isinstance(found, Layout) and found.by_data and found.dim < out.ndim:
         # Which example is in which row was decided by the examples: a constant for each row is then data.
         tagged = {id(t) for t, _ in call.tagged}
         for t in tensors((call.args, call.kwargs)):

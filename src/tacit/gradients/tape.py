@@ -53,11 +53,12 @@ class Engine:
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
     that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
-    gradients; lengths of padded sequences, and how many rows a mask picked; and code that gets at the plain tensor:
-    scripted functions (`torch.jit`), autograd functions of inputs, `as_subclass`, nested tensors, and outside
-    the model also `torch.tensor` and the like (`gradients.check` finds what an output comes to depend on). Inside the
-    model's forward, reading values is an error; custom autograd functions, backward hooks on modules and hooks that
-    change gradients of the batch are errors anywhere.
+    gradients; lengths of padded sequences, how many rows a mask picked, constants for each row beside rows that data
+    has put in order (but in functions of single entries); and code that gets at the plain tensor: scripted functions
+    (`torch.jit`), autograd functions of inputs, `torch.Tensor(x)`, `as_subclass`, storages, printed values, nested
+    tensors, and, outside the model or in threads of its own, also `torch.tensor` and the like (`gradients.check` finds
+    what an output comes to depend on). Inside the model's forward, reading values is an error; custom autograd
+    functions, backward hooks on modules and hooks that change gradients of the batch are errors anywhere.
     """
 
     _stays_readable = False
