@@ -210,6 +210,8 @@ RIGHT: dict[str, Body] = {
     "sum keepdims": lambda m, x: x.sum(axis=1, keepdims=True) * x,  # type: ignore[call-overload]
     "max of two": lambda m, x: torch.max(x, other=torch.full((B,), 0.5)),
     "flip": lambda m, x: x.flip(1),
+    "unfold": lambda m, x: x.unfold(1, 2, 1).prod(2),
+    "alike in any order": lambda m, x: x[:, :1] * 0 + m.one.expand(9).index_select(0, x[:, 0].argsort()).unsqueeze(1),
     "diff": lambda m, x: torch.diff(x, 1, 1, prepend=x[:, :1]),
     "std": lambda m, x: x * x.std(1, True, keepdim=True),
     "unbind axis": lambda m, x: torch.stack(x.unbind(axis=1), 1),  # type: ignore[call-arg]

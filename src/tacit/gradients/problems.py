@@ -54,7 +54,7 @@ class Problems:
 
     def fail(self) -> None:
         """The call came to no end: what was found in it is of a batch that will not be used."""
-        self._found = self._before
+        self._found = list(self._before)
 
     def check(self) -> None:
         """Raise what was found."""

@@ -248,7 +248,8 @@ class Recorder:
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
         if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order and _is_alike(shared, args):
-            return shared[0]  # a learned tensor that is the same for all examples, put in their order
+            # A learned tensor that is the same for all examples, put in their order.
+            return shared[0].narrow(args[1], 0, len(args[2]))
         bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
             reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]

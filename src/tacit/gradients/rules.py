@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,8 +48,8 @@ class Call:
         if given is None or isinstance(given, bool):
             return None
         listed = list(given) if isinstance(given, (tuple, list)) else [given]
-        if len(self.args) > position and not isinstance(given, (tuple, list)):
-            listed += itertools.takewhile(lambda more: type(more) is int, self.args[position + 1 :])
+        if self.name in ("flip", "count_nonzero") and not isinstance(given, (tuple, list)):
+            listed += self.args[position + 1 :]
         return [operator.index(d) % rank for d in listed] or None
 
     def layouts(self) -> list[tuple[Tensor, Layout]]:

@@ -124,9 +124,8 @@ class Engine:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call = id(sys._getframe(1))
-        if not self._calls or (
-            output is None and call not in self._calls
-        ):  # it failed: it is called from elsewhere then
+        failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
+        if failed or not self._calls:
             self._forget_ended_calls()
             return
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
