@@ -202,9 +202,6 @@ OWN_WRITES: dict[str, Callable[[Tensor], Any]] = {
     "column": lambda h: h[:, 0].mul_(2),
     "own mean": lambda h: h[:, :4].sub_(h[:, :4].mean(1, keepdim=True)),
     "noise": lambda h: h.add_(torch.ones(B, 8)),
-    "row": lambda h: h[0].mul_(2),
-    "rows": lambda h: h[0:2].mul_(2),
-    "own row": lambda h: h[0].sub_(h[0].detach().mean()),
     "assigned": lambda h: h.__setitem__((slice(None), 0), h[:, 1].detach()),
     "one-hot": lambda h: h.mul_(torch.zeros(B, 8).scatter_(1, h.detach().argmax(1, keepdim=True), 1.0)),
     "dropout": lambda h: F.dropout(h, 0.0, inplace=True),
@@ -218,6 +215,24 @@ def test_writes_within_each_example(name: str) -> None:
         F.cross_entropy(model(x), y, reduction="sum").backward()
 
     assert not _others_move(body)
+
+
+BY_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "row": lambda h: h[0].mul_(2),
+    "rows": lambda h: h[0:2].mul_(2),
+    "own row": lambda h: h[0].sub_(h[0].detach().mean()),
+}
+
+
+@pytest.mark.parametrize("name", BY_PLACE)
+def test_writes_to_whoever_is_in_a_place(name: str) -> None:
+    """Nobody else's data enters, but who is first depends on who else was drawn."""
+
+    def body(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
+        model[1] = Written(BY_PLACE[name])
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+
+    _refused(body, "changes with the other examples")
 
 
 def test_sums_for_logging_are_gathered_in_place(flat: Any) -> None:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
-from tacit.gradients.layout import Layout, select_examples
-from tacit.gradients.nested import mapped, tensors
+from tacit.gradients.independence import influence, undisturbed
 from tacit.gradients.problems import ValuesRead, refuse
-from tacit.gradients.traced import Traced
-
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
 def module_problems(model: nn.Module) -> list[str]:
@@ -49,101 +41,28 @@ def module_problems(model: nn.Module) -> list[str]:
 def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int = 1, **kwargs: Any) -> None:
     """Raise a ValueError that lists everything that stands in the way of per-example gradients.
 
-    The modules are looked at, the model is run once on the given batch (a few examples are enough) with every operation
-    followed, and each example is run alone: its outputs must be those it had in the batch. The last step finds mixing
-    that no single operation shows (through shapes, counts or code the engine cannot see). Dropout is switched off
-    meanwhile; buffers and the random state are restored. A model whose output is random otherwise skips the last step.
+    The modules are looked at, the model is run once on the given batch (eight examples are enough) with every operation
+    followed, and parts of the batch are run by themselves (`independence`), which finds mixing that no operation shows.
+    The model, its buffers and the random state are left as they were.
     """
     from tacit.gradients.tape import Engine
 
     problems = module_problems(model)
     refuse(problems)
-    with _undisturbed(model), _NoDropout():
+    with undisturbed(model):
         engine = Engine(model, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._inputs.marked(args, kwargs)
             engine._recorder.inside = True
             try:
-                output = model.forward(*inputs, **named)
+                model.forward(*inputs, **named)
             except ValuesRead as error:
                 refuse([str(error)])
                 raise
             finally:
                 engine._recorder.inside = False
             engine._recorder.problems.check()
-            problems += _disagreements(engine, model, inputs, named, output)
+            problems += influence(engine._recorder, inputs, named)
         finally:
             engine.detach()
     refuse(problems)
-
-
-def _disagreements(engine: Any, model: nn.Module, args: Any, kwargs: Any, output: Any) -> list[str]:
-    batch = engine.batch_size
-    whole = [t for t in tensors(output) if type(t) is Traced and isinstance(t._tag, Layout) and t._tag.owner is None]
-    layouts = [t._tag for t in whole if isinstance(t._tag, Layout)]
-    engine._recorder.active = False
-    bare = [t.as_subclass(Tensor).detach() for t in whole]
-    indices = [i for i, t in enumerate(tensors(output)) if any(t is w for w in whole)]
-    with torch.no_grad():
-        again = [tensors(model.forward(*_plain(args), **_plain(kwargs)))[i] for i in indices]
-        if any(not torch.equal(a, b) for a, b in zip(bare, again)) and not all(
-            torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(bare, again)
-        ):
-            return []
-        for b in range(min(batch, 4)):
-            single = tensors(model.forward(*_one(args, batch, b), **_one(kwargs, batch, b)))
-            for i, full, layout in zip(indices, bare, layouts):
-                share = select_examples(full, layout, batch, b, b + 1)
-                tolerance = _TOLERANCE.get(full.dtype, 3e-2)
-                size = float(share.abs().max()) if share.numel() and share.is_floating_point() else 1.0
-                alone = single[i] if i < len(single) else None
-                if (
-                    alone is None
-                    or alone.shape != share.shape
-                    or not torch.allclose(
-                        alone.double(), share.double(), rtol=tolerance, atol=tolerance * size, equal_nan=True
-                    )
-                ):
-                    return [
-                        f"the model's output for example {b} changes when other examples are in the batch: somewhere "
-                        "examples influence each other (through an index, `.item()`, control flow or a count)"
-                    ]
-    return []
-
-
-class _NoDropout(TorchFunctionMode):
-    """Every dropout becomes the identity."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if "dropout" in name and args and isinstance(args[0], Tensor):
-            return args[0]
-        if "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    kept = [(b, b.clone()) for b in model.buffers()]
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for b, value in kept:
-                    b.copy_(value)
-
-
-def _plain(value: Any) -> Any:
-    return mapped(value, lambda t: t.as_subclass(Tensor))
-
-
-def _one(value: Any, batch: int, b: int) -> Any:
-    def cut(t: Tensor) -> Tensor:
-        if type(t) is not Traced or not isinstance(t._tag, Layout):
-            return t
-        return select_examples(t.as_subclass(Tensor), t._tag, batch, b, b + 1)
-
-    return mapped(value, cut)

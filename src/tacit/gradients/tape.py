@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import traceback
@@ -28,11 +29,17 @@ from tacit.gradients import (
 )
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
+from tacit.gradients.independence import influence
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.unseen import Unseen
+
+log = logging.getLogger(__name__)
+
+FEWEST = 4
+"""Examples of a batch that is compared with its halves: an example alone may have a shape that nobody meant."""
 
 RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
 """Modules that register rules when they are imported."""
@@ -62,6 +69,7 @@ class Engine:
     """
 
     _stays_readable = False
+    _compares = True
 
     def __init__(
         self,
@@ -133,6 +141,24 @@ class Engine:
             self._stop_watching()
             if output is not None:
                 self._recorder.problems.check()
+                if self._compares:
+                    self._compare(args, kwargs)
+
+    def _compare(self, args: Any, kwargs: Any) -> None:
+        """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits."""
+        batch = self._recorder.batch or 0
+        if batch < FEWEST or self._recorder.sharded or not torch.is_grad_enabled():
+            return
+        self._calls.append(id(sys._getframe(1)))  # whoever calls the model now is not a new batch
+        try:
+            found = influence(self._recorder, args, kwargs)
+        except Exception as error:  # whatever the model's own code raises for a part of the batch
+            log.warning("the model was not compared with itself on parts of a batch: it failed there (%s)", error)
+            found = []
+        finally:
+            self._calls.pop()
+        refuse(found)
+        self._compares = False
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
@@ -297,6 +323,7 @@ class Tape(Engine, AbstractContextManager["Tape"]):
     """An engine for one `with` block; its results stay readable afterwards."""
 
     _stays_readable = True
+    _compares = False
 
     def __enter__(self) -> Tape:
         return self

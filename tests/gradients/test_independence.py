@@ -1,0 +1,244 @@
+"""The first batch is compared with parts of itself: what no operation shows is found where it changes an output."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from tacit import gradients
+
+B = 10
+INFLUENCE = "changes with the other examples"
+
+
+class Net(nn.Module):
+    """A small model with much that a forward pass may use or change."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True)
+        self.lstm = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+        self.register_buffer("table", torch.randn(64, 4))
+        self.register_buffer("count", torch.zeros(()))
+        self.generator = torch.Generator().manual_seed(3)
+        self.kept: list[Tensor] = []
+        self.named: dict[str, Tensor] = {}
+        self.seen: set[int] = set()
+        self.steps = 0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def data() -> Tensor:
+    return torch.randn(B, 4, generator=torch.Generator().manual_seed(1))
+
+
+def once(model: nn.Module, x: Tensor, **settings: Any) -> None:
+    """One batch of a training loop."""
+    engine = gradients.attach(model, **settings)
+    try:
+        found = model(x)
+        out = found[0] if isinstance(found, tuple) else found["out"] if isinstance(found, dict) else found
+        out.square().sum().backward()
+        engine.norms()
+    finally:
+        engine.detach()
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+MIXING: dict[str, Callable[..., Any]] = {
+    "the batch's size": lambda m, x: m.linear(x) / len(x),
+    "the batch's size in a constant": lambda m, x: m.linear(x) * torch.full((1,), 1 / x.shape[0]),
+    "places": lambda m, x: m.linear(x) + m.table[: len(x)],
+    "places counted": lambda m, x: m.linear(x) * torch.arange(len(x)).unsqueeze(1),
+    "the first": lambda m, x: m.linear(x) * torch.eye(len(x))[0].add(1).unsqueeze(1),
+    "scripted code": lambda m, x: m.linear(x) + scripted(x),
+    "whether they are even": lambda m, x: m.linear(x).mul(1.0 if len(x) % 2 else -1.0),
+    "one of several outputs": lambda m, x: {"out": m.linear(x), "other": m.linear(x) / len(x)},
+    "integers": lambda m, x: (m.linear(x), x.long() + len(x)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_influence_that_no_operation_shows_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(Net(MIXING[name]), data())
+    with pytest.raises(ValueError, match="no per-example gradients"):
+        gradients.check(Net(MIXING[name]), data())
+
+
+def noisy(m: Any, x: Tensor) -> Tensor:
+    noise = torch.randn_like(x) + torch.randn(len(x), 4) + torch.rand(x.shape) + torch.empty_like(x).normal_()
+    return m.linear(x) * F.dropout(torch.ones_like(x), 0.5) + noise * torch.empty(len(x), 1).bernoulli_(0.5)
+
+
+def skipping(m: Any, x: Tensor) -> Tensor:
+    """Layers that are left out at random, for the whole batch."""
+    for draw in (random.random, np.random.random, lambda: float(torch.rand(()))):
+        if draw() < 0.5:
+            x = m.linear(x)
+    return m.linear(x)
+
+
+def keeping(m: Any, x: Tensor) -> Tensor:
+    m.steps += 1
+    m.count += 1
+    m.new = m.linear(x)
+    m.kept.append(m.new)
+    m.named[f"step {m.steps}"] = m.new
+    m.seen.add(m.steps)
+    del m.named["old"]
+    m.noise = torch.rand(3, generator=m.generator)
+    return m.new + m.steps  # type: ignore[no-any-return]
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state()[1].tolist()  # type: ignore[union-attr]  # noqa: NPY002
+
+
+def calling_itself(m: Any, x: Tensor) -> Any:
+    m.steps += 1
+    return m(x * 2) if m.steps < 3 else m.linear(x)
+
+
+def buffered(m: Any, x: Tensor) -> Tensor:
+    m.count += 1
+    return m.linear(x) * m.table[0] * (m.count + 1)  # type: ignore[no-any-return]
+
+
+HONEST: dict[str, Callable[..., Any]] = {
+    "plain": lambda m, x: m.linear(x),
+    "noise": noisy,
+    "layers left out": skipping,
+    "attention with dropout": lambda m, x: m.attention(*3 * (m.linear(x).unflatten(1, (1, 4)),))[0].flatten(1),
+    "recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0],
+    "random in another way": lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)),
+    "buffers in the graph": buffered,
+    "calls itself": calling_itself,
+    "not a number": lambda m, x: torch.where(x[:, :1] > 0.5, torch.nan, m.linear(x)),
+    "words and numbers beside": lambda m, x: {"out": m.linear(x), "size": len(x), "why": "because"},
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_models_are_let(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        once(Net(HONEST[name]), data())
+    assert "not compared" not in caplog.text
+
+
+def test_what_a_model_keeps_is_what_its_own_forward_left() -> None:
+    model = Net(keeping)
+    model.named["old"] = torch.zeros(())
+    states = torch.get_rng_state(), random.getstate(), _numpy_state()
+    expected = torch.Generator().manual_seed(3)
+    drawn = torch.rand(3, generator=expected)
+    engine = gradients.attach(model, reduction="sum")
+    try:
+        model(data())
+        assert model.steps == 1 and len(model.kept) == 1 and model.kept[0] is model.new
+        assert list(model.named) == ["step 1"] and model.seen == {1} and torch.equal(model.noise, drawn)
+        assert torch.equal(model.generator.get_state(), expected.get_state())
+        assert len(model.kept[0]) == B
+        now = torch.get_rng_state(), random.getstate(), _numpy_state()
+        assert torch.equal(now[0], states[0]) and now[1:] == states[1:]
+    finally:
+        engine.detach()
+
+
+def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
+    sizes: list[int] = []
+    model = Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1])
+    engine = gradients.attach(model)
+    for n in (3, 0, 5, 6, 20):
+        model(data()[:1].expand(n, 4).clone()).sum().backward()
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+    assert sizes == [3, 0, 5, 5, 5, 2, 3, 6, 20]
+
+
+def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:
+    engine = gradients.attach(model := Net(MIXING["places"]))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=INFLUENCE):
+            model(data())
+        engine.discard()
+    engine.detach()
+
+
+def test_one_recorded_batch_is_one_forward_pass() -> None:
+    sizes: list[int] = []
+    with gradients.record(model := Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1])):
+        model(data()).sum().backward()
+    assert sizes == [B]
+
+
+def test_nobody_is_asked_while_evaluating() -> None:
+    sizes: list[int] = []
+    engine = gradients.attach(model := Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1]))
+    with torch.no_grad():
+        model(data())
+    engine.detach()
+    assert sizes == [B]
+
+
+def test_a_model_that_fails_on_parts_is_told_and_trained(flat: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def fixed(m: Any, x: Tensor) -> Tensor:
+        return m.linear(x) + m.table[:B]
+
+    engine = gradients.attach(model := Net(fixed))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model(data()).sum().backward()
+            engine.clipped_sum(flat(1.0))
+    engine.detach()
+    assert caplog.text.count("not compared") == 1 and "must match" in caplog.text
+
+
+def test_examples_elsewhere_than_first_and_of_several_rows() -> None:
+    once(nn.LSTM(4, 3), torch.randn(5, B, 4), batch_dim=1)
+    once(Net(HONEST["plain"]), torch.randn(2 * B, 4), rows_per_record=2)
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(Net(MIXING["places"]), torch.randn(2 * B, 4), rows_per_record=2)
+
+
+def test_lengths_in_a_list_go_with_their_examples() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: list[int]) -> Tensor:
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.lstm(packed)[1][0][-1]  # type: ignore[no-any-return]
+
+    model, lengths = Reader(), [1 + i % 5 for i in range(B)]
+    engine = gradients.attach(model)
+    model(torch.randn(B, 5, 4), lengths).sum().backward()
+    assert len(engine.norms()) == B
+    engine.detach()
+
+
+def test_half_precision_is_compared_as_coarsely_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    engine = gradients.attach(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(data()).float().sum().backward()
+    assert len(engine.norms()) == B
+    engine.detach()
