@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,9 +34,11 @@ class Layout:
     owner: Tensor | None = field(default=None, compare=False)
     by_data: bool = field(default=False, compare=False)
     """Whether it was data of the batch that decided which example is where."""
+    packed: bool = field(default=False, compare=False)
+    """Whether only lengths did, by packing sequences: unpacked, the examples are where they were."""
 
     def at(self, dim: int) -> Layout:
-        return Layout(dim, self.inner, self.owner, self.by_data)
+        return Layout(dim, self.inner, self.owner, self.by_data, self.packed)
 
     def same_order(self, other: Layout) -> bool:
         if self.owner is None or other.owner is None:
@@ -49,6 +51,7 @@ class Only:
     """Every entry belongs to this example: a row picked out of the batch, to be put back beside the others."""
 
     example: int
+    by_data: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,20 @@ class Total:
     """Σ_i or (1/batch)·Σ_i over examples of something linear in each."""
 
     kind: Literal["mean", "sum"]
+    by_data: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """Entries that depend on several examples; `reason` says where it happened and what to do instead.
 
-    `order` marks the indices of a sort over examples: they may still be used to put examples in another order.
+    `order` marks the indices of a sort over examples, and is the layout of what was sorted: they may still be used to
+    put examples in another order.
     """
 
     reason: str
-    order: bool = False
+    order: Layout | None = None
+    by_data: ClassVar[bool] = False
 
 
 Tag = Layout | Only | Total | Mixed

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
 from tacit.gradients.nested import detached, replaced, tensors
+from tacit.gradients.rules import BESIDE
 from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def lift(
                 recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
                 place = None
                 break
-            place, size = here, t.shape[tag.dim]
+            place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
     if place is None:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*detached(args, shared), **detached(kwargs, shared))
@@ -74,6 +75,8 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int,
         q = q.narrow(dim, 0, 1)
     shape = (1,) * (rank - q.ndim) + tuple(q.shape)
     own = shape[place.dim] != 1
+    if own and place.by_data and batch > 1:
+        recorder.problems.add(f"a parameter of shape {tuple(q.shape)} has a slot for each place, and this {BESIDE}")
     source = q
     wanted = list(full or shape)
     wanted[place.dim] = shape[place.dim] if own else size

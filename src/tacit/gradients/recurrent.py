@@ -13,12 +13,13 @@ from tacit.gradients import cells
 from tacit.gradients.alike import LINE
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
 from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import ALWAYS, Recorder
+from tacit.gradients.rules import BESIDE
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -173,7 +174,7 @@ def _columns(layout: Layout, sizes: Tensor | None) -> Layout:
     if sizes is None:
         return layout.at(1)
     assert layout.owner is not None
-    return Layout(1, 1, layout.owner[: int(sizes[0])])
+    return Layout(1, 1, layout.owner[: int(sizes[0])], layout.by_data and not layout.packed)
 
 
 def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:
@@ -198,6 +199,9 @@ def _objection(
             or not _same_owners(own, columns, recorder.batch, state.shape[1])
         ):
             return "the initial state's examples are in another order or dimension than the input's"
+    for state in states if columns.by_data and recorder.batch != 1 else ():
+        if type(state) is not Traced and not trainable(state) and not same_everywhere(state, 1):
+            return f"the initial state of a recurrent layer {BESIDE}"
     if any(type(weight) is Traced for weight in weights):
         return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"
     return None
