@@ -288,6 +288,6 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
             continue
         found = indexed(x, key, part, {**tags, id(x): layout}, batch)
         if isinstance(found, Layout) and found.dim == wanted.dim and found.same_order(wanted):
-            by_data = layout.by_data or (new.by_data and not found.by_data)
+            by_data = layout.by_data or new.by_data != found.by_data
             fitting.append(Layout(layout.dim, layout.inner, layout.owner, by_data))
     return fitting[0] if len(fitting) == 1 else refused
