@@ -90,7 +90,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     if mine is not None:
         for i, t, is_mask in zip(advanced, chosen, masks):
             if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
-                ids = owners(mine, batch, x.shape[mine.dim], x.device)
+                ids = owners(mine, batch, x.shape[mine.dim], x.device).to(x.device)
                 if is_mask:
                     if len(advanced) > 1:
                         return refused

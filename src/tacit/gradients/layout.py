@@ -113,17 +113,36 @@ def reshaped(layout: Layout, batch: int, old: Sequence[int], new: Sequence[int])
     """
     before, after = math.prod(old[: layout.dim]), math.prod(old[layout.dim + 1 :])
     size = old[layout.dim]
+    if layout.owner is not None:
+        return _regrouped(layout.owner, before, after, new)
     for dim, width in enumerate(new):
         left, right = math.prod(new[:dim]), math.prod(new[dim + 1 :])
-        if layout.owner is not None:
-            if left == before and right and after % right == 0 and width == size * (after // right):
-                return Layout(dim, 1, layout.owner.repeat_interleave(after // right))
-            continue
         prefix, suffix = before * (size // (batch * layout.inner)), after * layout.inner
         if left and right and prefix % left == 0 and suffix % right == 0:
             outer, inner = prefix // left, suffix // right
             if width == outer * batch * inner:
                 return Layout(dim, inner)
+    return None
+
+
+def _regrouped(owner: Tensor, before: int, after: int, new: Sequence[int]) -> Layout | None:
+    """Rows of an irregular layout after a reshape: where they are now, or else where each place is one example's."""
+    places = [(dim, math.prod(new[:dim]), math.prod(new[dim + 1 :])) for dim in range(len(new))]
+    places = [(dim, left, right) for dim, left, right in places if left and right and after]
+    for dim, left, right in sorted(places, key=lambda place: place[1] != before or after % place[2] != 0):
+        rows = owner.repeat(before)
+        if after % right == 0:
+            rows = rows.repeat_interleave(after // right)
+        elif right % after == 0 and len(rows) % (right // after) == 0:
+            several = rows.view(-1, right // after)
+            if not same_everywhere(several, 1):
+                continue
+            rows = several[:, 0]
+        else:
+            continue
+        rows = rows.view(left, new[dim])
+        if same_everywhere(rows, 0):
+            return Layout(dim, 1, rows[0])
     return None
 
 

@@ -11,7 +11,6 @@ from tacit.gradients.contributions import Contribution
 from tacit.gradients.layout import Layout, by_example, owners
 from tacit.gradients.operations import bare, bound, fallback, finish, layout_of, operation, trainable
 from tacit.gradients.recorder import ALWAYS, Recorder
-from tacit.gradients.rules import BESIDE
 from tacit.gradients.sparse import Rows
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -73,9 +72,6 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     rows, starts = plain(index), plain(offsets)
     bags = starts.numel() - bool(last)
     own, of_bags = layout_of(recorder, index), layout_of(recorder, offsets)
-    given = [layout_of(recorder, t) for t in (index, offsets, scales) if isinstance(t, Tensor)]
-    if batch > 1 and None in given and any(layout.by_data for layout in given if layout is not None):
-        recorder.problems.add(f"`embedding_bag` {BESIDE}")
     bag = torch.searchsorted(starts[:bags].contiguous(), torch.arange(rows.numel(), device=rows.device), right=True) - 1
     if of_bags is not None and not last:
         place: Layout | None = of_bags
