@@ -224,6 +224,13 @@ MIXING: dict[str, Body] = {
         torch.ones(B, dtype=torch.long),
         reduction="sum",
     ),
+    "ctc, targets in a row": lambda m, h, y: F.ctc_loss(
+        tokens(h).log_softmax(2).transpose(0, 1),
+        torch.arange(2 * B) % 3 + 1,
+        torch.full((B,), B),
+        torch.full((B,), 2),
+        reduction="sum",
+    ),
     "scatter": lambda m, h, y: ordered(h).scatter(1, LABELS.unsqueeze(1), 0.0),
     "index in pairs": lambda m, h, y: ordered(h)[torch.arange(B), LABELS],
     "index a table in pairs": lambda m, h, y: ordered(h) * TABLE[y[by(h)], torch.arange(B)].unsqueeze(1),

@@ -53,10 +53,20 @@ def stride(layout: Layout) -> int:
 
 
 def alike(t: Tensor, dim: int, each: int) -> bool:
-    """Whether a constant is the same for every `each` places along a dimension."""
+    """Whether a constant begins again after every `each` places along a dimension."""
+    if t.shape[dim] <= each:
+        return True
     if each > 1 and t.shape[dim] % each == 0:
         t = t.detach().unflatten(dim, (-1, each))  # type: ignore[no-untyped-call]
     return same_everywhere(t, dim)
+
+
+def _period(size: int, rows: dict[int, int]) -> int:
+    """How many places along a dimension of this size an example would have, if it holds examples at all.
+
+    `rows` are how many rows hold them, and how many of these each has.
+    """
+    return next((each * (size // n) for n, each in rows.items() if 1 < n <= size and size % n == 0), size)
 
 
 def _constants(call: Call) -> list[Tensor]:
@@ -82,8 +92,9 @@ def _minds(call: Call, found: Any) -> bool:
     Asked only where a constant could have a row for each. Numbers are drawn for the trial, so that the answer depends
     on the operation and on what the constants are, not on the batch: if all examples move on, so must what they give.
     """
-    rows = {t.shape[tag.dim]: stride(tag) for t, tag in call.layouts() if tag.by_data}
-    if all(alike(t, d, rows[n]) for t in _constants(call) for d, n in enumerate(t.shape) if n in rows):
+    constants = _constants(call)
+    rows = {t.shape[tag.dim]: stride(tag) for t, tag in call.layouts() if tag.by_data and constants}
+    if all(alike(t, d, _period(n, rows)) for t in constants for d, n in enumerate(t.shape)):
         return False
     try:
         before, after = _tried(call, rows, {}), _tried(call, rows, {id(t): tag for t, tag in call.layouts()})
@@ -105,8 +116,7 @@ def _tried(call: Call, rows: dict[int, int], moved: dict[int, Layout]) -> list[A
         return known[id(t)]
 
     device = call.tagged[0][0].device
-    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # both begin alike
         args, kwargs = mapped((call.args, call.kwargs), stand_in)
         with torch.autocast(device.type, enabled=False):
             out = call.func(*args, **kwargs)
@@ -114,13 +124,14 @@ def _tried(call: Call, rows: dict[int, int], moved: dict[int, Layout]) -> list[A
 
 
 def _drawn(t: Tensor, rows: dict[int, int], generator: torch.Generator) -> Tensor:
-    """A tensor like this one, of other real numbers; along dimensions of these sizes alike where this one is."""
+    """A tensor like this one, of other real numbers; the same for all examples where this one is."""
     if not t.is_floating_point():
         return t.clone()
-    repeats = [n // rows[n] if n in rows and alike(t, d, rows[n]) else 1 for d, n in enumerate(t.shape)]
-    shape = [n // k for n, k in zip(t.shape, repeats)]
-    numbers = 0.1 + 0.8 * torch.rand(shape, dtype=torch.float64, generator=generator)
-    return numbers.repeat(repeats).to(t.device) if repeats else numbers.to(t.device)
+    each = [_period(n, rows) if alike(t, d, _period(n, rows)) else n for d, n in enumerate(t.shape)]
+    numbers = 0.1 + 0.8 * torch.rand(each, dtype=torch.float64, generator=generator)
+    for d, n in enumerate(each):
+        numbers = torch.cat([numbers] * (t.shape[d] // n), d) if n else numbers
+    return numbers.to(t.device)
 
 
 def _moved(t: Tensor, tag: Tag | None) -> Tensor:
