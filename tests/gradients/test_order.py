@@ -108,6 +108,7 @@ RIGHT: dict[str, Body] = {
     "trained linear": lambda m, h, y: m.inner(ordered(h)).sin(),
     "trained einsum": lambda m, h, y: torch.einsum("nd,de->ne", ordered(h), m.table).sin(),
     "trained row": lambda m, h, y: (ordered(h) * m.slots).sin(),
+    "trained state": lambda m, h, y: m.rnn(ordered(h)[:, None], m.slots[:3].expand(1, len(h), 3) * 2)[0],
     "trained cat": lambda m, h, y: torch.cat([ordered(h), m.slots.expand(len(h), B)], 1).sin(),
     "cat": lambda m, h, y: torch.cat([ordered(h), PLACES.expand(len(h), B)], 1).sin(),
     "stack": lambda m, h, y: torch.stack([ordered(h), PLACES.expand(len(h), B)], 1).sin(),
@@ -252,6 +253,7 @@ MIXING: dict[str, Body] = {
         ordered(h), ordered(h).detach().sigmoid(), TABLE, reduction="sum"
     ),
     "trained slots": lambda m, h, y: ordered(h) + m.slots.unsqueeze(1),
+    "trained slots, changed": lambda m, h, y: ordered(h) + m.slots.unsqueeze(1) * 2,
     "trained slots, cat": lambda m, h, y: torch.cat([ordered(h), m.slots.unsqueeze(1)], 1).prod(1),
     "trained einsum": lambda m, h, y: torch.einsum("nd,nd->n", ordered(h), m.table),
     "trained bmm": lambda m, h, y: torch.bmm(ordered(h)[:, None], m.table[:, :, None]),
