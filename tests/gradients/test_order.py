@@ -212,12 +212,6 @@ MIXING: dict[str, Body] = {
     "cat": lambda m, h, y: torch.cat([ordered(h), TABLE], 1).prod(1),
     "stack": lambda m, h, y: torch.stack([ordered(h), TABLE], 1).prod(1),
     "attention": lambda m, h, y: scores(ordered(h), torch.rand(B, B, B)),
-    "attention module": lambda m, h, y: m.attention(tokens(h), tokens(h), tokens(h), attn_mask=torch.rand(2 * B, B, B))[
-        0
-    ],
-    "attention module, padding": lambda m, h, y: m.attention(
-        tokens(h), tokens(h), tokens(h), key_padding_mask=torch.arange(B) > LABELS.unsqueeze(1)
-    )[0],
     "ctc": lambda m, h, y: F.ctc_loss(
         tokens(h).log_softmax(2).transpose(0, 1),
         (LABELS % 3 + 1).unsqueeze(1),
@@ -267,7 +261,7 @@ MIXING: dict[str, Body] = {
     ).data.sin(),
 }
 
-KNOWN: dict[str, Body] = {  # functions of single entries, and what nobody may do with records in any order
+KNOWN: dict[str, Body] = {
     "pointwise": lambda m, h, y: ordered(h) * PLACES.unsqueeze(1),
     "of a mask": lambda m, h, y: picked(h) * PLACES[: len(picked(h))].unsqueeze(1),
     "where": lambda m, h, y: torch.where((PLACES > 2).unsqueeze(1), ordered(h), 0.0),
@@ -290,13 +284,25 @@ KNOWN: dict[str, Body] = {  # functions of single entries, and what nobody may d
         picked(h), LABELS[h.detach()[:, 2].argsort()][: len(picked(h))], reduction="sum"
     ),
     "a constant in its order twice": lambda m, h, y: ordered(h) * PLACES[by(ordered(h))].unsqueeze(1),
+    "attention module": lambda m, h, y: m.attention(tokens(h), tokens(h), tokens(h), attn_mask=torch.rand(2 * B, B, B))[
+        0
+    ],
+    "attention module, padding": lambda m, h, y: m.attention(
+        tokens(h), tokens(h), tokens(h), key_padding_mask=torch.arange(B) > LABELS.unsqueeze(1)
+    )[0],
 }
 
 
-@pytest.mark.parametrize("name", [*MIXING, *KNOWN])
+@pytest.mark.parametrize("name", MIXING)
 def test_rows_in_the_order_of_data_meet_no_constant_for_each_place(name: str) -> None:
     with pytest.raises(REFUSED):
-        norms({**MIXING, **KNOWN}[name], batch(), LABELS)
+        norms(MIXING[name], batch(), LABELS)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nor_in_functions_of_entries_nor_one_by_one(name: str) -> None:
+    with pytest.raises(REFUSED):
+        norms(KNOWN[name], batch(), LABELS)
 
 
 def test_a_gradient_for_each_place() -> None:
@@ -346,6 +352,44 @@ def test_sequences_with_lengths_of_the_batch(
         with gradients.record(model) as tape:
             loss(x, steps.clone(), LABELS, sort).backward()
         compare(tape, each)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_labels_packed_like_the_sequences(followed: bool, naive: Any, compare: Any) -> None:
+    """A label for each step, packed by the same lengths."""
+
+    def body(m: Model, h: Tensor, y: Tensor) -> Tensor:
+        rows = packed(h, y).data * torch.linspace(-1, 1, B)
+        labels = (y if followed else m.labels).unsqueeze(1).expand(len(h), B)
+        return F.cross_entropy(rows, packed(labels, y).data[:, 0], reduction="sum")
+
+    model, x = Model(body), batch()
+
+    def alone(i: int) -> Tensor:
+        model.labels = LABELS[i : i + 1]
+        return model(x[i : i + 1], LABELS[i : i + 1])  # type: ignore[no-any-return]
+
+    each = naive(model, alone, B)
+    model.labels = LABELS
+    with gradients.record(model) as tape:
+        model(x, LABELS.clone()).backward()
+    compare(tape, each)
+
+
+def test_sequences_sorted_by_hand(naive: Any, compare: Any) -> None:
+    def body(m: Model, h: Tensor, y: Tensor) -> Tensor:
+        lengths, order = (y + 1).sort(descending=True)
+        parts = h[:, :, None].expand(-1, -1, B)
+        out, last = m.rnn(pack_padded_sequence(parts[order], lengths, batch_first=True))
+        back = order.argsort()
+        padded = pad_packed_sequence(out, batch_first=True, total_length=B)[0][back]
+        return torch.cat([padded.sum(1), last[0][back]], 1) * torch.arange(1.0, 6)[: len(h), None]
+
+    model, x = Model(body), batch()
+    each = naive(model, lambda i: model(x[i : i + 1], LABELS[i : i + 1]).sum() * (i + 1), B)
+    with gradients.record(model) as tape:
+        model(x, LABELS.clone()).sum().backward()
+    compare(tape, each)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -61,12 +61,15 @@ def alike(t: Tensor, dim: int, each: int) -> bool:
     return same_everywhere(t, dim)
 
 
-def _period(size: int, rows: dict[int, int]) -> int:
-    """How many places along a dimension of this size an example would have, if it holds examples at all.
+def _period(t: Tensor, dim: int, rows: dict[int, int]) -> int:
+    """How many places along a dimension an example would have in a constant, if the dimension holds examples at all.
 
-    `rows` are how many rows hold them, and how many of these each has.
+    `rows` are how many rows hold them, and how many of these each has. Only in one dimension (targets written one after
+    the other) are several entries of each taken for a row.
     """
-    return next((each * (size // n) for n, each in rows.items() if 1 < n <= size and size % n == 0), size)
+    size = t.shape[dim]
+    fitting = [n for n in rows if 1 < n <= size and size % n == 0 and (n == size or t.ndim == 1)]
+    return rows[fitting[0]] * (size // fitting[0]) if fitting else size
 
 
 def _constants(call: Call) -> list[Tensor]:
@@ -94,7 +97,7 @@ def _minds(call: Call, found: Any) -> bool:
     """
     constants = _constants(call)
     rows = {t.shape[tag.dim]: stride(tag) for t, tag in call.layouts() if tag.by_data and constants}
-    if all(alike(t, d, _period(n, rows)) for t in constants for d, n in enumerate(t.shape)):
+    if all(alike(t, d, _period(t, d, rows)) for t in constants for d in range(t.ndim)):
         return False
     try:
         before, after = _tried(call, rows, {}), _tried(call, rows, {id(t): tag for t, tag in call.layouts()})
@@ -127,7 +130,7 @@ def _drawn(t: Tensor, rows: dict[int, int], generator: torch.Generator) -> Tenso
     """A tensor like this one, of other real numbers; the same for all examples where this one is."""
     if not t.is_floating_point():
         return t.clone()
-    each = [_period(n, rows) if alike(t, d, _period(n, rows)) else n for d, n in enumerate(t.shape)]
+    each = [_period(t, d, rows) if alike(t, d, _period(t, d, rows)) else n for d, n in enumerate(t.shape)]
     numbers = 0.1 + 0.8 * torch.rand(each, dtype=torch.float64, generator=generator)
     for d, n in enumerate(each):
         numbers = torch.cat([numbers] * (t.shape[d] // n), d) if n else numbers
