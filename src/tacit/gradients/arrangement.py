@@ -11,7 +11,7 @@ from tacit.gradients.indexing import indexed, written
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 from tacit.gradients.probing import probed
 from tacit.gradients.rules import Call, aligned, mixes, pairs, removed, rule, rule_of_one
-from tacit.gradients.singles import picked
+from tacit.gradients.singles import picked, whole
 
 
 @rule("view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view _reshape_alias")
@@ -64,8 +64,8 @@ def _split(call: Call) -> Tag:
     x, layout = call.first()
     if call.dim(2, x.ndim) != layout.dim:
         return layout
-    whole = call.batch * layout.inner
-    if layout.owner is None and all(part.shape[layout.dim] % whole == 0 for part in call.out):
+    every = call.batch * layout.inner
+    if layout.owner is None and all(part.shape[layout.dim] % every == 0 for part in call.out):
         return layout
     return mixes(call, "separates examples into different tensors")
 
@@ -76,7 +76,7 @@ def _select(call: Call) -> Any:
     dim = call.dim(1, x.ndim)
     if dim != layout.dim:
         return layout if call.name == "narrow" else removed(layout, [dim], False)
-    if call.name != "narrow" and layout.owner is None and layout.inner == 1 and x.shape[dim] == call.batch:
+    if call.name != "narrow" and whole(layout) and x.shape[dim] == call.batch:
         if call.name == "unbind":
             return [Only(i) for i in range(call.batch)]
         index = call.arg(2, "index")
@@ -100,8 +100,8 @@ def _cat(call: Call) -> Tag:
     parts = call.args[0] if call.args else call.kwargs["tensors"]
     if len(call.layouts()) != len(parts) or found.owner is not None:
         return mixes(call, "joins examples with something that is not an example")
-    whole = all(part.shape[dim] % (call.batch * found.inner) == 0 for part in parts)
-    return Layout(found.dim, found.inner) if whole else pairs(call)
+    fits = all(part.shape[dim] % (call.batch * found.inner) == 0 for part in parts)
+    return Layout(found.dim, found.inner) if fits else pairs(call)
 
 
 @rule("getitem")
@@ -127,10 +127,10 @@ def _index_select(call: Call) -> Any:
     return indexed(x, tuple(key), call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
 
 
-@rule("scatter scatter_add scatter_reduce")
+@rule("gather scatter scatter_add scatter_reduce")
 def _scatter(call: Call) -> Tag:
     """Entries are moved along one dimension: within each example if that is not where the examples are."""
-    x, dim, index = call.args[0], call.arg(1, "dim"), call.arg(2, "index")
+    x, dim, index = call.main(), call.arg(1, "dim"), call.arg(2, "index")
     found = aligned(call, x.ndim)
     if not isinstance(found, Layout) or found.dim == dim % x.ndim:
         return pairs(call)
@@ -150,7 +150,8 @@ def _masked_select(call: Call) -> Tag:
         .view(-1, *(1,) * (len(shape) - tag.dim - 1))
         .expand(shape)
     )
-    return Layout(0, 1, ids[call.args[1].as_subclass(Tensor).expand(shape)])
+    by_data = any(t is call.args[1] for t, _ in call.tagged)
+    return Layout(0, 1, ids[call.args[1].as_subclass(Tensor).expand(shape)], by_data)
 
 
 @rule("broadcast_tensors")

@@ -14,9 +14,11 @@ from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre
 
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
+from tacit.gradients.order import alike, stride
 from tacit.gradients.pooling import Pool
 from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
+from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
@@ -138,10 +140,14 @@ def refuse_module_hooks(model: nn.Module) -> None:
 
 def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
     """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
+    own = layout_of(recorder, root)
     if not recorder.follows(gradient):
+        ordered = own is not None and own.by_data and recorder.batch != 1 and isinstance(gradient, Tensor)
+        if ordered and own is not None and not alike(gradient, own.dim, stride(own)):
+            recorder.problems.add(f"the gradient given to backward {BESIDE}")
         return
-    tag, own = gradient._tag, getattr(root, "_tag", None)
-    if isinstance(tag, Layout) and isinstance(own, Layout) and tag.dim == own.dim and tag.same_order(own):
+    tag = gradient._tag
+    if isinstance(tag, Layout) and own is not None and tag.dim == own.dim and tag.same_order(own):
         return
     recorder.problems.add(
         tag.reason

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Tag, owners
+from tacit.gradients.layout import Layout, Mixed, Tag, owners, same_everywhere
 from tacit.gradients.nested import tensors
+from tacit.gradients.rules import tidy
 from tacit.gradients.traced import Traced
 
 
@@ -61,7 +62,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     if any(map(_is_single_truth, raw)):
         return Mixed("an index of True or False adds a dimension; use None, or an index within each example")
     index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
-    mine = tags.get(id(x))
+    mine = tags.get(id(x)) or _beside_examples(raw, x, tags)
     if mine is not None and not isinstance(mine, Layout):
         return Mixed(mine.reason) if isinstance(mine, Mixed) else mine
     combined = _combined(raw, x, mine, tags)
@@ -89,7 +90,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     if mine is not None:
         for i, t, is_mask in zip(advanced, chosen, masks):
             if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
-                ids = owners(mine, batch, x.shape[mine.dim], x.device)
+                ids = owners(mine, batch, x.shape[mine.dim], x.device).to(x.device)
                 if is_mask:
                     if len(advanced) > 1:
                         return refused
@@ -97,8 +98,10 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                     own = tags.get(id(parts[i]))
                     if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
                         return refused
+                    if own is None and mine.by_data and not same_everywhere(t, at):
+                        return _PLACES
                     spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
-                    return _tidy(Layout(lead, 1, spread[t], own is not None), batch)
+                    return tidy(Layout(lead, 1, spread[t], own is not None or mine.by_data), batch)
                 varying = [d for d in range(t.ndim) if t.shape[d] > 1]
                 if len(varying) > 1 or shape is None:
                     return refused
@@ -107,7 +110,14 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                 owner = ids[t.flatten()]
                 if owner.numel() != shape[position]:
                     owner = owner.expand(shape[position])
-                found = _tidy(Layout(lead + position, 1, owner, id(parts[i]) in tags), batch)
+                picks = id(parts[i]) in tags
+                if mine.by_data and not picks and not _is_permutation(t.flatten(), x.shape[mine.dim]):
+                    return _PLACES
+                undone = mine.by_data and picks and _is_natural(owner, batch)
+                found = tidy(Layout(lead + position, 1, owner, (picks or mine.by_data) and not undone), batch)
+                others = [p for j, p in zip(advanced, chosen) if j != i and id(parts[j]) not in tags]
+                if found.by_data and not _alike(others, position - width):
+                    return _PLACES
                 return found if all(_agrees(tag, found, lead, width, raw, tags) for tag in index_tags) else refused
         if any(isinstance(tag, Layout) for tag in index_tags):
             return refused
@@ -130,7 +140,35 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
         if is_mask or (found_tag is not None and found_tag != tag.at(lead + width - part.ndim + tag.dim)):
             return refused
         found_tag = tag.at(lead + width - part.ndim + tag.dim)
+    if isinstance(found_tag, Layout) and found_tag.by_data:
+        constants = [p.as_subclass(Tensor) for p in raw if isinstance(p, Tensor) and id(p) not in tags]
+        if not _alike(constants, found_tag.dim - lead - width):
+            return _PLACES
     return found_tag
+
+
+_PLACES = Mixed(
+    "indexing picks examples by their places, or gives them constants by their places, where data of the batch has "
+    "picked the rows or put them in order; index before that, or with indices that are part of the batch"
+)
+
+
+def _alike(constants: list[Tensor], dim: int) -> bool:
+    """Whether constants are the same along a dimension, counted from the last, if they have it."""
+    return all(t.ndim < -dim or same_everywhere(t, dim) for t in constants)
+
+
+def _beside_examples(raw: list[Any], x: Tensor, tags: Mapping[int, Tag]) -> Layout | None:
+    """Where the examples are beside a constant that is put in their order, or cut by their mask, with them."""
+    for i, p in enumerate(raw):
+        tag = tags.get(id(p)) if isinstance(p, Tensor) else None
+        order = tag.order if isinstance(tag, Mixed) else tag
+        if not isinstance(order, Layout) or order.by_data or not all(isinstance(r, slice) for r in raw[:i]):
+            continue
+        mine = order.at(i + order.dim)
+        if p.dtype == torch.bool or (isinstance(tag, Mixed) and _reorders(raw, p.as_subclass(Tensor), x, mine)):
+            return mine
+    return None
 
 
 def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int, Tag]) -> Mixed | None:
@@ -166,7 +204,17 @@ def _reorders(raw: list[Any], index: Tensor, x: Tensor, mine: Layout) -> bool:
     size = x.shape[mine.dim]
     if index.dtype in (torch.bool, torch.uint8) or index.shape != (size,) or not isinstance(raw[-1], Tensor):
         return False
-    return len(raw) - 1 == mine.dim and torch.equal(index.sort().values, torch.arange(size, device=index.device))
+    return len(raw) - 1 == mine.dim and _is_permutation(index, size)
+
+
+def _is_permutation(index: Tensor, size: int) -> bool:
+    return index.numel() == size and _is_natural(index.sort().values, size)
+
+
+def _is_natural(owner: Tensor, batch: int) -> bool:
+    """Whether the examples are in their own order, all with the same number of rows."""
+    each = owner.numel() // batch
+    return torch.equal(owner, torch.arange(batch, device=owner.device).repeat_interleave(each))
 
 
 def _agrees(tag: Tag, found: Layout, lead: int, width: int, raw: list[Any], tags: Mapping[int, Tag]) -> bool:
@@ -200,15 +248,6 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
     return mine.at(_out_rank(parts[:i]))
 
 
-def _tidy(layout: Layout, batch: int) -> Layout:
-    owner = layout.owner
-    if layout.by_data:
-        return layout
-    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
-        return Layout(layout.dim)
-    return layout
-
-
 def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
     """The tag of `x` after `x[key] = value`."""
     refused = Mixed("assignment into a tensor puts data of one example in the place of another")
@@ -227,13 +266,18 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
     part = base[bare]
     if new is None:
         keyed = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
-        if mine is not None:
-            if not keyed:
-                return mine
-            return mine if isinstance(indexed(x, key, part, tags, batch), Layout) else refused
-        if len(keyed) == 1 and isinstance(keyed[0], Layout) and isinstance(key, Tensor) and key.dtype == torch.bool:
-            return keyed[0]
-        return refused
+        if mine is not None and not keyed and not mine.by_data:
+            return mine
+        at = mine
+        if at is None and len(keyed) == 1 and isinstance(key, Tensor) and key.dtype == torch.bool:
+            at = keyed[0] if isinstance(keyed[0], Layout) else None
+        if at is None or (mine is None and at.by_data and not same_everywhere(base, at.dim)):
+            return refused
+        found = indexed(x, key, part, {**tags, id(x): at}, batch)
+        if not isinstance(found, Layout):
+            return found if found is _PLACES else refused
+        constant = torch.as_tensor(value)
+        return at if not found.by_data or _alike([constant], found.dim - part.ndim) else _PLACES
     regular = Layout(0, new.inner)
     candidates = [mine] if mine is not None else [regular.at(d) for d in range(x.ndim)]
     wanted = new.at(part.ndim - value.ndim + new.dim)
@@ -244,5 +288,6 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
             continue
         found = indexed(x, key, part, {**tags, id(x): layout}, batch)
         if isinstance(found, Layout) and found.dim == wanted.dim and found.same_order(wanted):
-            fitting.append(layout)
+            by_data = layout.by_data or new.by_data != found.by_data
+            fitting.append(Layout(layout.dim, layout.inner, layout.owner, by_data))
     return fitting[0] if len(fitting) == 1 else refused

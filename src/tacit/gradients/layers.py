@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from tacit.gradients.layout import Layout, Tag, owners, steps_agree
-from tacit.gradients.rules import ELSEWHERE, Call, aligned, mixes, rule, rule_of_one, tidy
+from tacit.gradients.layout import Layout, Tag, owners, same_everywhere, steps_agree
+from tacit.gradients.rules import BESIDE, ELSEWHERE, Call, aligned, mixes, rule, rule_of_one, tidy
 
 _RANK = {"1d": 3, "2d": 4, "3d": 5}
 
@@ -85,8 +85,14 @@ def _pack(call: Call) -> Any:
     if layout.dim != (0 if call.arg(2, "batch_first") else 1):
         return mixes(call, "takes the dimension that holds the examples for time (see batch_first)")
     columns = owners(layout, call.batch, x.shape[layout.dim], x.device)
-    sizes = call.out[1].tolist()
-    return [Layout(0, 1, torch.cat([columns[:n] for n in sizes])), None]
+    lengths = call.arg(1, "lengths")
+    own = next((tag for t, tag in call.tagged if t is lengths), None)
+    if isinstance(own, Layout) and not torch.equal(owners(own, call.batch, len(lengths)).cpu(), columns.cpu()):
+        return mixes(call, "was given lengths in another order than the examples")
+    if own is None and layout.by_data and not same_everywhere(lengths, 0):
+        return mixes(call, BESIDE)
+    owner = torch.cat([columns[:n] for n in call.out[1].tolist()])
+    return [Layout(0, 1, owner, layout.by_data or own is not None, not layout.by_data), None]
 
 
 @rule("_pad_packed_sequence")
@@ -97,7 +103,7 @@ def _unpack(call: Call) -> Any:
     if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
         return mixes(call, "was given rows of other examples than those of its first step")
     owner = layout.owner[: int(call.args[1][0])]
-    return [tidy(Layout(0 if call.args[2] else 1, 1, owner), call.batch), None]
+    return [tidy(Layout(0 if call.args[2] else 1, 1, owner, layout.by_data and not layout.packed), call.batch), None]
 
 
 @rule("native_layer_norm lstm gru rnn_tanh rnn_relu")

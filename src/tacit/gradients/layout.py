@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,9 +34,11 @@ class Layout:
     owner: Tensor | None = field(default=None, compare=False)
     by_data: bool = field(default=False, compare=False)
     """Whether it was data of the batch that decided which example is where."""
+    packed: bool = field(default=False, compare=False)
+    """Whether only lengths did, by packing sequences: unpacked, the examples are where they were."""
 
     def at(self, dim: int) -> Layout:
-        return Layout(dim, self.inner, self.owner, self.by_data)
+        return Layout(dim, self.inner, self.owner, self.by_data, self.packed)
 
     def same_order(self, other: Layout) -> bool:
         if self.owner is None or other.owner is None:
@@ -49,6 +51,7 @@ class Only:
     """Every entry belongs to this example: a row picked out of the batch, to be put back beside the others."""
 
     example: int
+    by_data: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,20 @@ class Total:
     """Σ_i or (1/batch)·Σ_i over examples of something linear in each."""
 
     kind: Literal["mean", "sum"]
+    by_data: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """Entries that depend on several examples; `reason` says where it happened and what to do instead.
 
-    `order` marks the indices of a sort over examples: they may still be used to put examples in another order.
+    `order` marks the indices of a sort over examples, and is the layout of what was sorted: they may still be used to
+    put examples in another order.
     """
 
     reason: str
-    order: bool = False
+    order: Layout | None = None
+    by_data: ClassVar[bool] = False
 
 
 Tag = Layout | Only | Total | Mixed
@@ -107,17 +113,36 @@ def reshaped(layout: Layout, batch: int, old: Sequence[int], new: Sequence[int])
     """
     before, after = math.prod(old[: layout.dim]), math.prod(old[layout.dim + 1 :])
     size = old[layout.dim]
+    if layout.owner is not None:
+        return _regrouped(layout.owner, before, after, new)
     for dim, width in enumerate(new):
         left, right = math.prod(new[:dim]), math.prod(new[dim + 1 :])
-        if layout.owner is not None:
-            if left == before and right and after % right == 0 and width == size * (after // right):
-                return Layout(dim, 1, layout.owner.repeat_interleave(after // right))
-            continue
         prefix, suffix = before * (size // (batch * layout.inner)), after * layout.inner
         if left and right and prefix % left == 0 and suffix % right == 0:
             outer, inner = prefix // left, suffix // right
             if width == outer * batch * inner:
                 return Layout(dim, inner)
+    return None
+
+
+def _regrouped(owner: Tensor, before: int, after: int, new: Sequence[int]) -> Layout | None:
+    """Rows of an irregular layout after a reshape: where they are now, or else where each place is one example's."""
+    places = [(dim, math.prod(new[:dim]), math.prod(new[dim + 1 :])) for dim in range(len(new))]
+    places = [(dim, left, right) for dim, left, right in places if left and right and after]
+    for dim, left, right in sorted(places, key=lambda place: place[1] != before or after % place[2] != 0):
+        rows = owner.repeat(before)
+        if after % right == 0:
+            rows = rows.repeat_interleave(after // right)
+        elif right % after == 0 and len(rows) % (right // after) == 0:
+            several = rows.view(-1, right // after)
+            if not same_everywhere(several, 1):
+                continue
+            rows = several[:, 0]
+        else:
+            continue
+        rows = rows.view(left, new[dim])
+        if same_everywhere(rows, 0):
+            return Layout(dim, 1, rows[0])
     return None
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.contributions import Contribution, Dense, own_sums
-from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
 from tacit.gradients.nested import detached, replaced, tensors
+from tacit.gradients.rules import BESIDE
+from tacit.gradients.sources import graph_leaves
 from tacit.gradients.sparse import Diagonal
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def lift(
                 recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
                 place = None
                 break
-            place, size = here, t.shape[tag.dim]
+            place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
     if place is None:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*detached(args, shared), **detached(kwargs, shared))
@@ -74,6 +76,8 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int,
         q = q.narrow(dim, 0, 1)
     shape = (1,) * (rank - q.ndim) + tuple(q.shape)
     own = shape[place.dim] != 1
+    if own and place.by_data and batch > 1 and not _is_one_for_all(q, dim):
+        recorder.problems.add(f"a parameter of shape {tuple(q.shape)} has a slot for each place, and this {BESIDE}")
     source = q
     wanted = list(full or shape)
     wanted[place.dim] = shape[place.dim] if own else size
@@ -96,3 +100,18 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int,
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)
+
+
+def _is_one_for_all(q: Tensor, dim: int) -> bool:
+    """Whether every slot of a learned tensor is computed from the same parameters (a state expanded, then changed).
+
+    Equal values do not say so: slots that all begin at zero are learned apart. Equal gradients do.
+    """
+    if q.grad_fn is None or not same_everywhere(q, dim):
+        return False
+    seed = torch.rand(q.shape, generator=torch.Generator().manual_seed(0)).to(q)
+    found = [
+        torch.autograd.grad(q, graph_leaves(q), given, retain_graph=True, allow_unused=True)
+        for given in (seed, seed.roll(1, dim))
+    ]
+    return all(a is b or torch.allclose(a, b, rtol=1e-3) for a, b in zip(*found))

@@ -220,7 +220,8 @@ def _recorder_for(recorder: Recorder, records: int) -> Recorder:
 def _rows_of_a_record(x: Any, batch: int) -> int:
     """How many consecutive rows each record has, in the records' order; 0 where they lie in any other way."""
     tag = x._tag
-    usual = isinstance(tag, Layout) and tag.owner is None and tag.dim == 0 and len(x) == batch * tag.inner
+    usual = isinstance(tag, Layout) and tag.owner is None and not tag.by_data and tag.dim == 0
+    usual = usual and len(x) == batch * tag.inner
     return tag.inner if usual else 0
 
 

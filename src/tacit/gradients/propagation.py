@@ -13,6 +13,7 @@ from torch import Tensor
 from tacit.gradients import arrangement, layers, products, reductions
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
+from tacit.gradients.order import in_order
 from tacit.gradients.probing import probed
 from tacit.gradients.rules import RULES, Call, broadcast, mixes
 from tacit.gradients.singles import of_singles
@@ -59,6 +60,9 @@ def propagate(call: Call) -> Any:
     """The tag (or one tag per output) of a finished call; None for a result that is the same for any batch."""
     found = _propagate(call)
     if call.batch != 1:
+        for _, tag in call.tagged:
+            if tag.by_data:
+                return in_order(call, found, pointwise=call.name in POINTWISE)
         return found
     # A batch of one cannot mix: whatever a rule objects to, every entry belongs to the one example.
     if isinstance(found, list):
@@ -81,7 +85,7 @@ def _propagate(call: Call) -> Any:
     if not exempt:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):
-                return tag if call.name in _SAME_VALUES or not tag.order else Mixed(tag.reason)
+                return tag if call.name in _SAME_VALUES or tag.order is None else Mixed(tag.reason)
     singles = [tag for _, tag in call.tagged if isinstance(tag, Only)]
     if singles:
         return of_singles(call, singles)

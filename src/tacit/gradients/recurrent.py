@@ -13,12 +13,13 @@ from tacit.gradients import cells
 from tacit.gradients.alike import LINE
 from tacit.gradients.contributions import Contribution, Dense, own_sums
 from tacit.gradients.empty import run_empty
-from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.lifting import personal
 from tacit.gradients.nested import detached
 from tacit.gradients.operations import layout_of, operation, trainable
 from tacit.gradients.outer import Outer
 from tacit.gradients.recorder import ALWAYS, Recorder
+from tacit.gradients.rules import BESIDE, tidy
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -139,7 +140,7 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             out = func(*detached(args, shared))
         return tuple(mark(t, recorder, Mixed(reason)) for t in out)
     assert layout is not None
-    columns = _columns(layout, sizes)
+    columns = _columns(recorder, layout, sizes)
     if not shared or not torch.is_grad_enabled():
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
@@ -168,12 +169,14 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         )
 
 
-def _columns(layout: Layout, sizes: Tensor | None) -> Layout:
+def _columns(recorder: Recorder, layout: Layout, sizes: Tensor | None) -> Layout:
     """Whose the columns of states are."""
     if sizes is None:
         return layout.at(1)
     assert layout.owner is not None
-    return Layout(1, 1, layout.owner[: int(sizes[0])])
+    assert recorder.batch is not None
+    owner, by_data = layout.owner[: int(sizes[0])], layout.by_data and not layout.packed
+    return tidy(Layout(1, 1, owner, by_data), recorder.batch)
 
 
 def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:
@@ -188,7 +191,7 @@ def _objection(
     """Why a layer's examples cannot be told apart."""
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
         return "the examples are not in the dimension this recurrent layer takes for the batch (see batch_first)"
-    columns = _columns(layout, sizes)
+    columns = _columns(recorder, layout, sizes)
     if layout.owner is not None and sizes is not None and not steps_agree(layout.owner, sizes):
         return "the rows of a packed sequence belong to other examples than those of its first step"
     for state, own in recorder.scan(states, {})[0]:
@@ -198,6 +201,9 @@ def _objection(
             or not _same_owners(own, columns, recorder.batch, state.shape[1])
         ):
             return "the initial state's examples are in another order or dimension than the input's"
+    for state in states if columns.by_data and recorder.batch != 1 else ():
+        if type(state) is not Traced and not trainable(state) and not same_everywhere(state, 1):
+            return f"the initial state of a recurrent layer {BESIDE}"
     if any(type(weight) is Traced for weight in weights):
         return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"
     return None
@@ -229,7 +235,7 @@ def _run(
     batch_first: bool,
 ) -> Any:
     data, mask, steps_index, column_index = plain(x), None, None, None
-    columns = _columns(layout, sizes)
+    columns = _columns(recorder, layout, sizes)
     if sizes is not None:
         warn_of_lengths()
         counts = sizes.tolist()

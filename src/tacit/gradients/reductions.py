@@ -60,7 +60,7 @@ def _along(call: Call) -> Any:
     if layout.dim in dims:
         found = mixes(call, "works across examples")
         if x.ndim == 1 and call.name == "argsort":
-            return Mixed(found.reason, order=True)
-        return [found, Mixed(found.reason, order=x.ndim == 1)] if call.name == "sort" else found
+            return Mixed(found.reason, order=layout)
+        return [found, Mixed(found.reason, order=layout if x.ndim == 1 else None)] if call.name == "sort" else found
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     return removed(layout, dims, out.ndim >= x.ndim)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Tag, same_everywhere
-from tacit.gradients.nested import tensors
+from tacit.gradients.layout import Layout, Mixed, Tag
 
 _NUMPY_NAMES = {"dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2",)}
 """Names of arguments that PyTorch takes for its own."""
@@ -106,6 +105,12 @@ def rule_of_one(names: str) -> Callable[[Rule], Rule]:
 ELSEWHERE = "has data of the batch for a weight, a bias or a setting, which acts on all examples"
 
 
+BESIDE = (
+    "sets examples that data has picked or put in order beside the rows of a constant, so that the others decide which "
+    "row each one gets; give the constant to every example before, or make it part of the batch and index it alike"
+)
+
+
 def pairs(call: Call) -> Mixed:
     return Mixed(
         f"`{call.name}` combines different examples of the batch with each other; "
@@ -134,15 +139,7 @@ def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
 
 def broadcast(call: Call) -> Any:
     out = call.out[0] if isinstance(call.out, tuple) else call.out
-    found = aligned(call, out.ndim)
-    if isinstance(found, Layout) and found.by_data and found.dim < out.ndim:
-        # Which example is in which row was decided by the examples: a constant for each row is then data.
-        tagged = {id(t) for t, _ in call.tagged}
-        for t in tensors((call.args, call.kwargs)):
-            place = found.dim - (out.ndim - t.ndim)
-            if id(t) not in tagged and place >= 0 and not same_everywhere(t, place):
-                return mixes(call, "sets rows that were picked or put in order beside rows of a constant")
-    return found
+    return aligned(call, out.ndim)
 
 
 def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
@@ -150,8 +147,10 @@ def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 
 
 def tidy(layout: Layout, batch: int) -> Layout:
-    """Regular form of an irregular layout whose order turns out to be the natural one."""
+    """Regular form of an irregular layout whose order turns out to be the natural one, whatever the examples are."""
     owner = layout.owner
+    if layout.by_data:
+        return layout
     if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
         return Layout(layout.dim)
     return layout

@@ -12,12 +12,17 @@ from tacit.gradients.layout import Layout, Only, Tag
 from tacit.gradients.rules import Call, pairs, tidy
 
 
+def whole(layout: Layout) -> bool:
+    """Whether a place is one example's, whatever the others are."""
+    return layout.inner == 1 and layout.owner is None and not layout.by_data
+
+
 def picked(x: Tensor, layout: Layout, key: Any, batch: int) -> Only | None:
     """The example of `x[key]` where the key begins with one example, as i or i : i + 1, and goes on with cuts."""
     parts = key if isinstance(key, tuple) else (key,)
-    whole = layout.dim == 0 and layout.inner == 1 and layout.owner is None and x.shape[0] == batch
+    rows = layout.dim == 0 and whole(layout) and x.shape[0] == batch
     cuts = all(isinstance(p, slice) or p is None or p is Ellipsis or type(p) is int for p in parts)
-    if not whole or not parts or not cuts:
+    if not rows or not parts or not cuts:
         return None
     if type(parts[0]) is int:
         return Only(parts[0] % batch)

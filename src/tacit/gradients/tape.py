@@ -60,8 +60,8 @@ class Engine:
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
     that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
-    gradients; lengths of padded sequences, how many rows a mask picked, constants for each row beside rows that data
-    has put in order (but in functions of single entries); and code that gets at the plain tensor: scripted functions
+    gradients; lengths of padded sequences, how many rows a mask picked, constants beside the rows of a packed sequence
+    that enters as one; and code that gets at the plain tensor: scripted functions
     (`torch.jit`), autograd functions of inputs, `torch.Tensor(x)`, `as_subclass`, storages, printed values, nested
     tensors, and, outside the model or in threads of its own, also `torch.tensor` and the like (`gradients.check` finds
     what an output comes to depend on). Inside the model's forward, reading values is an error; custom autograd

@@ -1,0 +1,435 @@
+"""Rows that data of the batch has picked or put in order: constants with a row for each place do not meet them.
+
+As many records as features, so that no shape gives anything away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import tacit
+from tacit import gradients
+
+B = 5
+Body = Callable[["Model", Tensor, Tensor], Tensor]
+REFUSED = (ValueError, RuntimeError)
+PLACES, TABLE = torch.arange(float(B)), torch.linspace(0.1, 2, B * B).view(B, B)
+LABELS = torch.tensor([2, 0, 4, 1, 1])
+
+
+class Model(nn.Module):
+    """What `body` makes of trained features of x and of the labels y, one or several numbers for each record."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.inner, self.labels = body, nn.Linear(B, B), LABELS
+        self.slots, self.table = nn.Parameter(torch.zeros(B)), nn.Parameter(torch.randn(B, B))
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.rnn, self.frozen = nn.GRU(B, 3, batch_first=True), nn.Linear(B, B).requires_grad_(False)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.body(self, self.inner(x), self.labels if y is None else y)
+
+
+def by(h: Tensor) -> Tensor:
+    return h.detach()[:, 0].argsort()
+
+
+def ordered(h: Tensor) -> Tensor:
+    return h[by(h)]
+
+
+def mask(h: Tensor) -> Tensor:
+    return h.detach()[:, 0] > h.detach()[:, 1]
+
+
+def picked(h: Tensor) -> Tensor:
+    return h[mask(h)]
+
+
+def positive(h: Tensor) -> Tensor:
+    """Entries of all records, in one dimension."""
+    return h[h.detach() > 0]
+
+
+def filled(h: Tensor, key: Any, value: Any) -> Tensor:
+    h = h.clone()
+    h[key] = value
+    return h
+
+
+def scores(h: Tensor, bias: Tensor | None = None) -> Tensor:
+    parts = h.unsqueeze(2)
+    return F.scaled_dot_product_attention(parts, parts, parts, attn_mask=bias)
+
+
+def tokens(h: Tensor) -> Tensor:
+    """Sequences of as many steps as there are records, in order."""
+    return ordered(h).unsqueeze(2) * torch.linspace(-1, 1, 4)
+
+
+def doubled(h: Tensor) -> Tensor:
+    """Entries along the records' dimension that are no records."""
+    return h.unsqueeze(1).expand(-1, 2, -1).flatten(0, 1)
+
+
+RIGHT: dict[str, Body] = {
+    "order": lambda m, h, y: ordered(h),
+    "there and back, with labels": lambda m, h, y: F.cross_entropy(ordered(h)[by(h).argsort()], y, reduction="sum"),
+    "labels in the same order": lambda m, h, y: F.cross_entropy(ordered(h), y[by(h)], reduction="sum"),
+    "labels selected": lambda m, h, y: F.cross_entropy(ordered(h), y.index_select(0, by(h)), reduction="sum"),
+    "labels of the same mask": lambda m, h, y: F.cross_entropy(picked(h), y[mask(h)], reduction="sum"),
+    "labels of the same selection": lambda m, h, y: (
+        h[:, 0].masked_select(mask(h)) * y.to(h.dtype).masked_select(mask(h))
+    ).sin(),
+    "written back": lambda m, h, y: filled(torch.zeros_like(h), mask(h), m.inner(picked(h))) * (1.0 + y.unsqueeze(1)),
+    "pointwise": lambda m, h, y: (ordered(h) * PLACES).where(ordered(h) > 0, PLACES),
+    "a table for every position": lambda m, h, y: (
+        doubled(ordered(h)) * torch.tensor([1.0, 2.0]).repeat(len(h))[:, None]
+    ),
+    "matmul": lambda m, h, y: ordered(h) @ TABLE,
+    "bmm": lambda m, h, y: torch.bmm(ordered(h)[:, None], TABLE.expand(len(h), B, B)),
+    "baddbmm": lambda m, h, y: torch.baddbmm(
+        PLACES.expand(len(h), 1, B), ordered(h)[:, None], TABLE.expand(len(h), B, B)
+    ),
+    "addmm": lambda m, h, y: torch.addmm(PLACES, ordered(h), TABLE),
+    "einsum": lambda m, h, y: torch.einsum("nd,de,ne->n", ordered(h), TABLE, ordered(h)),
+    "linear": lambda m, h, y: F.linear(ordered(h), TABLE, PLACES),
+    "frozen linear": lambda m, h, y: m.frozen(ordered(h)),
+    "trained linear": lambda m, h, y: m.inner(ordered(h)).sin(),
+    "trained einsum": lambda m, h, y: torch.einsum("nd,de->ne", ordered(h), m.table).sin(),
+    "trained row": lambda m, h, y: (ordered(h) * m.slots).sin(),
+    "trained state": lambda m, h, y: m.rnn(ordered(h)[:, None], m.slots[:3].expand(1, len(h), 3) * 2)[0],
+    "trained cat": lambda m, h, y: torch.cat([ordered(h), m.slots.expand(len(h), B)], 1).sin(),
+    "cat": lambda m, h, y: torch.cat([ordered(h), PLACES.expand(len(h), B)], 1).sin(),
+    "stack": lambda m, h, y: torch.stack([ordered(h), PLACES.expand(len(h), B)], 1).sin(),
+    "attention": lambda m, h, y: scores(ordered(h), TABLE.log()),
+    "attention module": lambda m, h, y: m.attention(tokens(h), tokens(h), tokens(h), attn_mask=TABLE.tril().log())[0],
+    "attention module, a bias for each head": lambda m, h, y: m.attention(
+        tokens(h), tokens(h), tokens(h), attn_mask=torch.stack([TABLE, -TABLE]).repeat(len(h), 1, 1)
+    )[0],
+    "attention module, padding of each": lambda m, h, y: m.attention(
+        tokens(h), tokens(h), tokens(h), key_padding_mask=torch.arange(B) > y[by(h)].unsqueeze(1)
+    )[0],
+    "convolution": lambda m, h, y: F.conv1d(ordered(h)[:, None], TABLE[:, None, :3]),
+    "ctc": lambda m, h, y: F.ctc_loss(
+        tokens(h).log_softmax(2).transpose(0, 1),
+        (y[by(h)] % 3 + 1).unsqueeze(1),
+        torch.full((len(h),), B),
+        torch.ones(len(h), dtype=torch.long),
+        reduction="sum",
+    ),
+    "gather": lambda m, h, y: ordered(h).gather(1, y[by(h)].unsqueeze(1)),
+    "gather alike": lambda m, h, y: ordered(h).gather(1, LABELS.expand(len(h), B)).cumsum(1).sin(),
+    "scatter": lambda m, h, y: ordered(h).scatter(1, LABELS[:1].expand(len(h), 1), 0.5).sin(),
+    "index in pairs": lambda m, h, y: ordered(h)[torch.arange(len(h)), y[by(h)]],
+    "another order": lambda m, h, y: ordered(h)[torch.arange(len(h)).flip(0)].sin(),
+    "index within": lambda m, h, y: ordered(h)[:, LABELS].cumsum(1).sin(),
+    "assigned within": lambda m, h, y: filled(ordered(h), (slice(None), 1), 0.5).sin(),
+    "assigned a row": lambda m, h, y: filled(ordered(h), slice(None), PLACES) + ordered(h),
+    "assigned at a mask": lambda m, h, y: filled(h, mask(h), PLACES) + h,
+    "reshaped": lambda m, h, y: ordered(h).reshape(len(h), 1, B).expand(len(h), 2, B).flatten(0, 1) * PLACES,
+    "layer_norm": lambda m, h, y: F.layer_norm(ordered(h), (B,), PLACES, PLACES),
+    "softmax": lambda m, h, y: ordered(h).softmax(1).cumsum(1).sin(),
+    "top-k within": lambda m, h, y: ordered(h).topk(2, 1).values,
+    "noise": lambda m, h, y: ordered(h) + 0 * torch.randn_like(ordered(h)),
+    "dropout": lambda m, h, y: F.dropout(ordered(h), 0.0),
+    "embedding": lambda m, h, y: F.embedding(y[by(h)], TABLE) * ordered(h),
+    "mse": lambda m, h, y: F.mse_loss(ordered(h), y[by(h)].to(h.dtype).unsqueeze(1).expand(len(h), B), reduction="sum"),
+    "class weights": lambda m, h, y: F.cross_entropy(ordered(h), y[by(h)], PLACES.to(h.dtype), reduction="sum"),
+    "first state": lambda m, h, y: m.rnn(ordered(h)[:, None], torch.ones(1, len(h), 3, dtype=h.dtype))[0],
+    "first state of each": lambda m, h, y: m.rnn(
+        ordered(h)[:, None], TABLE[y, :3].to(h.dtype)[None].index_select(1, by(h))
+    )[0],
+    "entries": lambda m, h, y: (positive(h) * 3).sin(),
+}
+
+
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_gives_all_the_same_is_accepted_and_right(name: str, followed: bool, naive: Any, compare: Any) -> None:
+    model, x = Model(RIGHT[name]), batch()
+    each = naive(model, lambda i: model(x[i : i + 1], LABELS[i : i + 1]).sum(), B)
+    with gradients.record(model) as tape:
+        (model(x, LABELS.clone()) if followed else model(x)).sum().backward()
+    compare(tape, each)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_accepted_moves_nobody_else(name: str) -> None:
+    x = batch()
+    before = norms(RIGHT[name], x, LABELS)
+    for i in range(B):
+        others = [j for j in range(B) if j != i]
+        changed, y = x.clone(), LABELS.clone()
+        changed[i], y[i] = 1.5 - 2 * x[i], 3
+        assert torch.allclose(norms(RIGHT[name], changed, y)[others], before[others], rtol=1e-4), i
+        assert torch.allclose(norms(RIGHT[name], x[others], LABELS[others]), before[others], rtol=1e-4), i
+
+
+def batch() -> Tensor:
+    return torch.randn(B, B, generator=torch.Generator().manual_seed(1))
+
+
+def norms(body: Body, x: Tensor, y: Tensor) -> Tensor:
+    model = Model(body)
+    with gradients.record(model) as tape:
+        model(x, y.clone()).sum().backward()
+    return tape.norms()
+
+
+def twice(h: Tensor) -> Tensor:
+    """The records in order, each in two rows."""
+    return ordered(h).repeat_interleave(2, 0)
+
+
+MIXING: dict[str, Body] = {
+    "tiny": lambda m, h, y: torch.einsum("nd,n->nd", ordered(h), 1 + 1e-6 * PLACES),
+    "after reshape": lambda m, h, y: ordered(h).reshape(1, B, B) * PLACES.unsqueeze(1),
+    "after flatten": lambda m, h, y: ordered(h).flatten() * torch.arange(float(B * B)),
+    "after repeat": lambda m, h, y: ordered(h).repeat(2, 1) * torch.arange(2.0 * B).unsqueeze(1),
+    "after repeat_interleave": lambda m, h, y: twice(h) * torch.arange(2.0 * B).unsqueeze(1),
+    "after masked_select": lambda m, h, y: (
+        h.masked_select(h.detach() > 0) * torch.arange(25.0)[: h.masked_select(h.detach() > 0).numel()]
+    ),
+    "after packing": lambda m, h, y: packed(h, y).data * torch.arange(len(packed(h, y).data)).unsqueeze(1),
+    "masked_select by places": lambda m, h, y: ordered(h).masked_select((PLACES > 2).unsqueeze(1)),
+    "matmul": lambda m, h, y: torch.matmul(ordered(h)[:, None], torch.rand(B, B, 3)),
+    "bmm": lambda m, h, y: torch.bmm(ordered(h)[:, None], torch.rand(B, B, 3)),
+    "baddbmm": lambda m, h, y: torch.baddbmm(PLACES.view(B, 1, 1), ordered(h)[:, None], TABLE.expand(B, B, B)),
+    "addmm": lambda m, h, y: torch.addmm(PLACES.unsqueeze(1), ordered(h), TABLE),
+    "einsum": lambda m, h, y: torch.einsum("nd,nd->n", ordered(h), TABLE),
+    "linear": lambda m, h, y: F.linear(ordered(h), TABLE, TABLE),
+    "cat": lambda m, h, y: torch.cat([ordered(h), TABLE], 1).prod(1),
+    "stack": lambda m, h, y: torch.stack([ordered(h), TABLE], 1).prod(1),
+    "attention": lambda m, h, y: scores(ordered(h), torch.rand(B, B, B)),
+    "ctc": lambda m, h, y: F.ctc_loss(
+        tokens(h).log_softmax(2).transpose(0, 1),
+        (LABELS % 3 + 1).unsqueeze(1),
+        torch.full((B,), B),
+        torch.ones(B, dtype=torch.long),
+        reduction="sum",
+    ),
+    "ctc, targets in a row": lambda m, h, y: F.ctc_loss(
+        tokens(h).log_softmax(2).transpose(0, 1),
+        torch.arange(2 * B) % 3 + 1,
+        torch.full((B,), B),
+        torch.full((B,), 2),
+        reduction="sum",
+    ),
+    "scatter": lambda m, h, y: ordered(h).scatter(1, LABELS.unsqueeze(1), 0.0),
+    "index in pairs": lambda m, h, y: ordered(h)[torch.arange(B), LABELS],
+    "index a table in pairs": lambda m, h, y: ordered(h) * TABLE[y[by(h)], torch.arange(B)].unsqueeze(1),
+    "first two": lambda m, h, y: ordered(h)[torch.tensor([0, 1])],
+    "first two of those picked": lambda m, h, y: picked(h)[torch.tensor([0, 1])],
+    "first two selected": lambda m, h, y: ordered(h).index_select(0, torch.tensor([0, 1])),
+    "by a mask of places": lambda m, h, y: ordered(h)[PLACES > 2],
+    "assigned": lambda m, h, y: filled(ordered(h), (slice(None), 1), PLACES) * ordered(h),
+    "assigned to the first": lambda m, h, y: filled(ordered(h), slice(0, 2), 0.0),
+    "assigned to places": lambda m, h, y: filled(ordered(h), torch.tensor([0, 1]), 0.0),
+    "assigned at a mask": lambda m, h, y: filled(h, mask(h), TABLE[: int(mask(m.inner(batch())).sum())]) * h,
+    "assigned in a constant": lambda m, h, y: filled(PLACES, mask(ordered(h)), 7.0).unsqueeze(1) * ordered(h),
+    "labels": lambda m, h, y: F.cross_entropy(ordered(h), LABELS, reduction="sum"),
+    "labels of a mask": lambda m, h, y: F.cross_entropy(picked(h), LABELS[: len(picked(h))], reduction="sum"),
+    "soft labels": lambda m, h, y: F.cross_entropy(ordered(h), TABLE, reduction="sum"),
+    "mse": lambda m, h, y: F.mse_loss(ordered(h), TABLE, reduction="sum"),
+    "each loss": lambda m, h, y: F.mse_loss(ordered(h), TABLE, reduction="none"),
+    "weights": lambda m, h, y: F.binary_cross_entropy_with_logits(
+        ordered(h), ordered(h).detach().sigmoid(), TABLE, reduction="sum"
+    ),
+    "trained slots": lambda m, h, y: ordered(h) + m.slots.unsqueeze(1),
+    "trained slots, changed": lambda m, h, y: ordered(h) + m.slots.unsqueeze(1) * 2,
+    "trained slots, cat": lambda m, h, y: torch.cat([ordered(h), m.slots.unsqueeze(1)], 1).prod(1),
+    "trained einsum": lambda m, h, y: torch.einsum("nd,nd->n", ordered(h), m.table),
+    "trained bmm": lambda m, h, y: torch.bmm(ordered(h)[:, None], m.table[:, :, None]),
+    "trained first state": lambda m, h, y: m.rnn(ordered(h)[:, None], m.table[None, :, :3])[0],
+    "first state": lambda m, h, y: m.rnn(ordered(h)[:, None], TABLE[None, :, :3])[0],
+    "lengths": lambda m, h, y: pack_padded_sequence(
+        ordered(h)[:, :, None], torch.arange(B, 0, -1), batch_first=True
+    ).data.sin(),
+    "lengths in another order": lambda m, h, y: pack_padded_sequence(
+        ordered(h)[:, :, None], y * 0 + torch.arange(B, 0, -1), batch_first=True
+    ).data.sin(),
+}
+
+KNOWN: dict[str, Body] = {
+    "pointwise": lambda m, h, y: ordered(h) * PLACES.unsqueeze(1),
+    "of a mask": lambda m, h, y: picked(h) * PLACES[: len(picked(h))].unsqueeze(1),
+    "where": lambda m, h, y: torch.where((PLACES > 2).unsqueeze(1), ordered(h), 0.0),
+    "max": lambda m, h, y: torch.max(ordered(h), PLACES.unsqueeze(1)),
+    "NumPy": lambda m, h, y: ordered(h) * np.arange(float(B))[:, None],
+    "after expand": lambda m, h, y: ordered(h).expand(2, B, B) * PLACES.unsqueeze(1),
+    "after transpose": lambda m, h, y: ordered(h).T * PLACES,
+    "after a mean of parts": lambda m, h, y: ordered(h).mean(1) * PLACES,
+    "after a linear map": lambda m, h, y: m.inner(ordered(h)) * PLACES.unsqueeze(1),
+    "after a frozen one": lambda m, h, y: m.frozen(ordered(h)) * PLACES.unsqueeze(1),
+    "after layer_norm": lambda m, h, y: F.layer_norm(ordered(h), (B,)) * PLACES.unsqueeze(1),
+    "after a recurrent layer": lambda m, h, y: m.rnn(ordered(h)[:, None])[0] * PLACES.view(-1, 1, 1),
+    "after its last state": lambda m, h, y: m.rnn(ordered(h)[:, None])[1] * PLACES.view(1, -1, 1),
+    "gather": lambda m, h, y: ordered(h).gather(1, LABELS.unsqueeze(1)),
+    "take_along_dim": lambda m, h, y: torch.take_along_dim(ordered(h), LABELS.unsqueeze(1), 1),
+    "a slice": lambda m, h, y: ordered(h)[:2],
+    "one": lambda m, h, y: torch.stack([ordered(h)[i] * i for i in range(B)]),
+    "written in place": lambda m, h, y: ordered(h).mul_(PLACES.unsqueeze(1)),
+    "labels of another mask": lambda m, h, y: F.cross_entropy(
+        picked(h), LABELS[h.detach()[:, 2].argsort()][: len(picked(h))], reduction="sum"
+    ),
+    "a constant in its order twice": lambda m, h, y: ordered(h) * PLACES[by(ordered(h))].unsqueeze(1),
+    "attention module": lambda m, h, y: m.attention(tokens(h), tokens(h), tokens(h), attn_mask=torch.rand(2 * B, B, B))[
+        0
+    ],
+    "attention module, padding": lambda m, h, y: m.attention(
+        tokens(h), tokens(h), tokens(h), key_padding_mask=torch.arange(B) > LABELS.unsqueeze(1)
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_rows_in_the_order_of_data_meet_no_constant_for_each_place(name: str) -> None:
+    with pytest.raises(REFUSED):
+        norms(MIXING[name], batch(), LABELS)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nor_in_functions_of_entries_nor_one_by_one(name: str) -> None:
+    with pytest.raises(REFUSED):
+        norms(KNOWN[name], batch(), LABELS)
+
+
+def test_a_gradient_for_each_place() -> None:
+    model = Model(lambda m, h, y: ordered(h).sum(1))
+    with gradients.record(model, reduction="none"):
+        model(batch()).backward(torch.ones(B))
+    with gradients.record(model, reduction="none"), pytest.raises(ValueError, match="given to backward"):
+        model(batch()).backward(PLACES)
+
+
+def packed(h: Tensor, y: Tensor) -> PackedSequence:
+    return pack_padded_sequence(h[:, :, None], y + 1, batch_first=True, enforce_sorted=False)
+
+
+class Sequences(nn.Module):
+    """The last step and the last state of a recurrent layer, for sequences of the lengths given."""
+
+    def __init__(self, kind: type[nn.Module], **options: Any) -> None:
+        super().__init__()
+        self.rnn = kind(3, 4, batch_first=True, **options)
+        self.head = nn.Linear(8 if not options else 16, B)
+        self.options = options
+
+    def forward(self, x: Tensor, lengths: Tensor, sort: bool = True) -> Tensor:
+        rows = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=not sort)
+        out, state = self.rnn(rows)
+        padded = pad_packed_sequence(out, batch_first=True, total_length=6)[0]
+        last = state[0] if isinstance(state, tuple) else state
+        result: Tensor = self.head(torch.cat([padded.sum(1), last.transpose(0, 1).flatten(1)], 1))
+        return result
+
+
+@pytest.mark.parametrize("lengths", [[3, 6, 1, 6, 2], [6, 6, 4, 2, 1], [4, 4, 4, 4, 4]])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_with_lengths_of_the_batch(
+    kind: type[nn.Module], options: dict[str, Any], lengths: list[int], naive: Any, compare: Any
+) -> None:
+    """Packed in the order of their lengths and unpacked, they meet the labels of the user's loop again."""
+    model, x, steps = Sequences(kind, **options), torch.randn(B, 6, 3), torch.tensor(lengths)
+
+    def loss(x: Tensor, steps: Tensor, y: Tensor, sort: bool) -> Tensor:
+        return F.cross_entropy(model(x, steps, sort), y, reduction="sum")
+
+    each = naive(model, lambda i: loss(x[i : i + 1], steps[i : i + 1], LABELS[i : i + 1], True), B)
+    for sort in (True, False) if lengths == sorted(lengths, reverse=True) else (True,):
+        with gradients.record(model) as tape:
+            loss(x, steps.clone(), LABELS, sort).backward()
+        compare(tape, each)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_labels_packed_like_the_sequences(followed: bool, naive: Any, compare: Any) -> None:
+    """A label for each step, packed by the same lengths."""
+
+    def body(m: Model, h: Tensor, y: Tensor) -> Tensor:
+        rows = packed(h, y).data * torch.linspace(-1, 1, B)
+        labels = (y if followed else m.labels).unsqueeze(1).expand(len(h), B)
+        return F.cross_entropy(rows, packed(labels, y).data[:, 0], reduction="sum")
+
+    model, x = Model(body), batch()
+
+    def alone(i: int) -> Tensor:
+        model.labels = LABELS[i : i + 1]
+        return model(x[i : i + 1], LABELS[i : i + 1])  # type: ignore[no-any-return]
+
+    each = naive(model, alone, B)
+    model.labels = LABELS
+    with gradients.record(model) as tape:
+        model(x, LABELS.clone()).backward()
+    compare(tape, each)
+
+
+def test_sequences_sorted_by_hand(naive: Any, compare: Any) -> None:
+    def body(m: Model, h: Tensor, y: Tensor) -> Tensor:
+        lengths, order = (y + 1).sort(descending=True)
+        parts = h[:, :, None].expand(-1, -1, B)
+        out, last = m.rnn(pack_padded_sequence(parts[order], lengths, batch_first=True))
+        back = order.argsort()
+        padded = pad_packed_sequence(out, batch_first=True, total_length=B)[0][back]
+        return torch.cat([padded.sum(1), last[0][back]], 1) * torch.arange(1.0, 6)[: len(h), None]
+
+    model, x = Model(body), batch()
+    each = naive(model, lambda i: model(x[i : i + 1], LABELS[i : i + 1]).sum() * (i + 1), B)
+    with gradients.record(model) as tape:
+        model(x, LABELS.clone()).sum().backward()
+    compare(tape, each)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_sequences_in_a_private_loop(kind: type[nn.Module]) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(64, 6, 3), torch.randint(1, 7, (64,)), torch.randint(0, B, (64,)))
+    model = Sequences(kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = tacit.make_private(model, optimizer, data, lot_size=16, steps=3, clipping=tacit.Flat(1.0), noise_multiplier=1)
+    for x, lengths, y in run.batches():
+        F.cross_entropy(model(x, lengths), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.step == 3
+    run.close()
+
+
+def test_records_of_several_rows_put_in_order_and_back(naive: Any, compare: Any) -> None:
+    model, x, y = Model(lambda m, h, y: ordered(h)[by(h).argsort()]), torch.randn(2 * B, B), torch.arange(2.0 * B)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return (model(x).sin() * y.unsqueeze(1)).sum()
+
+    each = naive(model, lambda i: loss(x[2 * i : 2 * i + 2], y[2 * i : 2 * i + 2]), B)
+    with gradients.record(model, rows_per_record=2) as tape:
+        loss(x, y).backward()
+    compare(tape, each)
+
+
+def test_a_lone_record_has_nobody_to_be_put_in_order_with() -> None:
+    model = Model(lambda m, h, y: positive(h) * torch.arange(float(positive(h).numel())))
+    with gradients.record(model) as tape:
+        model(batch()[:1]).sum().backward()
+    assert float(tape.norms().min()) > 0
+
+
+def test_the_trial_leaves_the_random_numbers_alone() -> None:
+    model = Model(lambda m, h, y: ordered(h) @ TABLE)
+    torch.manual_seed(7)
+    with gradients.record(model):
+        model(batch())
+    found = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(found, torch.rand(3))
