@@ -27,6 +27,10 @@ def module_problems(model: nn.Module) -> list[str]:
             problems.append(
                 f"{where} is compiled, and compiled code hides its operations: give the module before torch.compile"
             )
+        if isinstance(module, torch.jit.ScriptModule):
+            problems.append(
+                f"{where} is scripted or traced (torch.jit), which hides its operations: give the module it was made of"
+            )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm):
             if module.track_running_stats and module.training:
                 problems.append(

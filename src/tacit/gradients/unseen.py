@@ -2,14 +2,16 @@
 
 `torch.tensor(x)`, `torch.full(size, x)`, `torch.arange(x)` and numbers given as tensors (`alpha=x`) take values of the
 batch out of sight, and so do transforms of functions (`torch.vmap`, `torch.func.grad`), which wrap the batch in tensors
-of their own. What came of it would pass for a constant.
+of their own, nested tensors and scripted functions. What came of it would pass for a constant.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 _TRANSFORMED = (
     "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
     "torch.autograd.grad"
+)
+
+
+_NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
+_SCRIPTED = (
+    "a scripted function (torch.jit) hides its operations on the batch; call the Python function that it was made of"
 )
 
 
@@ -41,6 +49,8 @@ class Unseen(TorchFunctionMode):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
+                if t.is_nested:
+                    self._recorder.problems.refuse_now(_NESTED)
                 if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
                     self._recorder.problems.refuse_now(_TRANSFORMED)
         return func(*args, **kwargs)
@@ -61,6 +71,21 @@ class Unseen(TorchFunctionMode):
                 above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+_run_scripted = torch.jit.ScriptFunction.__call__
+
+
+@functools.wraps(_run_scripted)
+def _run_unless_of_the_batch(function: torch.jit.ScriptFunction[Any, Any], *args: Any, **kwargs: Any) -> Any:
+    for t in tensors((args, kwargs)):
+        if _is_of_the_batch(t):
+            t._recorder.problems.refuse_now(_SCRIPTED)  # type: ignore[attr-defined]
+    return _run_scripted(function, *args, **kwargs)
+
+
+# Nothing else is told of their calls, not even a mode.
+torch.jit.ScriptFunction.__call__ = _run_unless_of_the_batch
 
 
 def _is_of_the_batch(t: Tensor) -> bool:
