@@ -136,10 +136,10 @@ class Recorder:
         name = canonical(func)
         if name in METADATA:
             return told(self, name, func, args, kwargs)
-        if self.free:
+        if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
         out = self._operate(name, func, args, kwargs, own_rule)
-        if self.free or name in sizes.DECIDING:
+        if self.inside and (self.free or name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
         return out
 

@@ -1,8 +1,8 @@
 """Sizes that data of the batch decided: how many rows a mask picked, how long the longest sequence is.
 
 The model's own code may not read them, for they would be the same for all examples. PyTorch's may: it compares sizes
-and makes room. A tensor knows the dimensions whose size was decided so (`_free`); as long as no operation decided any,
-nobody asks.
+and makes room. A tensor knows the dimensions whose size was decided so inside the model (`_free`); as long as no
+operation decided any, nobody asks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from tacit.gradients.layout import Layout
+from tacit.gradients import longest
+from tacit.gradients.layout import Layout, Mixed
 from tacit.gradients.names import words, writes
 from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.propagation import POINTWISE
+from tacit.gradients.rules import Call
 from tacit.gradients.traced import Traced, opened, plain
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def _is_called_by_libraries() -> bool:
 
 def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse to take apart what has as many parts as data decided."""
-    if name in _PARTS and recorder.inside and recorder.follows(args[0]):
+    if name in _PARTS and recorder.follows(args[0]):
         dim = kwargs.get("dim", args[-1] if len(args) > (1 if name == "unbind" else 2) else 0)
         if dim % args[0].ndim in args[0]._free:
             recorder.problems.refuse_size("iteration" if name == "unbind" else name)
@@ -119,16 +121,28 @@ def after(
     outs = [t for t in tensors(out) if recorder.follows(t) and not any(t is g for g in given)]
     free = [t for t in given if recorder.follows(t) and t._free]  # type: ignore[attr-defined]
     if name == "_pad_packed_sequence":
-        found = [frozenset[int]() if _is_length_given() else frozenset([int(args[2])]) for _ in outs]
+        recorder.free = True
+        for t in outs:
+            t._free = frozenset() if _is_length_given() else frozenset([int(args[2])])  # type: ignore[attr-defined]
+            t._zero_padded = args[3] == 0  # type: ignore[attr-defined]
     elif name in DECIDING and _decides(recorder, name, args, kwargs):
-        found = [_decided(recorder, name, args, t) for t in outs]
+        recorder.free = True
+        for t in outs:
+            t._free = _decided(recorder, name, args, t)  # type: ignore[attr-defined]
     elif free:
-        found = _spread(name, func, args, kwargs, free, outs)
-    else:
-        return
-    recorder.free = True
+        tagged = recorder.scan(args, kwargs)[0]
+        _pass_on(recorder, Call(name, func, args, kwargs, out, recorder.batch or 0, tagged), free, outs)
+
+
+def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
+    found = _spread(call, free, outs)
+    with torch._C.DisableTorchFunctionSubclass():
+        zero = longest.stays_zero(call, free)
+        reason = longest.objection(call, free, found[0] if found else frozenset())
     for t, dims in zip(outs, found):
-        t._free = dims  # type: ignore[attr-defined]
+        t._free, t._zero_padded = dims, zero  # type: ignore[attr-defined]
+    if reason is not None:
+        recorder.tag_outputs(call.out, Mixed(reason), call.tagged)
 
 
 def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -172,22 +186,15 @@ def _decided(recorder: Recorder, name: str, args: tuple[Any, ...], out: Tensor) 
     return frozenset([tag.dim] if rows else range(out.ndim))
 
 
-def _spread(
-    name: str,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    free: list[Tensor],
-    outs: list[Tensor],
-) -> list[frozenset[int]]:
+def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
     """The dimensions of outputs whose sizes follow from sizes that data decided."""
-    if name in _RECURRENT:
-        return [args[0]._free if i == 0 else frozenset() for i in range(len(outs))]
-    if name in POINTWISE:
+    if call.name in _RECURRENT:
+        return [call.args[0]._free if i == 0 else frozenset() for i in range(len(outs))]
+    if call.name in POINTWISE:
         return [frozenset(d + out.ndim - t.ndim for t in free for d in t._free) for out in outs]  # type: ignore[attr-defined]
     try:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            larger = tensors(func(*mapped(args, _larger), **mapped(kwargs, _larger)))
+            larger = tensors(call.func(*mapped(call.args, _larger), **mapped(call.kwargs, _larger)))
     except Exception:  # whatever an operation says about sizes that it did not expect
         larger = []
     if [t.ndim for t in larger] != [t.ndim for t in outs]:

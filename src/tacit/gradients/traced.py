@@ -33,6 +33,8 @@ class Traced(torch.Tensor):
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
     _free: frozenset[int] = frozenset()
     """The dimensions whose sizes data of the batch decided (see `sizes`)."""
+    _zero_padded: bool = False
+    """Whether positions beyond an example's own length are zero (see `longest`)."""
 
     def as_subclass(self, cls: Any) -> Any:
         """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""

@@ -7,7 +7,6 @@ of their own, nested tensors and scripted functions. What came of it would pass 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -73,19 +72,18 @@ class Unseen(TorchFunctionMode):
             _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
-_run_scripted = torch.jit.ScriptFunction.__call__
+_run_scripted: Callable[..., Any] = torch.jit.ScriptFunction.__call__
 
 
-@functools.wraps(_run_scripted)
-def _run_unless_of_the_batch(function: torch.jit.ScriptFunction[Any, Any], *args: Any, **kwargs: Any) -> Any:
+def _run_unless_of_the_batch(function: Any, *args: Any, **kwargs: Any) -> Any:
     for t in tensors((args, kwargs)):
-        if _is_of_the_batch(t):
+        if _is_of_the_batch(t) and t._recorder.inside:  # type: ignore[attr-defined]
             t._recorder.problems.refuse_now(_SCRIPTED)  # type: ignore[attr-defined]
     return _run_scripted(function, *args, **kwargs)
 
 
-# Nothing else is told of their calls, not even a mode.
-torch.jit.ScriptFunction.__call__ = _run_unless_of_the_batch
+# PyTorch tells neither tensors nor modes of these calls.
+torch.jit.ScriptFunction.__call__ = _run_unless_of_the_batch  # type: ignore[method-assign, assignment]
 
 
 def _is_of_the_batch(t: Tensor) -> bool:
