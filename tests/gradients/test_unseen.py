@@ -100,6 +100,9 @@ SIZES: dict[str, Body] = {
     "zeros of the shape": lambda m, x: x * torch.zeros(rows(x).shape).numel(),
     "zeros of as many rows": lambda m, x: x * torch.zeros(len(rows(x))).numel(),
     "arange": lambda m, x: x * torch.arange(rows(x).shape[0]).sum(),
+    "of a copy": lambda m, x: x * copy.deepcopy(rows(x)).shape[0],
+    "of an alias": lambda m, x: x * rows(x).as_subclass(torch.Tensor).shape[0],
+    "dimensions left": lambda m, x: x * rows(x).squeeze().ndim,
     "rows of a packed sequence": lambda m, x: x * packed(m, x).data.shape[0],
     "the longest sequence": lambda m, x: x * unpacked(m, x).shape[1],
     "the longest, after a layer": lambda m, x: x * m.line(unpacked(m, x)).softmax(-1).transpose(0, 1).size(0),
@@ -144,6 +147,10 @@ LONGEST: dict[str, Body] = {
     "flip": lambda m, x: unpacked(m, x).flip(1)[:, 0],
     "roll": lambda m, x: unpacked(m, x).roll(1, 1)[:, 0],
     "sum of what a bias fills": lambda m, x: m.line(unpacked(m, x)).sum(1),
+    "sum after a write": lambda m, x: unpacked(m, x).add_(1.0).sum(1),
+    "sum after a write to a view": lambda m, x: after_writing(unpacked(m, x)).sum(1),
+    "last position written": lambda m, x: without_last(unpacked(m, x))[:, 0],
+    "sum of a sum": lambda m, x: (unpacked(m, x) + 1.0).sum(1),
     "sum of exponentials": lambda m, x: unpacked(m, x).exp().sum(1),
     "padding of ones": lambda m, x: unpacked(m, x, padding_value=1.0).sum(1),
     "convolution": lambda m, x: F.conv1d(unpacked(m, x).transpose(1, 2), torch.ones(3, 3, 1)).sum(2),
@@ -151,6 +158,16 @@ LONGEST: dict[str, Body] = {
     "attention": lambda m, x: F.scaled_dot_product_attention(*[unpacked(m, x)] * 3)[:, 0],
     "another layer": lambda m, x: m.rnn(unpacked(m, x))[1][0],
 }
+
+
+def after_writing(h: Tensor) -> Tensor:
+    h[:, :, :2].add_(1.0)
+    return h
+
+
+def without_last(h: Tensor) -> Tensor:
+    h[:, -1] = 0.0
+    return h
 
 
 @pytest.mark.parametrize("name", LONGEST)

@@ -26,7 +26,7 @@ _MOVING = words(
 _ZERO_KEEPING = _MOVING | words(
     """
     mul div true_divide relu tanh neg abs square sqrt dropout to float double half bfloat16 clone contiguous detach type
-    type_as sum data cpu cuda view reshape flatten unflatten
+    type_as sum cpu cuda view reshape flatten unflatten
     """
 )
 """Operations that give zero where their first argument is zero (`mul`: where any is)."""
@@ -43,9 +43,14 @@ _ALONG = {
 def stays_zero(call: Call, padded: list[Tensor]) -> bool:
     """Whether an operation's output is zero in the padding, because its arguments are."""
     if call.name in ("add", "sub", "cat", "stack"):
-        return all(t._zero_padded for t in padded) and len(padded) == len(call.tagged)  # type: ignore[attr-defined]
+        joined = call.args if call.name in ("add", "sub") else call.arg(0, "tensors")
+        return len(joined) > 1 and all(any(v is t and _is_zero(t) for t in padded) for v in joined)
     of = [t for t in padded if call.name == "mul" or t is call.main()]
-    return call.name in _ZERO_KEEPING and any(t._zero_padded for t in of)  # type: ignore[attr-defined]
+    return call.name in _ZERO_KEEPING and any(map(_is_zero, of))
+
+
+def _is_zero(t: Tensor) -> bool:
+    return bool(t._zero_padded == t._version)  # type: ignore[attr-defined]
 
 
 def objection(call: Call, padded: list[Tensor], after: frozenset[int]) -> str | None:
@@ -63,7 +68,7 @@ def objection(call: Call, padded: list[Tensor], after: frozenset[int]) -> str | 
 
 def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:
     name = call.name
-    if name == "getitem":
+    if name in ("getitem", "setitem"):
         return t is not call.args[0] or not _begins_at_the_first(call.args[1], t, dim)
     if name in _EACH or (name in ("max", "min") and isinstance(call.arg(1, "other"), Tensor)):
         return False
@@ -73,7 +78,7 @@ def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:
         return bool(dim >= t.ndim - len(call.arg(1, "normalized_shape")))
     if name == "sum":
         dims = call.dims(1, t.ndim)
-        return (dims is None or dim in dims) and not t._zero_padded  # type: ignore[attr-defined]
+        return (dims is None or dim in dims) and not _is_zero(t)
     if name in _ALONG:
         dims = call.dims(_ALONG[name], t.ndim, "dims")
         return dims is None or dim in dims

@@ -21,7 +21,7 @@ from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
-from tacit.gradients.traced import Traced, mark, opened, plain
+from tacit.gradients.traced import Traced, mark, mark_like, opened, plain
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 Reduction = Literal["mean", "sum", "none"]
@@ -153,7 +153,7 @@ class Recorder:
                 self.problems.refuse_reading(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
-            return mark(shown, self, args[0]._tag) if copied else shown
+            return mark_like(shown, args[0]) if copied else shown
         if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:

@@ -104,10 +104,12 @@ def _is_called_by_libraries() -> bool:
 
 
 def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse to take apart what has as many parts as data decided."""
-    if name in _PARTS and recorder.follows(args[0]):
-        dim = kwargs.get("dim", args[-1] if len(args) > (1 if name == "unbind" else 2) else 0)
-        if dim % args[0].ndim in args[0]._free:
+    """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
+    place = 1 if name in ("unbind", "squeeze") else 2
+    if (name in _PARTS or name == "squeeze") and recorder.follows(args[0]):
+        dim = kwargs.get("dim", args[place] if len(args) > place else None if name == "squeeze" else 0)
+        dims = range(args[0].ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+        if any(d % args[0].ndim in args[0]._free for d in dims):
             recorder.problems.refuse_size("iteration" if name == "unbind" else name)
 
 
@@ -115,7 +117,7 @@ def after(
     recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
     """Say which sizes of an operation's outputs were decided by data."""
-    if writes(func) or opened(func) is not None:
+    if (writes(func) and name != "setitem") or opened(func) is not None:
         return
     given = tensors((args, kwargs))
     outs = [t for t in tensors(out) if recorder.follows(t) and not any(t is g for g in given)]
@@ -124,7 +126,7 @@ def after(
         recorder.free = True
         for t in outs:
             t._free = frozenset() if _is_length_given() else frozenset([int(args[2])])  # type: ignore[attr-defined]
-            t._zero_padded = args[3] == 0  # type: ignore[attr-defined]
+            t._zero_padded = t._version if args[3] == 0 else -1  # type: ignore[attr-defined]
     elif name in DECIDING and _decides(recorder, name, args, kwargs):
         recorder.free = True
         for t in outs:
@@ -135,14 +137,14 @@ def after(
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
-    found = _spread(call, free, outs)
+    found = _spread(call, free, outs) if outs else []
     with torch._C.DisableTorchFunctionSubclass():
         zero = longest.stays_zero(call, free)
         reason = longest.objection(call, free, found[0] if found else frozenset())
     for t, dims in zip(outs, found):
-        t._free, t._zero_padded = dims, zero  # type: ignore[attr-defined]
+        t._free, t._zero_padded = dims, t._version if zero else -1  # type: ignore[attr-defined]
     if reason is not None:
-        recorder.tag_outputs(call.out, Mixed(reason), call.tagged)
+        recorder.tag_outputs(call.args[0] if call.name == "setitem" else call.out, Mixed(reason), call.tagged)
 
 
 def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

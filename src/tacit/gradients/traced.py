@@ -33,8 +33,8 @@ class Traced(torch.Tensor):
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
     _free: frozenset[int] = frozenset()
     """The dimensions whose sizes data of the batch decided (see `sizes`)."""
-    _zero_padded: bool = False
-    """Whether positions beyond an example's own length are zero (see `longest`)."""
+    _zero_padded: int = -1
+    """The version in which positions beyond an example's own length are zero (see `longest`)."""
 
     def as_subclass(self, cls: Any) -> Any:
         """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""
@@ -43,7 +43,7 @@ class Traced(torch.Tensor):
             return super().as_subclass(cls)
         if cls is not torch.Tensor:
             recorder.problems.refuse_reading("as_subclass")
-        return mark(plain(self), recorder, self._tag) if recorder.follows(self) else plain(self)
+        return mark_like(plain(self), self) if recorder.follows(self) else plain(self)
 
     @classmethod
     def __torch_function__(
@@ -90,6 +90,13 @@ def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
         t.__class__ = Traced
     t._recorder, t._tag, t._epoch, t._entered = recorder, tag, recorder.epoch, False  # type: ignore[attr-defined]
     return t
+
+
+def mark_like(t: Tensor, like: Traced) -> Tensor:
+    """Tag an alias or a copy."""
+    found = mark(t, like._recorder, like._tag)
+    found._free = like._free  # type: ignore[attr-defined]
+    return found
 
 
 def plain(value: Any) -> Any:
