@@ -105,6 +105,7 @@ SIZES: dict[str, Body] = {
     "dimensions left": lambda m, x: x * rows(x).squeeze().ndim,
     "rows of a packed sequence": lambda m, x: x * packed(m, x).data.shape[0],
     "the longest sequence": lambda m, x: x * unpacked(m, x).shape[1],
+    "the longest, in picked rows": lambda m, x: x * unpacked(m, x)[x[:, 0, 1] > -1].shape[1],
     "the longest, after a layer": lambda m, x: x * m.line(unpacked(m, x)).softmax(-1).transpose(0, 1).size(0),
 }
 

@@ -76,8 +76,8 @@ class Problems:
         raise ValuesRead(
             f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
             "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
-            "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
-            "and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face models, an "
+            "(torch.where, masks) and per example, take sizes from shapes or constants; to log or print "
+            "it, keep the tensor and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face models, an "
             "attention mask of four dimensions)"
         )
 

@@ -117,20 +117,18 @@ def after(
     recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
     """Say which sizes of an operation's outputs were decided by data."""
-    if (writes(func) and name != "setitem") or opened(func) is not None:
+    decided = name in DECIDING and _decides(recorder, name, args, kwargs)
+    if not (decided or recorder.free) or (writes(func) and name != "setitem") or opened(func) is not None:
         return
     given = tensors((args, kwargs))
     outs = [t for t in tensors(out) if recorder.follows(t) and not any(t is g for g in given)]
     free = [t for t in given if recorder.follows(t) and t._free]  # type: ignore[attr-defined]
-    if name == "_pad_packed_sequence":
-        recorder.free = True
-        for t in outs:
-            t._free = frozenset() if _is_length_given() else frozenset([int(args[2])])  # type: ignore[attr-defined]
-            t._zero_padded = t._version if args[3] == 0 else -1  # type: ignore[attr-defined]
-    elif name in DECIDING and _decides(recorder, name, args, kwargs):
+    if decided:
         recorder.free = True
         for t in outs:
             t._free = _decided(recorder, name, args, t)  # type: ignore[attr-defined]
+            zero = name == "_pad_packed_sequence" and args[3] == 0
+            t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
     elif free:
         tagged = recorder.scan(args, kwargs)[0]
         _pass_on(recorder, Call(name, func, args, kwargs, out, recorder.batch or 0, tagged), free, outs)
@@ -182,10 +180,17 @@ def _is_length_given() -> bool:
 
 def _decided(recorder: Recorder, name: str, args: tuple[Any, ...], out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
+    if name == "_pad_packed_sequence":
+        return frozenset() if _is_length_given() else frozenset([int(args[2])])
     tag = out._tag  # type: ignore[attr-defined]
     cut = name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(args[1]))
-    rows = name in _ROWS and isinstance(tag, Layout) and not cut
+    rows = name in _ROWS and isinstance(tag, Layout) and not cut and not _is_as_wide_as_the_longest(args[0])
     return frozenset([tag.dim] if rows else range(out.ndim))
+
+
+def _is_as_wide_as_the_longest(t: Any) -> bool:
+    """Whether data decided another size than how many rows there are."""
+    return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
 
 
 def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
