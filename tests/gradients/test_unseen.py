@@ -326,6 +326,16 @@ def test_scripted_modules() -> None:
         gradients.record(model)
 
 
+def test_text_of_a_batch_after_the_model_failed() -> None:
+    kept: list[Tensor] = []
+    model = Model(lambda m, x: kept.append(2 * x) or x @ x)  # type: ignore[func-returns-value]
+    engine = gradients.attach(model)
+    with pytest.raises(RuntimeError, match="size"):
+        model(X)
+    assert "tensor" in repr(kept[-1])
+    engine.detach()
+
+
 def test_text_of_a_batch_in_the_users_loop() -> None:
     model = Model(lambda m, x: x)
     with gradients.record(model):

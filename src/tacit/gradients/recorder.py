@@ -150,7 +150,7 @@ class Recorder:
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
-                self.problems.refuse_reading(name)
+                self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
             return mark_like(shown, args[0]) if copied else shown
