@@ -72,6 +72,7 @@ def rows_of(h: Tensor) -> int:
 SIZES: dict[str, Body] = {
     "len of nonzero": lambda m, x: x * len(x.nonzero()),
     "shape of rows of a mask": lambda m, x: x * rows(x).shape[0],
+    "lengths told": lambda m, x: x * pad_packed_sequence(packed(m, x))[1].max().item(),
     "unpacked shape": lambda m, x: x * rows_of(rows(x)),
     "numel": lambda m, x: x * rows(x).numel(),
     "numel of the shape": lambda m, x: x * rows(x).shape.numel(),
@@ -114,7 +115,7 @@ SIZES: dict[str, Body] = {
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_data_decided(name: str, size: int) -> None:
     said = refusal(SIZES[name], size)
-    assert "a size that data of the batch decided" in said or "SizeDecidedByData" in said
+    assert "a size that data of the batch decided" in said or "SizeDecidedByData" in said or "reads values" in said
 
 
 def test_the_remedy_for_sizes_is_told_by_the_check() -> None:
@@ -185,7 +186,9 @@ HONEST: dict[str, Body] = {
     "copies": lambda m, x: copy.deepcopy(x) * nn.Parameter(x, requires_grad=False),
     "own length": lambda m, x: unpacked(m, x)[torch.arange(len(x)), lengths(x) - 1],
     "own length by gather": lambda m, x: unpacked(m, x).gather(1, lengths(x).view(-1, 1, 1).expand(-1, -1, 3) - 1),
+    "own length of another order": lambda m, x: last(m, x.flip(1)),
     "first position": lambda m, x: m.line(unpacked(m, x))[:, 0],
+    "sum of zeros in another order": lambda m, x: summed(m, x.flip(1)),
     "sum of zeros": lambda m, x: unpacked(m, x).relu().sum(1) / lengths(x).unsqueeze(1),
     "mean of a given length": lambda m, x: unpacked(m, x, total_length=5).mean(1),
     "state": lambda m, x: m.rnn(packed_input(x))[1][0],
@@ -194,6 +197,19 @@ HONEST: dict[str, Body] = {
     "own function that gives its input": lambda m, x: Same.apply(x),  # type: ignore[no-untyped-call]
     "sizes in text": lambda m, x: x * len(f"{tuple(x.shape)}"),
 }
+
+
+def summed(model: Model, x: Tensor) -> Tensor:
+    out, own = pad_packed_sequence(model.rnn(packed_input(x))[0], batch_first=True)
+    return out.sum(1) / own.unsqueeze(1) + x.mean(1)
+
+
+def last(model: Model, x: Tensor) -> Tensor:
+    """By the lengths that `pad_packed_sequence` tells."""
+    out, own = pad_packed_sequence(model.rnn(packed_input(x))[0], batch_first=True)
+    steps = torch.arange(5) < own.unsqueeze(1)
+    assert steps.shape == (len(x), 5)
+    return out[torch.arange(len(x)), own - 1] * steps.sum(1, keepdim=True)
 
 
 def packed_input(x: Tensor) -> PackedSequence:

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -22,8 +23,8 @@ from tacit.gradients.layout import Layout, Mixed
 from tacit.gradients.names import words, writes
 from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.propagation import POINTWISE
-from tacit.gradients.rules import Call
-from tacit.gradients.traced import Traced, opened, plain
+from tacit.gradients.rules import Call, tidy
+from tacit.gradients.traced import Traced, mark, opened, plain
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -132,6 +133,16 @@ def after(
     elif free:
         tagged = recorder.scan(args, kwargs)[0]
         _pass_on(recorder, Call(name, func, args, kwargs, out, recorder.batch or 0, tagged), free, outs)
+    if name in ("getitem", "index_select"):
+        _tidy_unpacked(recorder, outs)
+
+
+def _tidy_unpacked(recorder: Recorder, outs: list[Tensor]) -> None:
+    """`pad_packed_sequence` undoes the order that packing brought about: no data has decided who is where then."""
+    for t in outs:
+        tag = t._tag  # type: ignore[attr-defined]
+        if isinstance(tag, Layout) and tag.by_data and _unpacking() is not None:
+            mark(t, recorder, tidy(tag, recorder.batch or 0))
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
@@ -170,18 +181,21 @@ def _is_cut_by_data(recorder: Recorder, part: slice) -> bool:
 
 def _is_length_given() -> bool:
     """Whether the running `pad_packed_sequence` has total_length; called by hand, its operation has a length."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if frame.f_code is pad_packed_sequence.__code__:
-            return frame.f_locals["total_length"] is not None
+    frame = _unpacking()
+    return frame is None or frame.f_locals["total_length"] is not None
+
+
+def _unpacking() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not pad_packed_sequence.__code__:
         frame = frame.f_back
-    return True
+    return frame
 
 
 def _decided(recorder: Recorder, name: str, args: tuple[Any, ...], out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
     if name == "_pad_packed_sequence":
-        return frozenset() if _is_length_given() else frozenset([int(args[2])])
+        return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(args[2])])
     tag = out._tag  # type: ignore[attr-defined]
     cut = name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(args[1]))
     rows = name in _ROWS and isinstance(tag, Layout) and not cut and not _is_as_wide_as_the_longest(args[0])
