@@ -192,6 +192,7 @@ HONEST: dict[str, Body] = {
     "sum of zeros": lambda m, x: unpacked(m, x).relu().sum(1) / lengths(x).unsqueeze(1),
     "mean of a given length": lambda m, x: unpacked(m, x, total_length=5).mean(1),
     "state": lambda m, x: m.rnn(packed_input(x))[1][0],
+    "state beside the input": lambda m, x: m.rnn(packed_input(x.flip(1)))[1][0] * x.mean(1),
     "checkpoint": lambda m, x: checkpoint(m.line, x, use_reentrant=False),
     "own function of the input": lambda m, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
     "own function that gives its input": lambda m, x: Same.apply(x),  # type: ignore[no-untyped-call]
@@ -338,8 +339,9 @@ def test_scripted_functions_of_what_is_no_batch() -> None:
 def test_scripted_modules() -> None:
     model = Model(lambda m, x: x)
     model.part = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
-    with pytest.raises(ValueError, match=r"part \(RecursiveScriptModule\) is scripted"):
+    with pytest.raises(ValueError, match=r"part \(RecursiveScriptModule\) is scripted") as error:
         gradients.record(model)
+    assert str(error.value).count("is scripted") == 1
 
 
 def test_text_of_a_batch_after_the_model_failed() -> None:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients import longest
@@ -41,6 +41,7 @@ DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
 _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
 _RECURRENT = words("lstm gru rnn_tanh rnn_relu")
 _OWN_FOLDERS = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+_PERMUTING = (nn.RNNBase.permute_hidden.__code__, nn.LSTM.permute_hidden.__code__)
 _ENTRY = "handle_torch_function"
 
 
@@ -138,11 +139,21 @@ def after(
 
 
 def _tidy_unpacked(recorder: Recorder, outs: list[Tensor]) -> None:
-    """`pad_packed_sequence` undoes the order that packing brought about: no data has decided who is where then."""
+    """Undoing the order that packing brought about leaves nothing that data has decided about who is where."""
     for t in outs:
         tag = t._tag  # type: ignore[attr-defined]
-        if isinstance(tag, Layout) and tag.by_data and _unpacking() is not None:
+        if isinstance(tag, Layout) and tag.by_data and (_unpacking() is not None or _is_state_put_back()):
             mark(t, recorder, tidy(tag, recorder.batch or 0))
+
+
+def _is_state_put_back() -> bool:
+    """Whether a recurrent layer is giving states the order of its input before it was packed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _PERMUTING:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return False
+    return frame.f_locals["permutation"] is frame.f_back.f_locals.get("unsorted_indices")
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
