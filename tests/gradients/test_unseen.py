@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,14 @@ def test_sizes_that_data_decided(name: str, size: int) -> None:
 def test_the_remedy_for_sizes_is_told_by_the_check() -> None:
     with pytest.raises(ValueError, match=r"flatten\(1\).*total_length="):
         gradients.check(Model(lambda m, x: x * len(rows(x))), X)
+
+
+def test_sizes_read_by_another_library_whose_name_begins_as_pytorchs_does() -> None:
+    source = "def count(h):\n    return h.shape[0]\n"
+    beside = Path(torch.__file__).parent.with_name("torchelse") / "ops.py"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, str(beside), "exec"), namespace)
+    assert "a size that data of the batch decided" in refusal(lambda m, x: x * namespace["count"](rows(x)))
 
 
 def test_sizes_of_a_packed_input() -> None:

@@ -8,6 +8,7 @@ operation decided any, nobody asks.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
 
 _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
 _RECURRENT = words("lstm gru rnn_tanh rnn_relu")
-_OWN_FOLDERS = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+_OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 _PERMUTING = (nn.RNNBase.permute_hidden.__code__, nn.LSTM.permute_hidden.__code__)
 _ENTRY = "handle_torch_function"
 
