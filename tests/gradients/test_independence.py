@@ -62,6 +62,9 @@ def scripted(x: Tensor) -> Tensor:
     return x - x.mean(0)
 
 
+traced: Any = torch.jit.trace(lambda x: x - x.mean(0), torch.ones(B, 4))  # type: ignore[no-untyped-call]
+
+
 MIXING: dict[str, Callable[..., Any]] = {
     "the batch's size": lambda m, x: m.linear(x) / len(x),
     "the batch's size in a constant": lambda m, x: m.linear(x) * torch.full((1,), 1 / x.shape[0]),
@@ -69,6 +72,9 @@ MIXING: dict[str, Callable[..., Any]] = {
     "places counted": lambda m, x: m.linear(x) * torch.arange(len(x)).unsqueeze(1),
     "the first": lambda m, x: m.linear(x) * torch.eye(len(x))[0].add(1).unsqueeze(1),
     "scripted code": lambda m, x: m.linear(x) + scripted(x),
+    "traced code": lambda m, x: m.linear(x) + traced(x),
+    "the plain tensor": lambda m, x: m.linear(x) - torch.Tensor(x).mean(0),
+    "the plain tensor by its class": lambda m, x: m.linear(x) - torch.Tensor.as_subclass(x, Tensor).mean(0),
     "whether they are even": lambda m, x: m.linear(x).mul(1.0 if len(x) % 2 else -1.0),
     "one of several outputs": lambda m, x: {"out": m.linear(x), "other": m.linear(x) / len(x)},
     "integers": lambda m, x: (m.linear(x), x.long() + len(x)),

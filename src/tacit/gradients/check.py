@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from tacit.gradients.independence import influence, undisturbed
@@ -13,11 +14,17 @@ from tacit.gradients.problems import ValuesRead, refuse
 def module_problems(model: nn.Module) -> list[str]:
     """Modules that are known to mix examples or to keep statistics of them, each with its remedy."""
     problems = []
+    scripted: set[nn.Module] = set()
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None:
             problems.append(
                 f"{where} is compiled, and compiled code hides its operations: give the module before torch.compile"
+            )
+        if isinstance(module, torch.jit.ScriptModule) and module not in scripted:
+            scripted.update(module.modules())  # those within it come with it
+            problems.append(
+                f"{where} is scripted or traced (torch.jit), which hides its operations: give the module it was made of"
             )
         if isinstance(module, nn.modules.instancenorm._InstanceNorm):
             if module.track_running_stats and module.training:

@@ -79,14 +79,14 @@ def _run(recorder: Recorder, args: Any, kwargs: Any, examples: Sequence[int], se
 @contextmanager
 def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
-    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside
-    recorder.batch, recorder.epoch = batch, _COMPARED
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free
+    recorder.batch, recorder.epoch, recorder.free = batch, _COMPARED, False
     recorder.problems, recorder.inside = Problems(recorder.model), True
     recorder.problems.slow = kept[2].slow
     try:
         yield
     finally:
-        recorder.batch, recorder.epoch, recorder.problems, recorder.inside = kept
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free = kept
 
 
 def _places(model: nn.Module) -> list[tuple[int, int, int]]:

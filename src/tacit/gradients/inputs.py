@@ -115,6 +115,8 @@ class Inputs:
         owner = torch.cat([order[:n] for n in sizes.tolist()])
         data = packed.data.view_as(packed.data)
         mark(data, self._recorder, Layout(0, 1, owner))
+        if sequences:
+            self._recorder.free, data._free = True, frozenset([0])  # type: ignore[attr-defined]
         return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
 
 

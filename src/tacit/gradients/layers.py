@@ -103,7 +103,8 @@ def _unpack(call: Call) -> Any:
     if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
         return mixes(call, "was given rows of other examples than those of its first step")
     owner = layout.owner[: int(call.args[1][0])]
-    return [tidy(Layout(0 if call.args[2] else 1, 1, owner, layout.by_data and not layout.packed), call.batch), None]
+    columns = tidy(Layout(0 if call.args[2] else 1, 1, owner, layout.by_data and not layout.packed), call.batch)
+    return [columns, columns.at(0)]  # every example's length is its own
 
 
 @rule("native_layer_norm lstm gru rnn_tanh rnn_relu")

@@ -20,8 +20,8 @@ _KEPT = words("float int bool long len index complex contains reduce_ex deepcopy
 
 METADATA = words(
     """
-    shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested
-    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous len
+    shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested nbytes
+    is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous __len__ is_same_size
     storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
     _grad _base _backward_hooks retains_grad __set__
     """
@@ -35,11 +35,14 @@ READS = words(
 )
 """Operations that turn a tensor's values into Python values."""
 
-EXPORTS = words("dlpack __reduce_ex__")
+EXPORTS = words("dlpack __reduce_ex__ storage untyped_storage _typed_storage")
 """Operations that hand a tensor's memory or values to somebody who does not know about examples."""
 
 SHOWN = words("__reduce_ex__ __deepcopy__ __repr__ __format__")
 """Operations that copy or show a tensor as a whole."""
+
+PRINTS = words("__repr__ __format__")
+"""Operations that turn a tensor's values into text."""
 
 
 _IN_PLACE = frozenset(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from types import FrameType
+from typing import NoReturn
 
 from torch import nn
 
 log = logging.getLogger("tacit.gradients")
+_ELSEWHERE = "the loss"
+"""Where code runs that is no module's."""
 
 
 def refuse(problems: list[str]) -> None:
@@ -71,13 +74,26 @@ class Problems:
     def forget(self) -> None:
         self._found, self._before, self._suspects = [], [], {}
 
-    def refuse_reading(self, name: str) -> None:
+    def refuse_reading(self, name: str) -> NoReturn:
         raise ValuesRead(
             f"{self.where()}: `{name.strip('_')}` reads values of the batch into Python inside the model, where they "
             "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
-            "(torch.where, masks) and per example, take sizes from shapes or constants; for logging, keep the tensor "
-            "and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face models, an "
-            "attention mask of four dimensions)"
+            "(torch.where, masks) and per example, take sizes from shapes or constants; to log or print values, keep "
+            "the tensor and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face "
+            "models, an attention mask of four dimensions)"
+        )
+
+    def refuse_printing(self, name: str) -> None:
+        """While the model runs; not after it failed, when somebody looks at what there was."""
+        if self.where() != _ELSEWHERE:
+            self.refuse_reading(name)
+
+    def refuse_size(self, name: str) -> NoReturn:
+        raise ValuesRead(
+            f"{self.where()}: `{name.strip('_')}` reads a size that data of the batch decided (how many rows a mask "
+            "picked, how long the longest sequence is) into Python inside the model, where it acts on all examples. "
+            "Use flatten(1) or reshape(-1, …) and sizes of other dimensions, or those of the model's inputs and "
+            "constants; pad_packed_sequence takes total_length="
         )
 
     def report_slow(self, name: str) -> None:
@@ -98,4 +114,4 @@ class Problems:
             if isinstance(owner, nn.Module) and id(owner) in names:
                 return f"{names[id(owner)]} ({type(owner).__name__})"
             frame = frame.f_back
-        return "the loss"
+        return _ELSEWHERE

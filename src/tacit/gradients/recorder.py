@@ -8,10 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import sizes
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
-from tacit.gradients.names import EXPORTS, METADATA, READS, SHOWN, canonical, writes
+from tacit.gradients.metadata import told
+from tacit.gradients.names import EXPORTS, METADATA, PRINTS, READS, SHOWN, canonical, writes
 from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
@@ -19,8 +21,8 @@ from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
-from tacit.gradients.traced import Traced, mark, opened, plain
-from tacit.gradients.writing import assign_attribute, known, refuse_unfollowed, settle
+from tacit.gradients.traced import Traced, mark, mark_like, opened, plain
+from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -46,22 +48,6 @@ _DROPPED = (
     "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
     "other data under torch.no_grad() only"
 )
-_GRAD = (
-    "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
-    "the batch use torch.autograd.grad with a sum over examples"
-)
-_BASE = "what a view of the batch was cut from (`._base`) may hold other examples than the view"
-
-
-_COUNTING = {"batch_norm": 3, "instance_norm": 3, "native_batch_norm": 3, "_native_batch_norm_legit": 3}
-"""Operations that write what they count into an argument, which begins at this place."""
-
-
-def _counts(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    values = dict(enumerate(args))
-    running = values.get(_COUNTING[name], kwargs.get("running_mean"))
-    on = values.get(_COUNTING[name] + 2, kwargs.get("training", kwargs.get("use_input_stats")))
-    return running is not None and bool(on)
 
 
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
@@ -102,6 +88,8 @@ class Recorder:
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
         self.dropped: set[int] = set()
         """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
+        self.free = False
+        """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -136,7 +124,7 @@ class Recorder:
     def reset(self) -> None:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
-        self.batch, self.captures, self.dropped = None, 0, set()
+        self.batch, self.captures, self.dropped, self.free = None, 0, set(), False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.problems.forget()
 
@@ -147,21 +135,25 @@ class Recorder:
     ) -> Any:
         name = canonical(func)
         if name in METADATA:
-            if name == "__set__":
-                assign_attribute(self, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]
-            with torch._C.DisableTorchFunctionSubclass():
-                out = func(*args, **kwargs)
-            if name in ("grad", "_grad") and isinstance(out, Tensor) and self.follows(args[0]):
-                return mark(plain(out).detach(), self, Mixed(_GRAD))
-            if name == "_base" and isinstance(out, Tensor) and self.follows(args[0]) and not self.follows(out):
-                return mark(plain(out).detach(), self, Mixed(_BASE))
-            return out
+            return told(self, name, func, args, kwargs)
+        if self.free and self.inside:
+            sizes.before(self, name, args, kwargs)
+        out = self._operate(name, func, args, kwargs, own_rule)
+        if self.inside and (self.free or name in sizes.DECIDING):
+            sizes.after(self, name, func, args, kwargs, out)
+        return out
+
+    def _operate(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
+    ) -> Any:
         if name in EXPORTS and self.inside and self.follows(args[0]):
             self.problems.refuse_reading(name)
         if name in SHOWN:
+            if name in PRINTS and self.inside:
+                self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
-            return mark(shown, self, args[0]._tag) if copied else shown
+            return mark_like(shown, args[0]) if copied else shown
         if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
@@ -291,8 +283,8 @@ class Recorder:
         in_place = writes(func)
         if in_place and not known(name, POINTWISE):
             refuse_unfollowed(self, name)
-        if name in _COUNTING and _counts(name, args, kwargs):
-            self.problems.add(f"`{name}` writes statistics of the batch into its running mean and variance")
+        if name in COUNTING:
+            refuse_counting(self, name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
             tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
         if in_place and id(out_tensors) not in self.buffers:

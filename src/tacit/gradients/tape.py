@@ -60,12 +60,15 @@ class Engine:
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
     that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
-    gradients; lengths of padded sequences, how many rows a mask picked, constants beside the rows of a packed sequence
-    that enters as one; and code that gets at the plain tensor: scripted functions
-    (`torch.jit`), autograd functions of inputs, `torch.Tensor(x)`, `as_subclass`, storages, printed values, nested
-    tensors, and, outside the model or in threads of its own, also `torch.tensor` and the like (`gradients.check` finds
-    what an output comes to depend on). Inside the model's forward, reading values is an error; custom autograd
-    functions, backward hooks on modules and hooks that change gradients of the batch are errors anywhere.
+    gradients; lengths of sequences that were padded before the model, the `batch_sizes` of packed ones, and constants
+    beside the rows of a packed sequence that enters as one; code that asks PyTorch for the plain tensor where it tells
+    nobody: scripted functions (`torch.jit`), `torch.Tensor(x)`, `torch.FloatTensor(x)`, `Variable(x)`, `set_`,
+    `torch.Tensor.as_subclass(x, …)`, `_make_subclass`, `to_dlpack`, nodes of the graph called as functions; and,
+    outside the model or in threads of its own, `torch.tensor` and the like, and text. What an output comes to depend on
+    in such a way is found by running parts of the first batch by themselves (`independence`). Inside the model's
+    forward, reading values, text of them and sizes that they decided is an error, and so are nested tensors of the
+    batch; custom autograd functions that gradients pass, backward hooks on modules and hooks that change gradients of
+    the batch are errors anywhere.
     """
 
     _stays_readable = False

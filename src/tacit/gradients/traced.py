@@ -6,6 +6,7 @@ operation that involves data and needs no global state, no module classes and no
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from functools import cache
@@ -30,6 +31,19 @@ class Traced(torch.Tensor):
     _epoch: int
     _entered: bool = False
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
+    _free: frozenset[int] = frozenset()
+    """The dimensions whose sizes data of the batch decided (see `sizes`)."""
+    _zero_padded: int = -1
+    """The version in which positions beyond an example's own length are zero (see `longest`)."""
+
+    def as_subclass(self, cls: Any) -> Any:
+        """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""
+        recorder: Recorder | None = getattr(self, "_recorder", None)
+        if recorder is None or not recorder.inside or _is_own(sys._getframe(1)):
+            return super().as_subclass(cls)
+        if cls is not torch.Tensor:
+            recorder.problems.refuse_reading("as_subclass")
+        return mark_like(plain(self), self) if recorder.follows(self) else plain(self)
 
     @classmethod
     def __torch_function__(
@@ -49,6 +63,10 @@ class Traced(torch.Tensor):
             return recorder.handle(func, args, kwargs)
         finally:
             set_eval_frame(compiler)
+
+
+def _is_own(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("tacit.")
 
 
 def _find(args: Any) -> Recorder | None:
@@ -74,11 +92,18 @@ def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
     return t
 
 
+def mark_like(t: Tensor, like: Traced) -> Tensor:
+    """Tag an alias or a copy."""
+    found = mark(t, like._recorder, like._tag)
+    found._free = like._free  # type: ignore[attr-defined]
+    return found
+
+
 def plain(value: Any) -> Any:
     """The same tensor without its tag (an alias; the graph is shared)."""
     if type(value) is Traced:
         with torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(torch.Tensor)
+            return torch.Tensor.as_subclass(value, torch.Tensor)
     return mapped(value, plain) if isinstance(value, (tuple, list, dict)) else value
 
 

@@ -2,7 +2,7 @@
 
 `torch.tensor(x)`, `torch.full(size, x)`, `torch.arange(x)` and numbers given as tensors (`alpha=x`) take values of the
 batch out of sight, and so do transforms of functions (`torch.vmap`, `torch.func.grad`), which wrap the batch in tensors
-of their own. What came of it would pass for a constant.
+of their own, and nested tensors. What came of it would pass for a constant.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _TRANSFORMED = (
 )
 
 
+_NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
+
+
 class Unseen(TorchFunctionMode):
     """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
 
@@ -41,6 +44,8 @@ class Unseen(TorchFunctionMode):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
+                if t.is_nested:
+                    self._recorder.problems.refuse_now(_NESTED)
                 if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
                     self._recorder.problems.refuse_now(_TRANSFORMED)
         return func(*args, **kwargs)

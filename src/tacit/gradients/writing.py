@@ -81,6 +81,19 @@ def _same(old: Any, new: Any) -> bool:
     return isinstance(old, (Only, Total)) and old == new
 
 
+COUNTING = {"batch_norm": 3, "instance_norm": 3, "native_batch_norm": 3, "_native_batch_norm_legit": 3}
+"""Operations that write what they count into an argument, which begins at this place."""
+
+
+def refuse_counting(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An operation of `COUNTING` that has somewhere to write to."""
+    values = dict(enumerate(args))
+    running = values.get(COUNTING[name], kwargs.get("running_mean"))
+    on = values.get(COUNTING[name] + 2, kwargs.get("training", kwargs.get("use_input_stats")))
+    if running is not None and bool(on):
+        recorder.problems.add(f"`{name}` writes statistics of the batch into its running mean and variance")
+
+
 def refuse_unfollowed(recorder: Recorder, name: str) -> None:
     recorder.problems.refuse_now(
         f"`{name}` writes data of the batch in place in a way the engine does not follow; use the form that returns a "

@@ -1,0 +1,102 @@
+"""Padded sequences that are as wide as the longest of the batch: what may be done along that dimension.
+
+`pad_packed_sequence` without total_length gives every example as many positions as the longest has. What treats each
+position by itself is right, and so is a sum where the padding is zero. Means, maxima, softmax, the last position and
+all else along that dimension depend on the longest example.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tacit.gradients.layout import Layout
+from tacit.gradients.names import words
+from tacit.gradients.propagation import POINTWISE
+from tacit.gradients.rules import Call
+from tacit.gradients.traced import Traced
+
+_MOVING = words(
+    """
+    transpose permute t T mT movedim moveaxis swapaxes swapdims unsqueeze expand index_select getitem
+    _pack_padded_sequence
+    """
+)
+_ZERO_KEEPING = _MOVING | words(
+    """
+    mul div true_divide relu tanh neg abs square sqrt dropout to float double half bfloat16 clone contiguous detach type
+    type_as sum cpu cuda view reshape flatten unflatten
+    """
+)
+"""Operations that give zero where their first argument is zero (`mul`: where any is)."""
+
+_EACH = POINTWISE | _MOVING | words("gather take_along_dim embedding cumsum cumprod logcumsumexp stack")
+_ALONG = {
+    **dict.fromkeys(words("mean max min amax amin argmax argmin logsumexp std var prod any all median softmax"), 1),
+    **dict.fromkeys(words("log_softmax softmin _softmax sort argsort flip cat select unbind glu squeeze"), 1),
+    **dict.fromkeys(words("topk kthvalue linalg_vector_norm split chunk"), 2),
+}
+"""Operations along dimensions, and the place of the argument that says which."""
+
+
+def stays_zero(call: Call, padded: list[Tensor]) -> bool:
+    """Whether an operation's output is zero in the padding, because its arguments are."""
+    if call.name in ("add", "sub", "cat", "stack"):
+        joined = call.args if call.name in ("add", "sub") else call.arg(0, "tensors")
+        return len(joined) > 1 and all(any(v is t and _is_zero(t) for t in padded) for v in joined)
+    of = [t for t in padded if call.name == "mul" or t is call.main()]
+    return call.name in _ZERO_KEEPING and any(map(_is_zero, of))
+
+
+def _is_zero(t: Tensor) -> bool:
+    return bool(t._zero_padded == t._version)  # type: ignore[attr-defined]
+
+
+def objection(call: Call, padded: list[Tensor], after: frozenset[int]) -> str | None:
+    """Why the output depends on the longest example of the batch."""
+    for t in padded:
+        tag = t._tag  # type: ignore[attr-defined]
+        for dim in t._free - {tag.dim} if isinstance(tag, Layout) else ():  # type: ignore[attr-defined]
+            if _acts_along(call, t, dim, after):
+                return (
+                    f"`{call.name}` acts along positions that are as many as the longest sequence of the batch has: "
+                    "give pad_packed_sequence total_length= (the input's, or a constant)"
+                )
+    return None
+
+
+def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:
+    name = call.name
+    if name in ("getitem", "setitem"):
+        return t is not call.args[0] or not _begins_at_the_first(call.args[1], t, dim)
+    if name in _EACH or (name in ("max", "min") and isinstance(call.arg(1, "other"), Tensor)):
+        return False
+    if name in ("linear", "matmul"):
+        return t is not call.main() or dim == t.ndim - 1
+    if name in ("layer_norm", "rms_norm"):
+        return bool(dim >= t.ndim - len(call.arg(1, "normalized_shape")))
+    if name == "sum":
+        dims = call.dims(1, t.ndim)
+        return (dims is None or dim in dims) and not _is_zero(t)
+    if name in _ALONG:
+        dims = call.dims(_ALONG[name], t.ndim, "dims")
+        return dims is None or dim in dims
+    if name in ("view", "reshape", "flatten", "unflatten"):
+        return [call.out.shape[d] for d in after] != [t.shape[dim]]
+    return True
+
+
+def _begins_at_the_first(key: Any, t: Tensor, dim: int) -> bool:
+    """Whether the part of a key for a dimension counts from its first position (or each example has its own)."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if any(isinstance(p, Tensor) and p.ndim != 1 for p in parts):
+        return False
+    taken = [p for p in parts if p is not None]
+    if Ellipsis in [p for p in taken if not isinstance(p, Tensor)]:
+        at = next(i for i, p in enumerate(taken) if p is Ellipsis)
+        taken = taken[:at] + [slice(None)] * (t.ndim - len(taken) + 1) + taken[at + 1 :]
+    part = taken[dim] if dim < len(taken) else slice(None)
+    if isinstance(part, slice):
+        return all(b is None or (type(b) is int and b >= 0) for b in (part.start, part.stop, part.step))
+    return type(part) is Traced or (type(part) is int and part >= 0)

@@ -1,0 +1,221 @@
+"""Sizes that data of the batch decided: how many rows a mask picked, how long the longest sequence is.
+
+The model's own code may not read them, for they would be the same for all examples. PyTorch's may: it compares sizes
+and makes room. A tensor knows the dimensions whose size was decided so inside the model (`_free`); as long as no
+operation decided any, nobody asks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_packed_sequence
+
+from tacit.gradients import longest
+from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.names import words, writes
+from tacit.gradients.nested import mapped, tensors
+from tacit.gradients.propagation import POINTWISE
+from tacit.gradients.rules import Call
+from tacit.gradients.traced import Traced, opened, plain
+
+if TYPE_CHECKING:
+    from tacit.gradients.recorder import Recorder
+
+SIZES = words("shape size numel nelement __len__ stride storage_offset nbytes is_same_size")
+"""Operations that read a tensor's sizes, or what follows from them."""
+
+_ROWS = words("getitem masked_select repeat_interleave _pack_padded_sequence")
+_SHAPED = words("new_zeros new_ones new_full new_empty expand repeat tile narrow")
+_LISTING = words("nonzero argwhere where unique unique_consecutive _unique2 unique_dim bincount one_hot")
+DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
+"""Operations that may give a size that their arguments' values decide."""
+
+_PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
+_RECURRENT = words("lstm gru rnn_tanh rnn_relu")
+_OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_ENTRY = "handle_torch_function"
+
+
+class SizeDecidedByData:
+    """Stands in a shape for a size that data decided; whoever makes use of it is refused.
+
+    PyTorch's functions name its class when they refuse it for a number.
+    """
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __repr__(self) -> str:
+        return "?"
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        self._recorder.problems.refuse_size("shape")
+
+    __index__ = __int__ = __float__ = __bool__ = __hash__ = __neg__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __divmod__ = _refuse
+
+
+class Shape(tuple[Any, ...]):
+    """The sizes of a tensor, of which data decided some."""
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if type(found) is SizeDecidedByData:
+            found._refuse()
+        return found
+
+    def numel(self) -> int:
+        return math.prod(self)
+
+
+def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """What the model's code sees of a size that PyTorch has read."""
+    free = {d for t in args if type(t) is Traced for d in t._free}
+    if not free or _is_called_by_libraries():
+        return out
+    if isinstance(out, tuple) and name != "stride":
+        return Shape(SizeDecidedByData(recorder) if d in free else n for d, n in enumerate(out))
+    dim = kwargs["dim"] if "dim" in kwargs else args[1] if name == "size" else 0
+    if name not in ("size", "__len__") or dim % args[0].ndim in free:
+        recorder.problems.refuse_size(name)
+    return out
+
+
+def _is_called_by_libraries() -> bool:
+    """Whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
+    frame = sys._getframe(4)
+    while frame.f_back is not None and frame.f_code.co_name in ("__torch_function__", _ENTRY):
+        overridden = frame.f_code.co_name == _ENTRY
+        frame = frame.f_back
+        if overridden and frame.f_back is not None:
+            frame = frame.f_back  # the function that asked whether it is overridden
+    return frame.f_code.co_filename.startswith(_OWN_FOLDERS)
+
+
+def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
+    place = 1 if name in ("unbind", "squeeze") else 2
+    if (name in _PARTS or name == "squeeze") and recorder.follows(args[0]):
+        dim = kwargs.get("dim", args[place] if len(args) > place else None if name == "squeeze" else 0)
+        dims = range(args[0].ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+        if any(d % args[0].ndim in args[0]._free for d in dims):
+            recorder.problems.refuse_size("iteration" if name == "unbind" else name)
+
+
+def after(
+    recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> None:
+    """Say which sizes of an operation's outputs were decided by data."""
+    decided = name in DECIDING and _decides(recorder, name, args, kwargs)
+    if not (decided or recorder.free) or (writes(func) and name != "setitem") or opened(func) is not None:
+        return
+    given = tensors((args, kwargs))
+    outs = [t for t in tensors(out) if recorder.follows(t) and not any(t is g for g in given)]
+    free = [t for t in given if recorder.follows(t) and t._free]  # type: ignore[attr-defined]
+    if decided:
+        recorder.free = True
+        for t in outs:
+            t._free = _decided(recorder, name, args, t)  # type: ignore[attr-defined]
+            zero = name == "_pad_packed_sequence" and args[3] == 0
+            t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
+    elif free:
+        tagged = recorder.scan(args, kwargs)[0]
+        _pass_on(recorder, Call(name, func, args, kwargs, out, recorder.batch or 0, tagged), free, outs)
+
+
+def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
+    found = _spread(call, free, outs) if outs else []
+    with torch._C.DisableTorchFunctionSubclass():
+        zero = longest.stays_zero(call, free)
+        reason = longest.objection(call, free, found[0] if found else frozenset())
+    for t, dims in zip(outs, found):
+        t._free, t._zero_padded = dims, t._version if zero else -1  # type: ignore[attr-defined]
+    if reason is not None:
+        recorder.tag_outputs(call.args[0] if call.name == "setitem" else call.out, Mixed(reason), call.tagged)
+
+
+def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it was data of the batch that decided the size of an operation's output."""
+    if name == "getitem":
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(_is_mask(recorder, p) or (isinstance(p, slice) and _is_cut_by_data(recorder, p)) for p in parts)
+    if name in _SHAPED or name == "repeat_interleave":
+        return any(recorder.follows(t) for t in tensors((args[1:], kwargs)))
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name == "one_hot":
+        classes: int = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        return classes < 1
+    return True
+
+
+def _is_mask(recorder: Recorder, part: Any) -> bool:
+    return recorder.follows(part) and part.dtype in (torch.bool, torch.uint8)
+
+
+def _is_cut_by_data(recorder: Recorder, part: slice) -> bool:
+    return any(recorder.follows(bound) for bound in (part.start, part.stop, part.step))
+
+
+def _is_length_given() -> bool:
+    """Whether the running `pad_packed_sequence` has total_length; called by hand, its operation has a length."""
+    frame = _unpacking()
+    return frame is None or frame.f_locals["total_length"] is not None
+
+
+def _unpacking() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not pad_packed_sequence.__code__:
+        frame = frame.f_back
+    return frame
+
+
+def _decided(recorder: Recorder, name: str, args: tuple[Any, ...], out: Tensor) -> frozenset[int]:
+    """The rows, where every row has its owner; else all dimensions."""
+    if name == "_pad_packed_sequence":
+        return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(args[2])])
+    tag = out._tag  # type: ignore[attr-defined]
+    cut = name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(args[1]))
+    rows = name in _ROWS and isinstance(tag, Layout) and not cut and not _is_as_wide_as_the_longest(args[0])
+    return frozenset([tag.dim] if rows else range(out.ndim))
+
+
+def _is_as_wide_as_the_longest(t: Any) -> bool:
+    """Whether data decided another size than how many rows there are."""
+    return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
+
+
+def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
+    """The dimensions of outputs whose sizes follow from sizes that data decided."""
+    if call.name in _RECURRENT:
+        return [call.args[0]._free if i == 0 else frozenset() for i in range(len(outs))]
+    if call.name in POINTWISE:
+        return [frozenset(d + out.ndim - t.ndim for t in free for d in t._free) for out in outs]  # type: ignore[attr-defined]
+    try:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            larger = tensors(call.func(*mapped(call.args, _larger), **mapped(call.kwargs, _larger)))
+    except Exception:  # whatever an operation says about sizes that it did not expect
+        larger = []
+    if [t.ndim for t in larger] != [t.ndim for t in outs]:
+        return [frozenset(range(t.ndim)) for t in outs]
+    return [frozenset(d for d in range(a.ndim) if a.shape[d] != b.shape[d]) for a, b in zip(map(plain, outs), larger)]
+
+
+def _larger(t: Tensor) -> Tensor:
+    """A tensor without values that has one more entry wherever data decided how many there are."""
+    free = t._free if type(t) is Traced else ()
+    sizes = [n + (d in free) for d, n in enumerate(t.shape)]
+    return torch.empty(sizes, dtype=t.dtype, device="meta")

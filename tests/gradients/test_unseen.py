@@ -1,0 +1,351 @@
+"""What lies beside a tensor's values: sizes that they decided, the plain tensor, text, scripted modules, own functions."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from tacit import gradients
+
+B = 4
+X = torch.rand(B, 5, 3, generator=torch.Generator().manual_seed(3))
+X[:, 0, 0] = torch.tensor([0.9, 0.7, 0.5, 0.1])  # from the longest to the shortest
+Body = Callable[["Model", Tensor], Any]
+
+
+class Model(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.line, self.rnn = body, nn.Linear(3, 3), nn.GRU(3, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return torch.sin(self.line(self.body(self, x)))
+
+
+def refusal(body: Body, size: int = B) -> str:
+    """What is said of a model, when it is run, or its loss differentiated."""
+    model = Model(body)
+    with pytest.raises((ValueError, RuntimeError, TypeError)) as error, gradients.record(model):
+        model(X[:size]).sum().backward()
+    return str(error.value)
+
+
+def rows(x: Tensor) -> Tensor:
+    return x[x[:, :, 0] > 0.4]
+
+
+def lengths(x: Tensor) -> Tensor:
+    return (5 * x[:, 0, 0]).long().cpu() + 1
+
+
+def packed(model: Model, x: Tensor) -> PackedSequence:
+    out = model.rnn(pack_padded_sequence(x, lengths(x), batch_first=True))[0]
+    assert isinstance(out, PackedSequence)
+    return out
+
+
+def unpacked(model: Model, x: Tensor, **options: Any) -> Tensor:
+    return pad_packed_sequence(packed(model, x), batch_first=True, **options)[0]
+
+
+def same_size(x: Tensor) -> Tensor:
+    return x if rows(x).is_same_size(rows(-x)) else -x
+
+
+def rows_of(h: Tensor) -> int:
+    n, _ = h.shape
+    return n
+
+
+SIZES: dict[str, Body] = {
+    "len of nonzero": lambda m, x: x * len(x.nonzero()),
+    "shape of rows of a mask": lambda m, x: x * rows(x).shape[0],
+    "lengths told": lambda m, x: x * pad_packed_sequence(packed(m, x))[1].max().item(),
+    "unpacked shape": lambda m, x: x * rows_of(rows(x)),
+    "numel": lambda m, x: x * rows(x).numel(),
+    "numel of the shape": lambda m, x: x * rows(x).shape.numel(),
+    "torch.numel": lambda m, x: x * torch.numel(rows(x)),
+    "size of one dimension": lambda m, x: x * rows(x).size(0),
+    "size by name": lambda m, x: x * rows(x).size(dim=-2),
+    "nbytes": lambda m, x: x * rows(x).nbytes,
+    "stride": lambda m, x: x * rows(x).t().contiguous().stride(0),
+    "same size": lambda m, x: same_size(x),
+    "comparison of shapes": lambda m, x: x if rows(x).shape == (3, 3) else -x,
+    "iteration": lambda m, x: x * sum(1 for _ in rows(x)),
+    "parts": lambda m, x: x * len(rows(x).split(1)),
+    "unique": lambda m, x: x * len(torch.unique(x)),
+    "counts of unique": lambda m, x: x * x.unique(return_counts=True)[1].shape[0],
+    "unique_consecutive": lambda m, x: x * torch.unique_consecutive(x).shape[0],
+    "masked_select": lambda m, x: x * x.masked_select(x > 0.4).shape[0],
+    "argwhere": lambda m, x: x * torch.argwhere(x > 0.4).shape[0],
+    "where": lambda m, x: x * torch.where(x > 0.4)[0].shape[0],
+    "repeat_interleave": lambda m, x: x * x.repeat_interleave(lengths(x), 0).shape[0],
+    "bincount": lambda m, x: x * torch.bincount(lengths(x)).shape[0],
+    "one_hot": lambda m, x: x * F.one_hot(lengths(x)).shape[1],
+    "new_zeros": lambda m, x: x * x.new_zeros(lengths(x).sum()).shape[0],
+    "bounds of a slice": lambda m, x: x * x[:, : lengths(x).max()].shape[1],
+    "what is computed from it": lambda m, x: x * (2 * rows(x)).exp().unsqueeze(1).transpose(0, 2).shape[2],
+    "what a layer gives": lambda m, x: x * m.line(rows(x)).shape[0],
+    "zeros of the shape": lambda m, x: x * torch.zeros(rows(x).shape).numel(),
+    "zeros of as many rows": lambda m, x: x * torch.zeros(len(rows(x))).numel(),
+    "arange": lambda m, x: x * torch.arange(rows(x).shape[0]).sum(),
+    "of a copy": lambda m, x: x * copy.deepcopy(rows(x)).shape[0],
+    "of an alias": lambda m, x: x * rows(x).as_subclass(torch.Tensor).shape[0],
+    "dimensions left": lambda m, x: x * rows(x).squeeze().ndim,
+    "rows of a packed sequence": lambda m, x: x * packed(m, x).data.shape[0],
+    "the longest sequence": lambda m, x: x * unpacked(m, x).shape[1],
+    "the longest, in picked rows": lambda m, x: x * unpacked(m, x)[x[:, 0, 1] > -1].shape[1],
+    "the longest, after a layer": lambda m, x: x * m.line(unpacked(m, x)).softmax(-1).transpose(0, 1).size(0),
+}
+
+
+@pytest.mark.parametrize("size", [1, B])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_data_decided(name: str, size: int) -> None:
+    said = refusal(SIZES[name], size)
+    assert "a size that data of the batch decided" in said or "SizeDecidedByData" in said or "reads values" in said
+
+
+def test_the_remedy_for_sizes_is_told_by_the_check() -> None:
+    with pytest.raises(ValueError, match=r"flatten\(1\).*total_length="):
+        gradients.check(Model(lambda m, x: x * len(rows(x))), X)
+
+
+def test_sizes_read_by_another_library_whose_name_begins_as_pytorchs_does() -> None:
+    source = "def count(h):\n    return h.shape[0]\n"
+    beside = Path(torch.__file__).parent.with_name("torchelse") / "ops.py"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, str(beside), "exec"), namespace)
+    assert "a size that data of the batch decided" in refusal(lambda m, x: x * namespace["count"](rows(x)))
+
+
+def test_sizes_of_a_packed_input() -> None:
+    class Packed(Model):
+        def forward(self, x: PackedSequence) -> Tensor:
+            return self.line(x.data) * x.data.shape[0]  # type: ignore[no-any-return]
+
+    given = pack_padded_sequence(X, lengths(X), batch_first=True, enforce_sorted=False)
+    with (
+        pytest.raises(RuntimeError, match="a size that data of the batch decided"),
+        gradients.record(Packed(lambda m, x: x)) as tape,
+    ):
+        tape._recorder.model(given)
+
+
+LONGEST: dict[str, Body] = {
+    "mean": lambda m, x: unpacked(m, x).mean(1),
+    "max": lambda m, x: unpacked(m, x).max(1).values,
+    "amax": lambda m, x: unpacked(m, x).amax(dim=1),
+    "std": lambda m, x: unpacked(m, x).std(1),
+    "softmax": lambda m, x: (unpacked(m, x).softmax(1) * unpacked(m, x)).sum(1),
+    "logsumexp": lambda m, x: unpacked(m, x).logsumexp(1),
+    "norm": lambda m, x: unpacked(m, x).norm(dim=1),
+    "last position": lambda m, x: unpacked(m, x)[:, -1],
+    "but the last": lambda m, x: unpacked(m, x)[:, :-1].sum(1),
+    "flip": lambda m, x: unpacked(m, x).flip(1)[:, 0],
+    "roll": lambda m, x: unpacked(m, x).roll(1, 1)[:, 0],
+    "sum of what a bias fills": lambda m, x: m.line(unpacked(m, x)).sum(1),
+    "sum after a write": lambda m, x: unpacked(m, x).add_(1.0).sum(1),
+    "sum after a write to a view": lambda m, x: after_writing(unpacked(m, x)).sum(1),
+    "last position written": lambda m, x: without_last(unpacked(m, x))[:, 0],
+    "sum of a sum": lambda m, x: (unpacked(m, x) + 1.0).sum(1),
+    "sum of exponentials": lambda m, x: unpacked(m, x).exp().sum(1),
+    "padding of ones": lambda m, x: unpacked(m, x, padding_value=1.0).sum(1),
+    "convolution": lambda m, x: F.conv1d(unpacked(m, x).transpose(1, 2), torch.ones(3, 3, 1)).sum(2),
+    "pooling": lambda m, x: F.adaptive_avg_pool1d(unpacked(m, x).transpose(1, 2), 1).squeeze(2),
+    "attention": lambda m, x: F.scaled_dot_product_attention(*[unpacked(m, x)] * 3)[:, 0],
+    "another layer": lambda m, x: m.rnn(unpacked(m, x))[1][0],
+}
+
+
+def after_writing(h: Tensor) -> Tensor:
+    h[:, :, :2].add_(1.0)
+    return h
+
+
+def without_last(h: Tensor) -> Tensor:
+    h[:, -1] = 0.0
+    return h
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_what_depends_on_the_longest_sequence(name: str) -> None:
+    assert "total_length=" in refusal(LONGEST[name])
+
+
+HONEST: dict[str, Body] = {
+    "other sizes of rows": lambda m, x: x * rows(x).shape[-1] * rows(x).size(1) * rows(x).ndim,
+    "rows put back": lambda m, x: x + torch.zeros(x.shape).masked_scatter(x > 2, x) + put_back(m, x),
+    "layers with checks of sizes": lambda m, x: x + put_back(m, x, nn.LayerNorm(3, elementwise_affine=False)),
+    "steps one by one": lambda m, x: unpacked(m, x, total_length=5),
+    "as_subclass": lambda m, x: x.as_subclass(torch.Tensor) * 2,
+    "copies": lambda m, x: copy.deepcopy(x) * nn.Parameter(x, requires_grad=False),
+    "own length": lambda m, x: unpacked(m, x)[torch.arange(len(x)), lengths(x) - 1],
+    "own length by gather": lambda m, x: unpacked(m, x).gather(1, lengths(x).view(-1, 1, 1).expand(-1, -1, 3) - 1),
+    "own length of another order": lambda m, x: last(m, x.flip(1)),
+    "first position": lambda m, x: m.line(unpacked(m, x))[:, 0],
+    "sum of zeros in another order": lambda m, x: summed(m, x.flip(1)),
+    "sum of zeros": lambda m, x: unpacked(m, x).relu().sum(1) / lengths(x).unsqueeze(1),
+    "mean of a given length": lambda m, x: unpacked(m, x, total_length=5).mean(1),
+    "state": lambda m, x: m.rnn(packed_input(x))[1][0],
+    "state beside the input": lambda m, x: m.rnn(packed_input(x.flip(1)))[1][0] * x.mean(1),
+    "checkpoint": lambda m, x: checkpoint(m.line, x, use_reentrant=False),
+    "own function of the input": lambda m, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
+    "own function that gives its input": lambda m, x: Same.apply(x),  # type: ignore[no-untyped-call]
+    "sizes in text": lambda m, x: x * len(f"{tuple(x.shape)}"),
+}
+
+
+def summed(model: Model, x: Tensor) -> Tensor:
+    out, own = pad_packed_sequence(model.rnn(packed_input(x))[0], batch_first=True)
+    return out.sum(1) / own.unsqueeze(1) + x.mean(1)
+
+
+def last(model: Model, x: Tensor) -> Tensor:
+    """By the lengths that `pad_packed_sequence` tells."""
+    out, own = pad_packed_sequence(model.rnn(packed_input(x))[0], batch_first=True)
+    steps = torch.arange(5) < own.unsqueeze(1)
+    assert steps.shape == (len(x), 5)
+    return out[torch.arange(len(x)), own - 1] * steps.sum(1, keepdim=True)
+
+
+def packed_input(x: Tensor) -> PackedSequence:
+    return pack_padded_sequence(x, lengths(x), batch_first=True, enforce_sorted=False)
+
+
+def put_back(model: Model, x: Tensor, layer: nn.Module | None = None) -> Tensor:
+    found, mask = torch.zeros_like(x), x[:, :, 0] > 0.4
+    h = model.line(rows(x))
+    found[mask] = h if layer is None else layer(h)
+    assert found.shape == x.shape
+    return found
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_forms_are_accepted_and_right(name: str, naive: Any, compare: Any) -> None:
+    model = Model(HONEST[name])
+    each = naive(model, lambda i: model(X[i : i + 1]).sum(), B)
+    with gradients.record(model) as tape:
+        model(X).flatten(1).sum(1).sum().backward()
+    compare(tape, each)
+
+
+def test_positions_up_to_the_longest_are_right_one_by_one(naive: Any, compare: Any) -> None:
+    """Outputs for each position, of which a loss takes those that an example has."""
+    model = Model(lambda m, x: unpacked(m, x))
+
+    def loss(x: Tensor) -> Tensor:
+        out = model(x)
+        own = torch.arange(out.shape[1]) < lengths(x).unsqueeze(1)
+        return (out * own.unsqueeze(2)).sum((1, 2))
+
+    each = naive(model, lambda i: loss(X[i : i + 1]).sum(), B)
+    with gradients.record(model) as tape:
+        loss(X).sum().backward()
+    compare(tape, each)
+
+
+def from_storage(x: Tensor) -> Tensor:
+    return torch.empty(0).set_(x.untyped_storage(), 0, x.shape)
+
+
+def saved(x: Tensor) -> Any:
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    return torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+
+
+def nested(x: Tensor, **options: Any) -> Tensor:
+    return torch.nested.nested_tensor([x[i] for i in range(len(x))], **options)
+
+
+PLAIN: dict[str, Body] = {
+    "untyped_storage": lambda m, x: from_storage(x),
+    "storage": lambda m, x: torch.tensor(x.storage().tolist()).view(x.shape),
+    "dlpack": lambda m, x: torch.from_dlpack(x),  # type: ignore[attr-defined]
+    "array": lambda m, x: torch.tensor(np.asarray(x)),
+    "numbers": lambda m, x: x * torch.Tensor([x.mean(), x.max()])[0],
+    "pickle": lambda m, x: pickle.loads(pickle.dumps(x)),
+    "save": lambda m, x: saved(x),
+    "as another class": lambda m, x: x.as_subclass(nn.Parameter),
+    "as_subclass, mixed": lambda m, x: x - x.as_subclass(torch.Tensor).mean(0),
+    "nested": lambda m, x: x - nested(x).to_padded_tensor(0.0).mean(0),
+    "jagged": lambda m, x: x - nested(x, layout=torch.jagged).values()[0],
+    "repr": lambda m, x: x * len(repr(x)),
+    "str": lambda m, x: x * len(str(x)),
+    "format": lambda m, x: x * float(f"{x.mean():.3f}"),
+    "text": lambda m, x: x * len(f"{x}"),
+    "print": lambda m, x: (print(x), x)[1],
+    "own function": lambda m, x: Centred.apply(x),  # type: ignore[no-untyped-call]
+    "own function that reads": lambda m, x: Read.apply(x),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_ways_to_the_plain_tensor(name: str) -> None:
+    said = refusal(PLAIN[name])
+    assert "reads values of the batch" in said or "no per-example gradients" in said
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+class Same(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+
+class Centred(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Read(Doubled):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * x.mean().item()
+
+
+def test_scripted_modules() -> None:
+    model = Model(lambda m, x: x)
+    model.part = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match=r"part \(RecursiveScriptModule\) is scripted") as error:
+        gradients.record(model)
+    assert str(error.value).count("is scripted") == 1
+
+
+def test_text_of_a_batch_after_the_model_failed() -> None:
+    kept: list[Tensor] = []
+    model = Model(lambda m, x: kept.append(2 * x) or x @ x)  # type: ignore[func-returns-value]
+    engine = gradients.attach(model)
+    with pytest.raises(RuntimeError, match="size"):
+        model(X)
+    assert "tensor" in repr(kept[-1])
+    engine.detach()
+
+
+def test_text_of_a_batch_in_the_users_loop() -> None:
+    model = Model(lambda m, x: x)
+    with gradients.record(model):
+        out = model(X)
+        assert "tensor" in repr(out)
+        assert f"{out.sum().detach():.1f}"
+        assert len(rows(out)) == rows(out).shape[0]
