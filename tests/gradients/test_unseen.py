@@ -1,4 +1,4 @@
-"""What lies beside a tensor's values: sizes that they decided, the plain tensor, text, scripted modules, own functions."""
+"""What lies beside a tensor's values: sizes that they decided, the plain tensor, text, scripted modules, functions."""
 
 from __future__ import annotations
 

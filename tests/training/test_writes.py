@@ -36,12 +36,17 @@ class Writer(nn.Module):
         return self.line(x)  # type: ignore[no-any-return]
 
 
+def unseen(x: Tensor) -> Tensor:
+    """The values of the batch as a tensor that the engine does not follow."""
+    return torch.Tensor.as_subclass(x.detach(), Tensor)
+
+
 def rebind(model: Any, x: Tensor) -> None:
     model.stat = model.stat * 0.9 + x.detach().mean(0) * 0.1
 
 
 def rebind_plain(model: Any, x: Tensor) -> None:
-    model.stat = model.stat + torch.as_tensor(x.detach().as_subclass(Tensor).mean(0))
+    model.stat = model.stat + torch.as_tensor(unseen(x).mean(0))
 
 
 def entry(model: Any, x: Tensor) -> None:
@@ -49,7 +54,7 @@ def entry(model: Any, x: Tensor) -> None:
 
 
 def new_entry(model: Any, x: Tensor) -> None:
-    model.later = x.detach().as_subclass(Tensor).mean(0)
+    model.later = unseen(x).mean(0)
 
 
 def removed(model: Any, x: Tensor) -> None:
@@ -65,7 +70,7 @@ def data_in_place(model: Any, x: Tensor) -> None:
 
 
 def weight(model: Any, x: Tensor) -> None:
-    model.line.weight.data.add_(x.detach().as_subclass(Tensor).mean(0) * 0.01)
+    model.line.weight.data.add_(unseen(x).mean(0) * 0.01)
 
 
 def one_weight(model: Any, x: Tensor) -> None:
@@ -73,11 +78,11 @@ def one_weight(model: Any, x: Tensor) -> None:
 
 
 def weight_data(model: Any, x: Tensor) -> None:
-    model.line.bias.data = x.detach().as_subclass(Tensor).mean(0)[:3]
+    model.line.bias.data = unseen(x).mean(0)[:3]
 
 
 def new_weight(model: Any, x: Tensor) -> None:
-    model.line.weight = nn.Parameter(x.detach().as_subclass(Tensor)[:3].clone(), requires_grad=False)
+    model.line.weight = nn.Parameter(unseen(x)[:3].clone(), requires_grad=False)
 
 
 BUFFERS = [rebind, rebind_plain, entry, new_entry, removed, data, data_in_place]
@@ -374,19 +379,19 @@ def test_closing_undoes_what_an_interruption_left(make: Any, monkeypatch: pytest
 
 
 def sparse(model: Any, x: Tensor) -> None:
-    model.extra.data._values().copy_(x.detach().as_subclass(Tensor)[0, :3])
+    model.extra.data._values().copy_(unseen(x)[0, :3])
 
 
 def part(model: Any, x: Tensor) -> None:
-    model.extra.a = x.detach().as_subclass(Tensor)[:3, 0].clone()
+    model.extra.a = unseen(x)[:3, 0].clone()
 
 
 def part_data(model: Any, x: Tensor) -> None:
-    model.extra.a.data = x.detach().as_subclass(Tensor)[:3, 0].clone()
+    model.extra.a.data = unseen(x)[:3, 0].clone()
 
 
 def flag(model: Any, x: Tensor) -> None:
-    model.extra.data.copy_(x.detach().as_subclass(Tensor)[:3, 0] > -torch.inf)  # all True, whoever was drawn
+    model.extra.data.copy_(unseen(x)[:3, 0] > -torch.inf)  # all True, whoever was drawn
 
 
 @pytest.mark.parametrize("write", [sparse, part, part_data, flag], ids=lambda write: str(write.__name__))
@@ -413,7 +418,7 @@ def test_nothing_stays_in_tensors_of_other_kinds(make: Any, train: Any, write: W
 
 def test_whole_numbers_that_are_lost_are_overwritten_too(make: Any, train: Any) -> None:
     def write(model: Any, x: Tensor) -> None:
-        model.table.data.copy_(x.detach().as_subclass(Tensor)[:3, 0] * 10)
+        model.table.data.copy_(unseen(x)[:3, 0] * 10)
 
     module = Writer(write)
     module.table = nn.Parameter(torch.arange(3), requires_grad=False)  # type: ignore[assignment]
@@ -430,7 +435,7 @@ def test_wrappers_around_tensors_are_watched(make: Any, train: Any) -> None:
     assert train(run) == 2
     run.close()
     model, _, run = make(module, lot_size=60)
-    model.write = lambda model, x: model.pair.b.data.copy_(x.detach().as_subclass(Tensor)[:3, 0])
+    model.write = lambda model, x: model.pair.b.data.copy_(unseen(x)[:3, 0])
     with pytest.raises(RuntimeError, match="'pair'"):
         train(run)
     assert bool(model.pair.b.isnan().all())
@@ -447,7 +452,7 @@ def test_memory_that_is_taken_away_is_seen_and_not_read(make: Any, train: Any, s
 @pytest.mark.parametrize("how", ["data", "in place"])
 def test_frozen_parameters_are_watched_too(make: Any, train: Any, how: str) -> None:
     def write(model: Any, x: Tensor) -> None:
-        mean = x.detach().as_subclass(Tensor).mean(0)
+        mean = unseen(x).mean(0)
         if how == "data":
             model.fixed.bias.data = mean
         else:
@@ -505,7 +510,7 @@ def test_a_tied_weight_is_put_back_under_both_names(make: Any, train: Any) -> No
 
         def forward(self, x: Tensor) -> Tensor:
             if self.write:
-                self.first.weight = nn.Parameter(x.detach().as_subclass(Tensor)[:4].clone(), False)
+                self.first.weight = nn.Parameter(unseen(x)[:4].clone(), False)
             return self.second(self.first(x))  # type: ignore[no-any-return]
 
     model = Tied()
