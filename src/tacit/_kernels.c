@@ -10,7 +10,9 @@
  * linear(x, weight, bias, out, terms, turned, threads)  out = x weight + bias, which may be empty, by the same products: a row
  *                                          is the same beside any others; where it is turned, each row of weight is an output
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
- * digest(words, key, threads) -> whole number  below 2^61, which other words have with probability 2^-27 for a random key
+ * outer_squares(left, right, out, of_right, threads)  the squares of rows of two matrices multiplied, those too small for
+ *                                          float32 taken for its smallest number; and those of the right one as they are
+ * digests(key, threads, *words) -> whole numbers  below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
  * windows_sum(*windows, weights, out)      their squared norms; and their weighted sum, one record after the other
@@ -30,6 +32,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <fenv.h>
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -86,7 +89,8 @@ static PyMethodDef methods[] = {
     FUNCTION(product_sum),
     FUNCTION(linear),
     FUNCTION(squares),
-    FUNCTION(digest),
+    FUNCTION(outer_squares),
+    FUNCTION(digests),
     FUNCTION(max_pool),
     FUNCTION(max_pool_placed),
     FUNCTION(max_unpool),

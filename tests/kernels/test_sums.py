@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tacit import gradients
 from tacit.gradients import contributions, narrow
 from tacit.gradients.contributions import Dense, row_rounding, row_squares
+from tacit.gradients.narrow import outer_squares
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import UNIT, call_error, chain_error
 from tacit.gradients.sources import Part, Region, Uses
@@ -296,6 +297,60 @@ def test_squares_are_alike_in_every_place(width: int) -> None:
     assert len(found) == 1
 
 
+@COMPILED
+@pytest.mark.parametrize("widths", [(60, 1000), (1, 10), (1000, 10), (4097, 1), (0, 3)])
+def test_squares_of_outer_products(widths: tuple[int, int]) -> None:
+    """As precise as `Outer.rounding` says, those of the right factor besides; by any threads, in every place."""
+    left, right = (torch.randn(9, width) * 10.0 ** torch.randint(-6, 7, (9, 1)) for width in widths)
+    found = outer_squares(left, right)
+    assert found is not None
+    exact = [t.double().square().sum(1) for t in (left, right)]
+    errors = [row_rounding(width) * UNIT for width in widths]
+    assert ((found[1] - exact[1]).abs() <= errors[1] * exact[1]).all()
+    product = exact[0] * exact[1]
+    assert ((found[0] - product).abs() <= (sum(errors) + UNIT) * product + 1e-30).all()
+    assert (found[0] > 0).all() or 0 in widths
+    for rows in (slice(3, 4), slice(2, 9)):
+        there = outer_squares(left[rows].contiguous(), right[rows].clone())
+        assert there is not None
+        assert all(torch.equal(a, b[rows]) for a, b in zip(there, found))
+    kernels = held_module.kernels
+    assert kernels is not None
+    out, of_right = torch.empty(9), torch.empty(9)
+    kernels.outer_squares(left, right, out, of_right, 4)
+    assert torch.equal(out, found[0]) and torch.equal(of_right, found[1])
+
+
+@COMPILED
+def test_squares_of_outer_products_bound_those_that_float32_loses() -> None:
+    """The other factor may be large enough to make up for squares that are too small for the type."""
+    left, right = torch.full((3, 60), 1e-25), torch.full((3, 1000), 1e15)
+    found = outer_squares(left, right)
+    exact = left.double().square().sum(1) * right.double().square().sum(1)
+    assert found is not None and (found[0].double() >= exact * (1 - 2000 * UNIT)).all()
+    left[1, 3], right[2, 0] = torch.nan, torch.inf
+    found = outer_squares(left, right)
+    assert found is not None and found[0].isfinite().tolist() == [True, False, False]
+    assert outer_squares(left.double(), right.double()) is None and outer_squares(left.t(), right) is None
+
+
+@COMPILED
+def test_squares_of_outer_products_check_their_sizes() -> None:
+    kernels = held_module.kernels
+    assert kernels is not None
+    right = torch.zeros(4, 3)
+    for left, out, of_right, threads in (
+        (torch.zeros(3, 3), torch.zeros(4), torch.zeros(4), 1),
+        (torch.zeros(4, 3), torch.zeros(4), torch.zeros(5), 1),
+        (torch.zeros(4, 3), torch.zeros(0), torch.zeros(0), 1),
+        (torch.zeros(4, 3), torch.zeros(4), torch.zeros(4), 0),
+    ):
+        with pytest.raises(ValueError, match="do not make"):
+            kernels.outer_squares(left, right, out, of_right, threads)
+    with pytest.raises(BufferError, match="contiguous"):
+        kernels.outer_squares(torch.zeros(4, 6)[:, ::2], right, torch.zeros(4), torch.zeros(4), 1)
+
+
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 100_003, 1_500_000])
 def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
@@ -423,17 +478,20 @@ def test_a_digest_is_that_of_its_definition() -> None:
     for size in (0, 1, 17, 1024, 2500, 65_536, 140_001):
         words = np.random.default_rng(size).integers(0, 2**32, size, dtype=np.uint32)
         expected = _digest(words.tolist(), held_module._KEY.tolist())
-        assert {kernels.digest(words, held_module._KEY, threads) for threads in (1, 2, 3)} == {expected}
+        assert {kernels.digests(held_module._KEY, threads, words) for threads in (1, 2, 3)} == {(expected,)}
     largest = np.full(1026, 2**32 - 1, dtype=np.uint32)  # as large as products and points can be
     for word in (0, 2**32 - 1):
         words = np.full(3000, word, dtype=np.uint32)
-        assert kernels.digest(words, largest, 1) == _digest(words.tolist(), largest.tolist())
+        assert kernels.digests(largest, 1, words, words[1:]) == (
+            _digest(words.tolist(), largest.tolist()),
+            _digest(words[1:].tolist(), largest.tolist()),
+        )
     with pytest.raises(ValueError, match="a key of 1026"):
-        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY[1:], 1)
+        kernels.digests(held_module._KEY[1:], 1, np.zeros(4, dtype=np.uint32))
     with pytest.raises(ValueError, match="whole words"):
-        kernels.digest(np.zeros(5, dtype=np.uint8), held_module._KEY, 1)
+        kernels.digests(held_module._KEY, 1, np.zeros(4, dtype=np.uint8), np.zeros(5, dtype=np.uint8))
     with pytest.raises(ValueError, match="wanted"):
-        kernels.digest(np.zeros(4, dtype=np.uint32), held_module._KEY, 0)
+        kernels.digests(held_module._KEY, 0, np.zeros(4, dtype=np.uint32))
 
 
 def _digest(words: list[int], key: list[int]) -> int:

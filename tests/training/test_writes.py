@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -228,15 +228,15 @@ def test_nothing_stays_where_the_model_takes_a_module_away(make: Any, train: Any
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Ctrl-C in one of the next digests."""
-    left, real = [after], held_module.digest
+    left, real = [after], held_module.digests
 
-    def digest(tensor: Tensor) -> Any:
-        left[0] -= 1
-        if left[0] == 0:
+    def digests(several: Sequence[Tensor]) -> Any:
+        before, left[0] = left[0], left[0] - len(several)
+        if left[0] <= 0 < before:
             raise KeyboardInterrupt
-        return real(tensor)
+        return real(several)
 
-    monkeypatch.setattr(held_module, "digest", digest)
+    monkeypatch.setattr(held_module, "digests", digests)
 
 
 def test_an_interruption_before_a_batch_takes_nothing_from_the_model(

@@ -67,18 +67,59 @@ static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_
     Py_RETURN_NONE;
 }
 
+typedef struct {
+    const float *left, *right;
+    float *out, *of_right;
+    size_t count, widths[2], tasks;
+} Pairs;
+
+static void some_pairs(const void *given, size_t i) {
+    const Pairs *p = given;
+    size_t first = p->count * i / p->tasks, n = p->count * (i + 1) / p->tasks - first;
+    float *out = p->out + first, *of_right = p->of_right + first;
+    float least[2] = {FLT_MIN * (float)p->widths[0], FLT_MIN * (float)p->widths[1]};
+    best.squares(p->left + first * p->widths[0], out, n, p->widths[0]);
+    best.squares(p->right + first * p->widths[1], of_right, n, p->widths[1]);
+    for (size_t j = 0; j < n; j++) out[j] = (out[j] + least[0]) * (of_right[j] + least[1]);
+}
+
+static PyObject *outer_squares(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[4]; /* left, right, out, of_right */
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "outer_squares takes 5 arguments, not %zd.", count);
+    size_t threads = PyLong_AsSize_t(arguments[4]);
+    if (PyErr_Occurred()) return NULL;
+    for (int i = 0; i < 4; i++)
+        if (look_at(arguments[i], views + i, i > 1) < 0) {
+            give_back(views, i);
+            return NULL;
+        }
+    Pairs p = {.left = views[0].buf, .right = views[1].buf, .out = views[2].buf, .of_right = views[3].buf};
+    p.count = (size_t)views[2].len / 4;
+    for (int i = 0; i < 2; i++) p.widths[i] = for_each(views[i].len, p.count);
+    int fits = is_count(threads) && views[2].len % 4 == 0 && views[3].len == views[2].len;
+    for (int i = 0; i < 2; i++) fits = fits && (size_t)views[i].len == 4 * p.count * p.widths[i];
+    if (fits && p.count) {
+        p.tasks = at_most(threads, p.count);
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(some_pairs, &p, p.tasks, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 4);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the entries do not make %zu rows.", p.count);
+    Py_RETURN_NONE;
+}
+
 static void some_words(const void *given, size_t i) { best.strip(given, i); }
 
-static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    Py_buffer views[2]; /* words, key */
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "digest takes 3 arguments, not %zd.", count);
-    size_t threads = PyLong_AsSize_t(arguments[2]), strips = 0;
-    if (PyErr_Occurred() || take(arguments, views, 2, -1) < 0) return NULL;
-    int fits = views[0].len % 4 == 0 && views[1].len == 4 * (PORTION + 2) && is_count(threads);
+/* Of one tensor's words; NULL where that is refused. */
+static PyObject *digest_words(PyObject *given, const Py_buffer *key, size_t threads) {
+    Py_buffer view;
+    if (look_at(given, &view, 0) < 0) return NULL;
     uint64_t found = 0;
-    Digest d = {.words = views[0].buf, .key = views[1].buf, .size = (size_t)views[0].len / 4};
+    Digest d = {.words = view.buf, .key = key->buf, .size = (size_t)view.len / 4};
+    size_t strips = parts(d.size, STRIP * PORTION);
+    int fits = view.len % 4 == 0;
     if (fits) {
-        strips = parts(d.size, STRIP * PORTION);
         d.point = ((uint64_t)d.key[PORTION] << 32 | d.key[PORTION + 1]) % PRIME;
         d.found = malloc((strips + 1) * sizeof(*d.found));
     }
@@ -89,7 +130,25 @@ static PyObject *digest(PyObject *module, PyObject *const *arguments, Py_ssize_t
         Py_END_ALLOW_THREADS
     }
     free(d.found);
-    give_back(views, 2);
-    if (!fits) return PyErr_Format(PyExc_ValueError, "whole words, and a key of %d, are wanted.", PORTION + 2);
+    PyBuffer_Release(&view);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "whole words are wanted.");
     return d.found ? PyLong_FromUnsignedLongLong(found) : PyErr_NoMemory();
+}
+
+static PyObject *digests(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer key;
+    if (count < 2) return PyErr_Format(PyExc_TypeError, "digests takes a key and a number of threads first.");
+    size_t threads = PyLong_AsSize_t(arguments[1]);
+    if (PyErr_Occurred() || look_at(arguments[0], &key, 0) < 0) return NULL;
+    PyObject *found = NULL;
+    if (key.len == 4 * (PORTION + 2) && is_count(threads))
+        found = PyTuple_New(count - 2);
+    else
+        PyErr_Format(PyExc_ValueError, "a key of %d words and a number of threads are wanted.", PORTION + 2);
+    for (Py_ssize_t i = 2; found && i < count; i++) {
+        PyObject *one = digest_words(arguments[i], &key, threads);
+        if (!one || PyTuple_SetItem(found, i - 2, one) < 0) Py_CLEAR(found);
+    }
+    PyBuffer_Release(&key);
+    return found;
 }

@@ -82,8 +82,8 @@ def _compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Kernels | None:
 
 
 def _is_plain(t: Tensor) -> bool:
-    usual = t.dtype == torch.float32 and t.device.type == "cpu" and t.layout is torch.strided
-    return usual and type(t) in (Tensor, nn.Parameter) and not t.is_neg()
+    usual = type(t) in (Tensor, nn.Parameter) and t.dtype is torch.float32 and t.is_cpu
+    return usual and t.layout is torch.strided and not t.is_neg()
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.gradients.contributions import own_sums
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
-from tacit.gradients.means import averaged
+from tacit.gradients.means import averaged, mean_of_sum
 from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import ALWAYS, Recorder
@@ -193,7 +193,7 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     )
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
-    hard = isinstance(target, Tensor) and not target.is_floating_point()
+    hard = isinstance(target, Tensor) and not plain(target).is_floating_point()
     if reduction == 1 and layout is not None and recorder.batch:
         rows = uneven(layout, recorder.batch)
         if (hard or rows) and recorder.reduction == "mean":
@@ -223,8 +223,25 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
+        elif hard and (total := _summed(recorder, func, args, kwargs, tagged)) is not None:
+            return mean_of_sum(recorder, total, x, layout, plain(target).numel() // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
+
+
+def _summed(recorder: Recorder, func: Any, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
+    """The sum of cross-entropies in float32 or better of rows in the order of the examples, or None."""
+    names = "input target weight reduction ignore_index label_smoothing"
+    x, target, *given = bound(names, args, kwargs, ignore_index=-100, label_smoothing=0.0)
+    with torch._C.DisableTorchFunctionSubclass():
+        if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
+            return None
+        layout = _by_classes(Call(canonical(func), func, args, kwargs, None, recorder.batch or 0, tagged))
+        if not isinstance(layout, Layout) or layout.owner is not None or layout.by_data:
+            return None
+        given[1] = 2
+        total: Tensor = func(x, target, *(given if func.__name__ == "cross_entropy_loss" else given[:-1]))
+        return total

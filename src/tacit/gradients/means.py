@@ -51,18 +51,27 @@ def averaged(
     data: Tensor = plain(x)
     if own is None:
         own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
-    count = own * recorder.batch
     out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
+    if out.dtype not in (torch.float32, torch.float64):  # where the sum itself may overflow
+        with torch.no_grad():
+            out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(own * recorder.batch))
+        return _told(recorder, out, x, layout, own)
+    return mean_of_sum(recorder, out, x, layout, own)
+
+
+def mean_of_sum(recorder: Recorder, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+    """The mean over all examples of a sum over the `own` entries of each that was computed from `x`; see `averaged`."""
     with torch.no_grad():
-        if out.dtype in (torch.float32, torch.float64):
-            out.detach().div_(count)
-        else:  # where the sum itself may overflow
-            out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(count))
-    recorder.tag_outputs(out, Total("mean"), [(x, layout)])
+        total.detach().div_(own * (recorder.batch or 1))
+    return _told(recorder, total, x, layout, own)
+
+
+def _told(recorder: Recorder, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+    recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
     if own > 1:
         with torch._C.DisableTorchFunctionSubclass():
-            out.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
-    return out
+            mean.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
+    return mean
 
 
 def check_reduction(recorder: Recorder) -> None:

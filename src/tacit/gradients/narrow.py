@@ -1,4 +1,7 @@
-"""Sums of outer products, compiled: twice as fast as the library's where one factor has few entries, else by little."""
+"""Sums and norms of outer products, compiled.
+
+Sums are twice as fast as the library's where one factor has few entries, else by little.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,18 @@ def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, reco
     return True
 
 
+def outer_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
+    """|left[i] ⊗ right[i]|² from above, and |right[i]|², for every i; or None, and nothing done.
+
+    From above: squares too small for float32 count as its smallest number, as in `contributions.guarded_squares`.
+    """
+    if kernels is None or not readable(left, right):
+        return None
+    found, of_right = left.new_empty(len(left)), left.new_empty(len(left))
+    kernels.outer_squares(left, right, found, of_right, threads())
+    return found, of_right
+
+
 def readable(*tensors: Tensor) -> bool:
     """Whether compiled loops can read the memory of all of them as it is."""
-    return all(
-        t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous() and not t.is_neg() for t in tensors
-    )
+    return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in tensors)

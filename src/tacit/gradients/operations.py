@@ -54,6 +54,8 @@ def bare(q: Any) -> Any:
 def bound(names: str, args: Sequence[Any], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
     """Arguments by name in a given order, whether they came by position or by keyword."""
     keys = names.split()
+    if len(args) == len(keys):
+        return list(args)
     values = {**defaults, **dict(zip(keys, args)), **kwargs}
     return [values.get(k) for k in keys]
 

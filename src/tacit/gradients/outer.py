@@ -21,7 +21,7 @@ from tacit.gradients.contributions import (
     row_rounding,
     row_squares,
 )
-from tacit.gradients.narrow import MOST_ROWS, added_up, weighted_sum
+from tacit.gradients.narrow import MOST_ROWS, added_up, outer_squares, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
     TOGETHER,
@@ -135,7 +135,12 @@ class Outer(Contribution):
     def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
             a, g = self.factors(0, self.batch)
-            if self.output is not None:
+            pair = outer_squares(a, g) if self.blocks == 1 else None
+            if pair is not None:
+                found, of_g = pair
+                if self.output is not None:
+                    self.output.hint(of_g)
+            elif self.output is not None:
                 of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
                 found = guarded_squares(a).mul_(of_g)
             else:

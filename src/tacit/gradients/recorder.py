@@ -227,9 +227,6 @@ class Recorder:
         tagged: list[tuple[Tensor, Tag]],
         shared: list[Tensor],
     ) -> Any:
-        from tacit.gradients.fallback import generic
-        from tacit.gradients.lifting import lift
-
         tags = [tag for _, tag in tagged]
         if writes(func) and name not in POINTWISE and name != "setitem":
             refuse_unfollowed(self, name)
@@ -253,6 +250,9 @@ class Recorder:
         rule = OPERATIONS.get(name)
         if rule is not None:
             return rule(self, func, args, kwargs)
+        from tacit.gradients.fallback import generic
+        from tacit.gradients.lifting import lift
+
         if name in POINTWISE or name in ("cat", "stack"):
             return lift(self, name, func, args, kwargs, tagged, shared)
         return generic(self, name, func, args, kwargs, tagged, shared)

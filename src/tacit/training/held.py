@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,23 +31,29 @@ class Held:
     same digest with probability 2^-27.
     """
 
+    _memory: Tensor
+    _rooms: list[int]
+    _digest: tuple[int, ...]
+    _copy: Tensor | None
+
     def __init__(self, tensor: Tensor, *, copied: bool) -> None:
         self.tensor, self._copied = tensor, copied
         self.renew()
 
     def renew(self) -> None:
         """The values of now are right."""
-        self._memory = local(self.tensor.detach())
-        self._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(self._memory)]
-        self._digest = digest(self._memory)
-        self._copy = self._memory.clone() if self._copied else None
+        renew_all([self])
 
     def same(self, now: Tensor | None) -> bool:
         """Whether ``now`` is this tensor with these values."""
+        return are_same([(self, now)]) == [True]
+
+    def _is_there(self, now: Tensor | None) -> bool:
+        """Whether ``now`` is this tensor, whatever its values."""
         if now is not self.tensor or type(now) is Traced:
             return False
         here = local(now)
-        return _alike(here, self._memory) and self._has_room(here) and digest(here) == self._digest
+        return _alike(here, self._memory) and self._has_room(here)
 
     def _has_room(self, memory: Tensor) -> bool:
         """Whether nobody made the storage smaller, beyond the end of which one would read."""
@@ -65,7 +71,7 @@ class Held:
             self.tensor.data = self._memory
         here = local(self.tensor)  # of a wrapper or a sparse tensor not what was put back
         if self._has_room(here):
-            if digest(here) == self._digest:
+            if digests([here]) == [self._digest]:
                 return True
         else:
             for part, room in zip(_dense_parts(here), self._rooms):
@@ -76,6 +82,23 @@ class Held:
         for part in _parts(here):
             _overwrite(part)
         return False
+
+
+def renew_all(several: Sequence[Held]) -> None:
+    """The values of now are right."""
+    for held in several:
+        held._memory = local(held.tensor.detach())
+        held._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(held._memory)]
+        held._copy = held._memory.clone() if held._copied else None
+    for held, found in zip(several, digests([held._memory for held in several])):
+        held._digest = found
+
+
+def are_same(pairs: Sequence[tuple[Held, Tensor | None]]) -> list[bool]:
+    """For each pair whether the second is the tensor that the first holds, with the same values."""
+    there = [held._is_there(now) for held, now in pairs]
+    found = iter(digests([local(held.tensor) for (held, _), here in zip(pairs, there) if here]))
+    return [here and next(found) == held._digest for (held, _), here in zip(pairs, there)]
 
 
 def _overwrite(tensor: Tensor) -> None:
@@ -95,7 +118,8 @@ def put_back(
 
     Returns the names of all that changed, and of those whose values are lost. May be interrupted, and called again.
     """
-    changed = [name for name, each in held.items() if not each.same(found.get(name))]
+    same = are_same([(each, found.get(name)) for name, each in held.items()])
+    changed = [name for name, unchanged in zip(held, same) if not unchanged]
     changed += [name for name in found if name not in held]
     lost = [name for name in changed if name in held and not held[name].put_back()]
     gone = []
@@ -141,17 +165,31 @@ def _bits(tensor: Tensor) -> Tensor:
     return plain.view(_WORDS[plain.element_size()])
 
 
-def digest(tensor: Tensor) -> tuple[int, ...]:
-    """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digest`."""
-    return tuple(each for part in _parts(tensor) for each in _digest(part))
+def digests(several: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digests`."""
+    if kernels is not None and all(map(_is_usual, several)):
+        return [(found,) for found in kernels.digests(_KEY, threads(), *several)]
+    return [tuple(each for part in _parts(tensor) for each in _digest(part)) for tensor in several]
+
+
+def _is_usual(tensor: Tensor) -> bool:
+    """Whether compiled loops can read it as it is."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in (torch.float32, torch.float64):
+        return False
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and tensor.data_ptr() % 4 == 0
+    )
 
 
 def _digest(tensor: Tensor) -> tuple[int, ...]:
-    usual = tensor.dtype in (torch.float32, torch.float64) and tensor.layout is torch.strided and not tensor.is_neg()
-    bits = tensor if usual and tensor.is_contiguous() else _bits(tensor).contiguous()
+    bits = tensor if _is_usual(tensor) else _bits(tensor).contiguous()
     if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
         return _digest_by_arrays(_bits(bits))
-    return (kernels.digest(bits, _KEY, threads()),)
+    return kernels.digests(_KEY, threads(), bits)
 
 
 def _digest_by_arrays(bits: Tensor) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tacit.gradients.shards import cut_up, sharded_modules
-from tacit.training.held import Held, put_back
+from tacit.training.held import Held, put_back, renew_all
 
 
 class WatchedParameters:
@@ -32,13 +32,9 @@ class WatchedParameters:
         cut_up(self._sharded)
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) not in now:
-                held = before.get(id(parameter))
-                if held is None:
-                    held = Held(parameter, copied=False)
-                else:
-                    held.renew()
-                now[id(parameter)] = held
+                now[id(parameter)] = before.get(id(parameter)) or Held(parameter, copied=False)
             names[name] = now[id(parameter)]
+        renew_all(list(now.values()))
         self._held, self._watching = names, True
 
     def put_back(self) -> list[str]:
