@@ -92,7 +92,8 @@ def make_private(
     What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
     ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
     decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
-    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers.
+    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers. Of the first batch some
+    examples are run again in parts, and a model whose outputs for an example change with the others is refused.
     Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
     and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
     undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python
