@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,11 +68,17 @@ def scripted(x: Tensor) -> Tensor:
 traced: Any = torch.jit.trace(lambda x: x - x.mean(0), torch.ones(B, 4))  # type: ignore[no-untyped-call]
 
 
+@dataclass
+class Answer:
+    logits: Tensor
+
+
 MIXING: dict[str, Callable[..., Any]] = {
     "the batch's size": lambda m, x: m.linear(x) / len(x),
     "the batch's size in a constant": lambda m, x: m.linear(x) * torch.full((1,), 1 / x.shape[0]),
     "places": lambda m, x: m.linear(x) + m.table[: len(x)],
     "places counted": lambda m, x: m.linear(x) * torch.arange(len(x)).unsqueeze(1),
+    "places in threes": lambda m, x: m.linear(x) * (torch.arange(len(x)) % 3).unsqueeze(1),
     "the first": lambda m, x: m.linear(x) * torch.eye(len(x))[0].add(1).unsqueeze(1),
     "scripted code": lambda m, x: m.linear(x) + scripted(x),
     "traced code": lambda m, x: m.linear(x) + traced(x),
@@ -77,6 +86,14 @@ MIXING: dict[str, Callable[..., Any]] = {
     "the plain tensor by its class": lambda m, x: m.linear(x) - torch.Tensor.as_subclass(x, Tensor).mean(0),
     "whether they are even": lambda m, x: m.linear(x).mul(1.0 if len(x) % 2 else -1.0),
     "one of several outputs": lambda m, x: {"out": m.linear(x), "other": m.linear(x) / len(x)},
+    "attributes": lambda m, x: (m.linear(x), SimpleNamespace(out=Answer(m.linear(x) / len(x)))),
+    "a sum": lambda m, x: (m.linear(x), (m.linear(x) - torch.Tensor(x).mean(0)).square().sum()),
+    "a mean": lambda m, x: (m.linear(x), (m.linear(x) * torch.arange(len(x)).unsqueeze(1)).mean()),
+    "after noise": lambda m, x: noisy(m, x) / len(x),
+    "after attention": lambda m, x: (
+        F.scaled_dot_product_attention(*3 * (m.linear(x).view(-1, 1, 1, 4),), None, 0.5).flatten(1) / len(x)
+    ),
+    "with recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0] / len(x),
     "integers": lambda m, x: (m.linear(x), x.long() + len(x)),
 }
 
@@ -105,12 +122,16 @@ def skipping(m: Any, x: Tensor) -> Tensor:
 def keeping(m: Any, x: Tensor) -> Tensor:
     m.steps += 1
     m.count += 1
+    m.counted += 1
     m.new = m.linear(x)
     m.kept.append(m.new)
-    m.named[f"step {m.steps}"] = m.new
+    m.named[f"step {m.steps}"] = [m.new]
+    m.nested["losses"]["all"].append(m.new)
     m.seen.add(m.steps)
-    del m.named["old"]
+    m.calls["all"] += 1
+    m.last[:] = x.detach()[0, :2]
     m.noise = torch.rand(3, generator=m.generator)
+    np.random.random()  # noqa: NPY002
     return m.new + m.steps  # type: ignore[no-any-return]
 
 
@@ -128,14 +149,21 @@ def buffered(m: Any, x: Tensor) -> Tensor:
     return m.linear(x) * m.table[0] * (m.count + 1)  # type: ignore[no-any-return]
 
 
+def with_losses(m: Any, x: Tensor) -> Any:
+    out = m.linear(x)
+    y = torch.zeros(len(x), dtype=torch.long)
+    summed = F.cross_entropy(out, y, reduction="sum")
+    return out, summed, F.cross_entropy(out, y), summed / len(x), Answer(out), SimpleNamespace(out=out)
+
+
 HONEST: dict[str, Callable[..., Any]] = {
     "plain": lambda m, x: m.linear(x),
     "noise": noisy,
     "layers left out": skipping,
     "attention with dropout": lambda m, x: m.attention(*3 * (m.linear(x).unflatten(1, (1, 4)),))[0].flatten(1),
     "recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0],
-    "random in another way": lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)),
     "buffers in the graph": buffered,
+    "losses and attributes": with_losses,
     "calls itself": calling_itself,
     "not a number": lambda m, x: torch.where(x[:, :1] > 0.5, torch.nan, m.linear(x)),
     "words and numbers beside": lambda m, x: {"out": m.linear(x), "size": len(x), "why": "because"},
@@ -146,37 +174,156 @@ HONEST: dict[str, Callable[..., Any]] = {
 def test_honest_models_are_let(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         once(Net(HONEST[name]), data())
-    assert "not compared" not in caplog.text
+    assert "was not tried" not in caplog.text
 
 
-def test_what_a_model_keeps_is_what_its_own_forward_left() -> None:
+def test_what_a_model_keeps_is_what_its_own_forward_left(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(keeping)
-    model.named["old"] = torch.zeros(())
+    model.counted, model.last = torch.zeros(()), torch.zeros(2)  # plain tensors
+    model.nested, model.calls = {"losses": {"all": []}}, Counter()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    np.random.random()  # noqa: NPY002
     states = torch.get_rng_state(), random.getstate(), _numpy_state()
+    np.random.seed(1)  # noqa: NPY002
     expected = torch.Generator().manual_seed(3)
     drawn = torch.rand(3, generator=expected)
     engine = gradients.attach(model, reduction="sum")
     try:
-        model(data())
-        assert model.steps == 1 and len(model.kept) == 1 and model.kept[0] is model.new
-        assert list(model.named) == ["step 1"] and model.seen == {1} and torch.equal(model.noise, drawn)
-        assert torch.equal(model.generator.get_state(), expected.get_state())
+        x = data()
+        model(x)
+        assert model.steps == model.count == model.counted == 1 and len(model.kept) == 1 and model.kept[0] is model.new
+        assert list(model.named) == ["step 1"] and model.seen == {1} and model.calls == {"all": 1}
+        assert model.nested["losses"]["all"] == [model.new] and torch.equal(model.last, x[0, :2])
+        assert torch.equal(model.noise, drawn) and torch.equal(model.generator.get_state(), expected.get_state())
         assert len(model.kept[0]) == B
         now = torch.get_rng_state(), random.getstate(), _numpy_state()
         assert torch.equal(now[0], states[0]) and now[1:] == states[1:]
     finally:
         engine.detach()
+    assert "was not tried" not in caplog.text
+
+
+def test_what_hooks_keep_is_of_the_batch(flat: Any) -> None:
+    """A function that a model calls writes where no copy reaches."""
+    kept: dict[str, Tensor] = {}
+    calls: list[int] = []
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda module, args, out: kept.__setitem__("features", out))
+    model[1].register_forward_hook(lambda module, args, out: calls.append(len(out)))
+    engine = gradients.attach(model)
+    x, y = data(), torch.zeros(B, dtype=torch.long)
+    loss = F.cross_entropy(model(x), y, reduction="none") + 0.1 * kept["features"].square().sum(1)
+    loss.mean().backward()
+    assert len(engine.norms()) == len(kept["features"]) == B and calls == [B]
+    engine.detach()
+
+
+class Telling(nn.Module):
+    """Gives its features to a function of somebody else's, in the forward pass itself."""
+
+    def __init__(self, tell: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.tell = nn.Linear(4, 4), tell
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        self.tell(out)
+        return out  # type: ignore[no-any-return]
+
+
+def test_what_is_kept_of_the_comparison_is_no_constant() -> None:
+    for place in (0, -1):  # of the comparison, and of the batch itself
+        means: list[Tensor] = []
+        model = Telling(lambda out, means=means: means.append(out.detach().mean(0)))  # type: ignore[misc]
+        engine = gradients.attach(model, reduction="sum")
+        out = model(data())
+        assert len(means) == 4
+        loss = (out - means[place]).square().sum()
+        with pytest.raises(ValueError, match=r"another batch|combines a quantity of the whole batch"):
+            loss.backward()
+        engine.discard()
+        if place == 0:  # in the next batch neither
+            loss = (model(data()) - means[place]).square().sum()
+            with pytest.raises(ValueError, match="another batch"):
+                loss.backward()
+        engine.detach()
+
+
+def test_what_operations_show_is_said_once() -> None:
+    engine = gradients.attach(model := Net(lambda m, x: m.linear(x - x.mean(0))))
+    with pytest.raises(ValueError, match=r"linear \(Linear\)") as error:
+        model(data())
+    assert str(error.value).count("\n  - ") == 1
+    engine.detach()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("normed", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_weights_that_are_computed_anew(normed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    engine = gradients.attach(model := nn.Sequential(normed(nn.Linear(4, 3)), nn.Tanh()))
+    model(data()).sum().backward()
+    assert len(engine.norms()) == B and "was not tried" not in caplog.text
+    engine.detach()
+
+
+def test_inputs_with_names(caplog: pytest.LogCaptureFixture) -> None:
+    class Named(dict[str, Tensor]):
+        def __getattr__(self, name: str) -> Tensor:
+            return self[name]
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, inputs: Any) -> Tensor:
+            return self.linear(inputs.x)  # type: ignore[no-any-return]
+
+    engine = gradients.attach(model := Reader())
+    model(Named(x=data())).sum().backward()
+    assert len(engine.norms()) == B and "was not tried" not in caplog.text
+    engine.detach()
+
+
+def test_packed_inputs_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    engine = gradients.attach(model := nn.LSTM(4, 3))
+    packed = pack_padded_sequence(torch.randn(5, B, 4), [1 + i % 5 for i in range(B)], enforce_sorted=False)
+    model(packed)[1][0].sum().backward()
+    assert len(engine.norms()) == B and "not rows in the order of the examples" in caplog.text
+    engine.detach()
+
+
+def test_a_model_that_is_random_otherwise_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    once(Net(lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4))), data())
+    assert "its outputs are random" in caplog.text
+
+
+def test_a_model_without_outputs_of_examples_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Quiet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> str:
+            self.out = self.linear(x)
+            return "done"
+
+    engine = gradients.attach(model := Quiet())
+    model(data())
+    model.out.sum().backward()
+    engine.detach()
+    assert "no output that belongs to examples" in caplog.text
 
 
 def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
     sizes: list[int] = []
     model = Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1])
     engine = gradients.attach(model)
-    for n in (3, 0, 5, 6, 20):
+    for n in (3, 0, 20, 5):
         model(data()[:1].expand(n, 4).clone()).sum().backward()
         engine.clipped_sum(flat(1.0))
     engine.detach()
-    assert sizes == [3, 0, 5, 5, 5, 2, 3, 6, 20]
+    assert sizes == [3, 0, 7, 3, 4, 20, 5]
 
 
 def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:
@@ -214,7 +361,7 @@ def test_a_model_that_fails_on_parts_is_told_and_trained(flat: Any, caplog: pyte
             model(data()).sum().backward()
             engine.clipped_sum(flat(1.0))
     engine.detach()
-    assert caplog.text.count("not compared") == 1 and "must match" in caplog.text
+    assert caplog.text.count("was not tried") == 1 and "must match" in caplog.text
 
 
 def test_examples_elsewhere_than_first_and_of_several_rows() -> None:
@@ -224,7 +371,7 @@ def test_examples_elsewhere_than_first_and_of_several_rows() -> None:
         once(Net(MIXING["places"]), torch.randn(2 * B, 4), rows_per_record=2)
 
 
-def test_lengths_in_a_list_go_with_their_examples() -> None:
+def test_lengths_in_a_list_go_with_their_examples(caplog: pytest.LogCaptureFixture) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -239,6 +386,42 @@ def test_lengths_in_a_list_go_with_their_examples() -> None:
     model(torch.randn(B, 5, 4), lengths).sum().backward()
     assert len(engine.norms()) == B
     engine.detach()
+    assert "was not tried" not in caplog.text
+
+
+@pytest.mark.parametrize("setting", [(1, 2, 1, 2), [0.5, 1.0, 1.5, 2.0], (1, 1)])
+def test_settings_as_long_as_the_batch(setting: Any) -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, setting: Any) -> Tensor:
+            return F.pad(self.linear(x), (len(setting), 0)) * torch.tensor(setting).sum()
+
+    engine = gradients.attach(model := Padded())
+    model(data()[:4], setting).sum().backward()
+    assert len(engine.norms()) == 4
+    engine.detach()
+
+
+def test_ctrl_c_in_the_comparison(flat: Any) -> None:
+    for at in range(4):
+        left = [at]
+
+        def forward(m: Any, x: Tensor, left: list[int] = left) -> Tensor:
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+            return m.linear(x)  # type: ignore[no-any-return]
+
+        engine = gradients.attach(model := Net(forward))
+        with pytest.raises(KeyboardInterrupt):
+            model(data())
+        model(data()).sum().backward()
+        assert engine._recorder.epoch >= 0 and len(engine.norms()) == B
+        assert not engine._recorder.inside
+        engine.detach()
 
 
 def test_half_precision_is_compared_as_coarsely_as_it_is() -> None:

@@ -80,10 +80,14 @@ def test_values_of_an_earlier_batch_read_inside_the_model(flat: Any) -> None:
     kept: list[Tensor] = []
     model = Run(lambda x: (kept.append(x.detach().mean()), x * (kept[-2].item() if len(kept) > 1 else 1.0))[1])
     engine = gradients.attach(model)
-    F.cross_entropy(model(X), Y).backward()
-    engine.clipped_sum(flat(1.0))
+
+    def two_steps() -> None:
+        for _ in range(2):
+            F.cross_entropy(model(X), Y).backward()
+            engine.clipped_sum(flat(1.0))
+
     with pytest.raises(RuntimeError, match="reads values of the batch"):
-        model(X)
+        two_steps()
     engine.detach()
 
 

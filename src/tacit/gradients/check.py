@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-from tacit.gradients.independence import influence, undisturbed
+from tacit.gradients.independence import INFLUENCE, NotCompared, copied, is_influenced, seeded
 from tacit.gradients.problems import ValuesRead, refuse
 
 
@@ -54,22 +55,22 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
     """
     from tacit.gradients.tape import Engine
 
-    problems = module_problems(model)
-    refuse(problems)
-    with undisturbed(model):
-        engine = Engine(model, batch_dim=batch_dim, rows_per_record=rows_per_record)
+    refuse(module_problems(model))
+    twin = copied(model)
+    with seeded(0):
+        engine = Engine(twin, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._inputs.marked(args, kwargs)
             engine._recorder.inside = True
             try:
-                model.forward(*inputs, **named)
+                twin.forward(*inputs, **named)
             except ValuesRead as error:
                 refuse([str(error)])
                 raise
             finally:
                 engine._recorder.inside = False
             engine._recorder.problems.check()
-            problems += influence(engine._recorder, inputs, named)
+            with suppress(NotCompared):
+                refuse([INFLUENCE] if engine.batch_size > 1 and is_influenced(engine._recorder, inputs, named) else [])
         finally:
             engine.detach()
-    refuse(problems)

@@ -6,8 +6,11 @@ each other through sizes, counts, places in the batch, or code that PyTorch does
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tacit.gradients.layout import Layout, select_examples
+from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.problems import Problems
-from tacit.gradients.recorder import Recorder
+from tacit.gradients.recorder import COMPARED, Recorder
 from tacit.gradients.traced import Traced, mark, plain
 
 MOST = 7
@@ -28,59 +31,88 @@ MOST = 7
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _HALF = 3e-2
 
-_INFLUENCE = (
+INFLUENCE = (
     "the model's output for an example changes with the other examples in the batch: somewhere they influence each "
     "other where no operation shows it (through the batch's size, an example's place in it, a number read out, code "
     "outside PyTorch); compute each example's output from that example and constants alone"
 )
 
 
-_COMPARED = -1
-"""The epoch of what is computed here: if a model keeps something of it, that is known to be of another batch."""
+class NotCompared(Exception):
+    """Why parts of a batch could not be compared."""
 
 
-def influence(recorder: Recorder, args: Any, kwargs: Any) -> list[str]:
-    """What is wrong with a model that was run on these arguments, which know whose their entries are.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some examples of the batch, by number, and the model's outputs for them, which know whose their entries are."""
+
+    examples: Sequence[int]
+    outputs: Sequence[Tensor]
+
+
+def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
+    """Whether examples influence each other in a model that is given these arguments, which are followed.
 
     The first examples are run together and in two halves, each half in reverse order: everybody's outputs must be the
-    same. What the model keeps in attributes, buffers and generators is put back after each run; dropout and noise stand
-    still. Not compared: a model that is random otherwise, or writes to its parameters (which a run sees by itself),
-    inputs that are packed sequences, and what is beyond the width that outputs have in common.
+    same, and sums and means over examples must add up. Each run has a copy of the model, which shares its parameters;
+    forward hooks that are functions are left out of it. Dropout and noise stand still. Raises `NotCompared` for a model
+    that is random otherwise, writes to its parameters (which a run sees by itself), cannot be copied, fails on a part,
+    or has no output to compare, and for inputs in an irregular order. Of outputs that are as wide as the longest
+    sequence, what they have in common is compared.
     """
-    batch = recorder.batch or 0
-    several = list(range(min(batch, MOST)))
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
-    if len(several) < 2 or not given or any(tag.owner is not None for tag in given):
-        return []
-    together, again = (_run(recorder, args, kwargs, several, seed) for seed in (0, 1))
-    if together is None or again is None or not _are_same(together, several, again, several):
-        return []
+    if not given or any(tag.owner is not None for tag in given):
+        raise NotCompared("its inputs are not rows in the order of the examples")
+    failures, influenced = [], False
+    for lists in (False, True):  # a list as long as the batch may have a number for each example, or be a setting
+        try:
+            if not _differ(recorder, args, kwargs, lists):
+                return False
+            influenced = True
+        except NotCompared as error:
+            failures.append(error)
+    if influenced:
+        return True
+    raise failures[0]
+
+
+def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
+    def run(examples: Sequence[int], seed: int = 0) -> Part:
+        return _run(recorder, examples, seed, lambda batch: _cut(recorder, (args, kwargs), examples, batch, lists))
+
+    several = list(range(min(recorder.batch or 0, MOST)))
     middle = len(several) // 2
-    for half in (several[:middle][::-1], several[middle:][::-1]):
-        apart = _run(recorder, args, kwargs, half)
-        if apart is not None and not _are_same(together, several, apart, half):
-            return [_INFLUENCE]
-    return []
+    together, halves = run(several), [run(several[:middle][::-1]), run(several[middle:][::-1])]
+    if _agree(together, halves):
+        return False
+    if not _agree(together, [run(several, seed=1)]):
+        raise NotCompared("its outputs are random")
+    return True
 
 
-def _run(recorder: Recorder, args: Any, kwargs: Any, examples: Sequence[int], seed: int = 0) -> list[Tensor] | None:
-    """The outputs for these examples, which know whose their entries are; None if parameters were written to."""
-    model, batch = recorder.model, recorder.batch or 0
-    with _followed(recorder, len(examples)), undisturbed(model, seed), _Still():
+def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int], Any]) -> Part:
+    batch = recorder.batch or 0
+    try:
+        model = copied(recorder.model)
         for module in model.modules():
             if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
                 module.dropout = 0.0  # which they hand to code that shows no dropout
-        args, kwargs = _cut(recorder, (args, kwargs), examples, batch)
-        places = _places(model)
-        found = tensors(model.forward(*args, **kwargs))
-        return found if _places(model) == places else None
+        with _followed(recorder, len(examples)), seeded(seed), _Still():
+            args, kwargs = cut(batch)
+            places = _places(model)
+            found = _outputs(model(*args, **kwargs))
+    except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
+        raise NotCompared(f"{type(error).__name__}: {error}") from error
+    if _places(model) != places:
+        raise NotCompared("it writes to its parameters")
+    return Part(examples, found)
 
 
 @contextmanager
 def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
     kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free
-    recorder.batch, recorder.epoch, recorder.free = batch, _COMPARED, False
+    recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
     recorder.problems, recorder.inside = Problems(recorder.model), True
     recorder.problems.slow = kept[2].slow
     try:
@@ -89,13 +121,40 @@ def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
         recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free = kept
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A copy with the same parameters, to which nobody listens: what it keeps or counts is its own."""
+    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+    for module in model.modules():
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
+            if not isinstance(owner, nn.Module):
+                shared[id(owner)] = owner
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                shared[id(value)] = value  # a weight that a hook computes anew
+    twin = copy.deepcopy(model, shared)
+    for module in twin.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            before = hooks is module._forward_pre_hooks
+            for key in [k for k, hook in hooks.items() if _is_left_out(hook, before)]:
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
+    return twin
+
+
+def _is_left_out(hook: Any, before: bool) -> bool:
+    """Functions that look at outputs, and an engine's own methods; what computes a weight is no function, or before."""
+    own = type(getattr(hook, "__self__", None)).__module__.startswith("tacit.gradients.")
+    return own or (not before and isinstance(hook, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)))
+
+
 def _places(model: nn.Module) -> list[tuple[int, int, int]]:
     """Which tensors the parameters are, where they lie, and how often they were written to."""
     return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
 
 
-def _cut(recorder: Recorder, value: Any, examples: Sequence[int], batch: int) -> Any:
-    """These examples of everything in the arguments that has a part for each."""
+def _cut(recorder: Recorder, value: Any, examples: Sequence[int], batch: int, lists: bool) -> Any:
+    """These examples of everything in the arguments that has a part for each; if ``lists``, of lists of numbers too."""
     if isinstance(value, Tensor):
         tag = value._tag if type(value) is Traced else None
         if not isinstance(tag, Layout):
@@ -105,26 +164,67 @@ def _cut(recorder: Recorder, value: Any, examples: Sequence[int], batch: int) ->
         rows = bare.index_select(tag.dim, places[:, list(examples)].flatten())
         return mark(rows, recorder, Layout(tag.dim, tag.inner))
     if isinstance(value, (tuple, list)):
-        if len(value) == batch and not tensors(value) and type(value) in (tuple, list):  # lengths or names, say
+        if lists and len(value) == batch and not tensors(value) and type(value) in (tuple, list):
             return type(value)(value[i] for i in examples)
-        return rebuilt(value, [_cut(recorder, v, examples, batch) for v in value])
+        return rebuilt(value, [_cut(recorder, v, examples, batch, lists) for v in value])
     if isinstance(value, dict):
-        return {k: _cut(recorder, v, examples, batch) for k, v in value.items()}
+        pairs = {k: _cut(recorder, v, examples, batch, lists) for k, v in value.items()}
+        try:
+            return type(value)(pairs)
+        except TypeError:
+            return pairs
     return value
 
 
-def _are_same(a: list[Tensor], of_a: Sequence[int], b: list[Tensor], of_b: Sequence[int]) -> bool:
-    """Whether the examples that two runs have in common have the same outputs in both."""
-    for x, y in zip(a, b):
-        mine, other = getattr(x, "_tag", None), getattr(y, "_tag", None)
-        if not isinstance(mine, Layout) or not isinstance(other, Layout):
+def _outputs(value: Any, depth: int = 0) -> list[Tensor]:
+    """Every tensor in a model's output, in order: nested, or attributes of what it returned."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in _outputs(v, depth)]
+    if isinstance(value, Mapping):
+        return [t for v in value.values() for t in _outputs(v, depth)]
+    if depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
+        return [t for v in vars(value).values() for t in _outputs(v, depth + 1)]
+    return []
+
+
+def _agree(whole: Part, parts: Sequence[Part]) -> bool:
+    """Whether the parts of the examples have the outputs that they have in the whole."""
+    compared = 0
+    for i in range(min(len(part.outputs) for part in (whole, *parts))):
+        outputs = [part.outputs[i] for part in (whole, *parts)]
+        tags = [getattr(t, "_tag", None) for t in outputs]
+        if all(isinstance(tag, Layout) for tag in tags):
+            agreed = all(_rows_agree(whole, part, i) for part in parts)
+        elif all(isinstance(tag, Total) for tag in tags):
+            agreed = _totals_agree(whole, parts, i)
+        else:
             continue
-        for place, example in enumerate(of_b):
-            at = of_a.index(example)
-            own = select_examples(plain(x).detach(), mine, len(of_a), at, at + 1)
-            if not _is_same(own, select_examples(plain(y).detach(), other, len(of_b), place, place + 1)):
-                return False
+        compared += 1
+        if not agreed:
+            return False
+    if not compared:
+        raise NotCompared("it has no output that belongs to examples")
     return True
+
+
+def _rows_agree(whole: Part, part: Part, i: int) -> bool:
+    def own(of: Part, example: int) -> Tensor:
+        t, at = of.outputs[i], of.examples.index(example)
+        return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
+
+    return all(_is_same(own(whole, example), own(part, example)) for example in part.examples)
+
+
+def _totals_agree(whole: Part, parts: Sequence[Part], i: int) -> bool:
+    """As sums over examples, or as means: a sum may have been divided by their number."""
+    total, each = plain(whole.outputs[i]).detach(), [(len(p.examples), plain(p.outputs[i]).detach()) for p in parts]
+    if len(parts) == 1 or any(t.shape != total.shape for _, t in each):
+        return all(_is_same(total, t) for _, t in each)
+    summed = sum(t.double() for _, t in each)
+    averaged = sum(n * t.double() for n, t in each) / len(whole.examples)
+    return any(_is_same(total, t.to(total.dtype)) for t in (torch.as_tensor(summed), torch.as_tensor(averaged)))
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
@@ -152,57 +252,23 @@ class _Still(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
-        if "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
+        if name == "scaled_dot_product_attention":
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
         found = func(*args, **kwargs)
         return found.fill_(_STANDING[name]) if name in _STANDING else found
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
-    """Everything random begins with a seed, and the model and all generators are left as they were found."""
-    modules = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
-    generators = [(g, g.get_state()) for m in model.modules() for g in vars(m).values() if type(g) is torch.Generator]
+def seeded(seed: int) -> Iterator[None]:
+    """Everything random begins with a seed, and goes on as if nothing had been drawn."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the model may use it)
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         try:
-            _copy_buffers(model)
             random.seed(seed)
             np.random.seed(seed)  # noqa: NPY002
             torch.manual_seed(seed)
             yield
         finally:
-            for module, attributes, contents in modules:
-                _refill(vars(module), attributes)
-                for value, content in contents:
-                    _refill(value, content)
-            for generator, state in generators:
-                generator.set_state(state)
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
-
-
-def _copy_buffers(model: nn.Module) -> None:
-    """In the place of buffers, to which nothing is then written that the graph of the batch may hold."""
-    copies: dict[int, Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-
-
-def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
-    return [(v, v.copy()) for v in vars(module).values() if isinstance(v, (list, dict, set))]
-
-
-def _refill(value: Any, content: Any) -> None:
-    """Never empty in between: Ctrl-C may come at any time."""
-    if isinstance(value, list):
-        value[:] = content
-    elif isinstance(value, dict):
-        value.update(content)
-        for key in [key for key in value if key not in content]:
-            del value[key]
-    else:
-        value.update(content)
-        value.intersection_update(content)

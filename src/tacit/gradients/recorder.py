@@ -30,6 +30,9 @@ Operation = Callable[..., Any]
 OPERATIONS: dict[str, Operation] = {}
 """Operations with a rule for trainable arguments; each is called as rule(recorder, func, args, kwargs)."""
 
+COMPARED = -1
+"""The epoch of examples that were only compared (`independence`): what is computed from them is no constant either."""
+
 ALWAYS: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
 
@@ -86,7 +89,7 @@ class Recorder:
         self.inputs: list[Tensor] = []
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
-        self.dropped: set[int] = set()
+        self.dropped = {COMPARED}
         """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
         self.free = False
         """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
@@ -124,7 +127,7 @@ class Recorder:
     def reset(self) -> None:
         """Forget the batch: what was captured is gone and its tensors are constants from now on."""
         self.epoch += 1
-        self.batch, self.captures, self.dropped, self.free = None, 0, set(), False
+        self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.problems.forget()
 

@@ -29,7 +29,7 @@ from tacit.gradients import (
 )
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
-from tacit.gradients.independence import influence
+from tacit.gradients.independence import INFLUENCE, NotCompared, is_influenced
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
@@ -101,6 +101,7 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
+        self._influenced: bool | NotCompared | None = None
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
@@ -128,6 +129,7 @@ class Engine:
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
+        self._compare(*marked)
         self._recorder.inside = True
         self._prefixes.put()
         self._unseen.put()
@@ -144,24 +146,34 @@ class Engine:
             self._stop_watching()
             if output is not None:
                 self._recorder.problems.check()
-                if self._compares:
-                    self._compare(args, kwargs)
+                self._conclude()
 
     def _compare(self, args: Any, kwargs: Any) -> None:
-        """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits."""
-        batch = self._recorder.batch or 0
-        if batch < FEWEST or self._recorder.sharded or not torch.is_grad_enabled():
+        """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits.
+
+        Before the model runs: what its code keeps somewhere is then of the batch itself.
+        """
+        self._influenced = None
+        if not self._compares or (self._recorder.batch or 0) < FEWEST or self._recorder.sharded:
             return
-        self._calls.append(id(sys._getframe(1)))  # whoever calls the model now is not a new batch
         try:
-            found = influence(self._recorder, args, kwargs)
-        except Exception as error:  # whatever the model's own code raises for a part of the batch
-            log.warning("the model was not compared with itself on parts of a batch: it failed there (%s)", error)
-            found = []
-        finally:
-            self._calls.pop()
-        refuse(found)
+            self._influenced = is_influenced(self._recorder, args, kwargs)
+        except NotCompared as error:
+            self._influenced = error
+
+    def _conclude(self) -> None:
+        """After what operations show was found to be right, which says more."""
+        found, self._influenced = self._influenced, None
+        if found is None:
+            return
+        refuse([INFLUENCE] if found is True else [])
         self._compares = False
+        if found:
+            log.warning(
+                "whether examples influence each other where no operation shows it was not tried: the model could not "
+                "be compared with itself on parts of a batch (%s)",
+                found,
+            )
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
