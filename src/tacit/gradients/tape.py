@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import traceback
@@ -29,17 +28,12 @@ from tacit.gradients import (
 )
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
-from tacit.gradients.independence import INFLUENCE, NotCompared, is_influenced
+from tacit.gradients.comparison import Comparison
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.measured import Measured
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.unseen import Unseen
-
-log = logging.getLogger(__name__)
-
-FEWEST = 4
-"""Examples of a batch that is compared with its halves: an example alone may have a shape that nobody meant."""
 
 RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
 """Modules that register rules when they are imported."""
@@ -101,7 +95,7 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
-        self._influenced: bool | NotCompared | None = None
+        self._comparison = Comparison(self._recorder, wanted=self._compares)
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
@@ -129,7 +123,7 @@ class Engine:
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
-        self._compare(*marked)
+        self._comparison.begin(*marked)
         self._recorder.inside = True
         self._prefixes.put()
         self._unseen.put()
@@ -146,34 +140,7 @@ class Engine:
             self._stop_watching()
             if output is not None:
                 self._recorder.problems.check()
-                self._conclude()
-
-    def _compare(self, args: Any, kwargs: Any) -> None:
-        """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits.
-
-        Before the model runs: what its code keeps somewhere is then of the batch itself.
-        """
-        self._influenced = None
-        if not self._compares or (self._recorder.batch or 0) < FEWEST or self._recorder.sharded:
-            return
-        try:
-            self._influenced = is_influenced(self._recorder, args, kwargs)
-        except NotCompared as error:
-            self._influenced = error
-
-    def _conclude(self) -> None:
-        """After what operations show was found to be right, which says more."""
-        found, self._influenced = self._influenced, None
-        if found is None:
-            return
-        refuse([INFLUENCE] if found is True else [])
-        self._compares = False
-        if found:
-            log.warning(
-                "whether examples influence each other where no operation shows it was not tried: the model could not "
-                "be compared with itself on parts of a batch (%s)",
-                found,
-            )
+                self._comparison.conclude()
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
