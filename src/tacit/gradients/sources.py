@@ -159,7 +159,7 @@ class Uses:
     def squares(self) -> Tensor:
         """Upper bounds of |Σ_parts G_i|², up to `relative`; infinite where a term is."""
         found, sizes, rounding = self._measured()
-        unit = torch.finfo(precise_dtype(found)).eps / 2
+        unit = UNIT if found.dtype is torch.float32 else torch.finfo(precise_dtype(found)).eps / 2
         formed = row_rounding(self.shape.numel()) if sizes is not found else 0.0
         self.relative = max(rounding.relative, formed) * unit
         if sizes is found:
