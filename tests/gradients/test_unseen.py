@@ -168,7 +168,35 @@ LONGEST: dict[str, Body] = {
     "pooling": lambda m, x: F.adaptive_avg_pool1d(unpacked(m, x).transpose(1, 2), 1).squeeze(2),
     "attention": lambda m, x: F.scaled_dot_product_attention(*[unpacked(m, x)] * 3)[:, 0],
     "another layer": lambda m, x: m.rnn(unpacked(m, x))[1][0],
+    "a view for a transpose": lambda m, x: unpacked(m, x).reshape(len(x), 3, -1).sum(2),
+    "a view for a transpose, its first": lambda m, x: unpacked(m, x).contiguous().view(len(x), 3, -1)[:, :, 0],
+    "a view of parts": lambda m, x: unpacked(m, x).reshape(len(x), 3, -1, 1).sum(2).flatten(1),
+    "a view back of a transpose": lambda m, x: unpacked(m, x).transpose(1, 2).reshape(len(x), -1, 3).sum(1),
+    "flatten": lambda m, x: unpacked(m, x).flatten(1)[:, :3],
+    "matmul": lambda m, x: unpacked(m, x).transpose(1, 2) @ torch.ones(5, 3),
+    "matmul from the left": lambda m, x: torch.ones(2, 5) @ unpacked(m, x),
+    "linear": lambda m, x: F.linear(unpacked(m, x).transpose(1, 2), torch.ones(3, 5)),
+    "layer_norm": lambda m, x: F.layer_norm(unpacked(m, x).transpose(1, 2), (5,))[:, :, :3],
+    "layer_norm of both": lambda m, x: F.layer_norm(unpacked(m, x), (5, 3))[:, 0],
+    "assigned": lambda m, x: assigned(torch.zeros_like(x), unpacked(m, x))[:, 0],
+    "sum of what has another's type": lambda m, x: (
+        (unpacked(m, x) + 1.0).type_as(unpacked(m, x).double()).sum(1).float()
+    ),
+    "sum of a quotient": lambda m, x: torch.div(torch.ones(3), unpacked(m, x)).sum(1),
+    "sum of shares": lambda m, x: (unpacked(m, x) / unpacked(m, x).abs().sum(-1, keepdim=True)).sum(1),
+    "sum of products with infinity": lambda m, x: (unpacked(m, x) * (1 / unpacked(m, x))).sum(1),
+    "sum of infinity times": lambda m, x: ((1 / unpacked(m, x)) * unpacked(m, x)).sum(1),
+    "sum of constant infinities": lambda m, x: (unpacked(m, x) * torch.tensor([1.0, 2.0, torch.inf])).sum(1),
+    "sum divided by zero": lambda m, x: (unpacked(m, x) / torch.tensor([1.0, 2.0, 0.0])).sum(1),
+    "sum divided by the number zero": lambda m, x: (unpacked(m, x) / 0).sum(1),
+    "sum of infinite steps": lambda m, x: torch.add(h := unpacked(m, x), h, alpha=float("inf")).sum(1),
+    "sum of roots": lambda m, x: (unpacked(m, x).abs() * m.line.bias).sqrt().sum(1),
 }
+
+
+def assigned(into: Tensor, h: Tensor) -> Tensor:
+    into[:, 0:5] = h
+    return into
 
 
 def after_writing(h: Tensor) -> Tensor:
@@ -199,6 +227,11 @@ HONEST: dict[str, Body] = {
     "first position": lambda m, x: m.line(unpacked(m, x))[:, 0],
     "sum of zeros in another order": lambda m, x: summed(m, x.flip(1)),
     "sum of zeros": lambda m, x: unpacked(m, x).relu().sum(1) / lengths(x).unsqueeze(1),
+    "sum of zeros with factors": lambda m, x: (
+        2 * unpacked(m, x) * m.line.bias / torch.tensor([1.0, 2.0, 3.0]) * (unpacked(m, x) > 0) / 3
+    ).sum(1),
+    "sum of squares": lambda m, x: (unpacked(m, x) * torch.add(h := unpacked(m, x), h, alpha=3)).sum(1),
+    "parts of each position": lambda m, x: unpacked(m, x).unflatten(2, (3, 1)).sum(1).flatten(1),
     "mean of a given length": lambda m, x: unpacked(m, x, total_length=5).mean(1),
     "state": lambda m, x: m.rnn(packed_input(x))[1][0],
     "state beside the input": lambda m, x: m.rnn(packed_input(x.flip(1)))[1][0] * x.mean(1),
