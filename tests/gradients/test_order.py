@@ -82,6 +82,12 @@ def doubled(h: Tensor) -> Tensor:
     return h.unsqueeze(1).expand(-1, 2, -1).flatten(0, 1)
 
 
+def listed(h: Tensor, y: Tensor, steps: Any, lengths: Any) -> Tensor:
+    """A loss of sequences whose lengths are Python's numbers."""
+    targets = y.unsqueeze(1).expand(-1, 2)[by(h)] % 3 + 1
+    return F.ctc_loss(tokens(h).log_softmax(2).transpose(0, 1), targets, steps, lengths, reduction="sum")
+
+
 RIGHT: dict[str, Body] = {
     "order": lambda m, h, y: ordered(h),
     "there and back, with labels": lambda m, h, y: F.cross_entropy(ordered(h)[by(h).argsort()], y, reduction="sum"),
@@ -128,6 +134,7 @@ RIGHT: dict[str, Body] = {
         torch.ones(len(h), dtype=torch.long),
         reduction="sum",
     ),
+    "ctc, the same lengths in lists": lambda m, h, y: listed(h, y, [B] * len(h), (1,) * len(h)),
     "gather": lambda m, h, y: ordered(h).gather(1, y[by(h)].unsqueeze(1)),
     "gather alike": lambda m, h, y: ordered(h).gather(1, LABELS.expand(len(h), B)).cumsum(1).sin(),
     "scatter": lambda m, h, y: ordered(h).scatter(1, LABELS[:1].expand(len(h), 1), 0.5).sin(),
@@ -226,6 +233,8 @@ MIXING: dict[str, Body] = {
         torch.full((B,), 2),
         reduction="sum",
     ),
+    "ctc, lengths in a list": lambda m, h, y: listed(h, y, [B] * B, [1, 2, 1, 2, 1]),
+    "ctc, lengths in a tuple": lambda m, h, y: listed(h, y, (5, 4, 3, 3, 4), (1,) * B),
     "scatter": lambda m, h, y: ordered(h).scatter(1, LABELS.unsqueeze(1), 0.0),
     "index in pairs": lambda m, h, y: ordered(h)[torch.arange(B), LABELS],
     "index a table in pairs": lambda m, h, y: ordered(h) * TABLE[y[by(h)], torch.arange(B)].unsqueeze(1),

@@ -78,6 +78,17 @@ def _constants(call: Call) -> list[Tensor]:
     return [t.as_subclass(Tensor) for t in given if id(t) not in tagged]
 
 
+def _listed(value: Any) -> list[Tensor]:
+    """Python's lists and tuples of numbers among arguments, as tensors: lengths, say, one for each place."""
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _listed(v)]
+    if not isinstance(value, (tuple, list)):
+        return []
+    if value and all(isinstance(v, (int, float)) for v in value):
+        return [torch.tensor(value, dtype=torch.float64)]
+    return [t for v in value for t in _listed(v)]
+
+
 def _meets(call: Call) -> bool:
     """Whether a constant has other entries in other rows, in an operation on entries at the same (broadcast) place."""
     constants = _constants(call)
@@ -95,7 +106,7 @@ def _minds(call: Call, found: Any) -> bool:
     Asked only where a constant could have a row for each. Numbers are drawn for the trial, so that the answer depends
     on the operation and on what the constants are, not on the batch: if all examples move on, so must what they give.
     """
-    constants = _constants(call)
+    constants = _constants(call) + _listed((call.args, call.kwargs))
     rows = {t.shape[tag.dim]: stride(tag) for t, tag in call.layouts() if tag.by_data and constants}
     if all(alike(t, d, _period(t, d, rows)) for t in constants for d in range(t.ndim)):
         return False
