@@ -51,6 +51,10 @@ def lengths(x: Tensor) -> Tensor:
     return (5 * x[:, 0, 0]).long().cpu() + 1
 
 
+def longest(x: Tensor) -> Tensor:
+    return lengths(x).max()
+
+
 def packed(model: Model, x: Tensor) -> PackedSequence:
     out = model.rnn(pack_padded_sequence(x, lengths(x), batch_first=True))[0]
     assert isinstance(out, PackedSequence)
@@ -74,6 +78,25 @@ SIZES: dict[str, Body] = {
     "len of nonzero": lambda m, x: x * len(x.nonzero()),
     "shape of rows of a mask": lambda m, x: x * rows(x).shape[0],
     "lengths told": lambda m, x: x * pad_packed_sequence(packed(m, x))[1].max().item(),
+    "torch.numel by name": lambda m, x: x * torch.numel(input=rows(x)),
+    "same size by name": lambda m, x: x if x[:3, 0].is_same_size(other=rows(x)) else -x,
+    "repeats alone": lambda m, x: x * torch.repeat_interleave(lengths(x)).shape[0],
+    "topk": lambda m, x: x * x.topk(longest(x), 1)[0].shape[1],
+    "topk by name": lambda m, x: x * x.topk(k=longest(x), dim=1)[0].shape[1],
+    "unfold": lambda m, x: x * x.unfold(1, longest(x), 1).shape[1],
+    "chunk": lambda m, x: x * len(x.chunk(longest(x), 1)),
+    "split into sizes": lambda m, x: x * x.split([longest(x), 5 - longest(x)], 1)[0].shape[1],
+    "tensor_split": lambda m, x: x * len(torch.tensor_split(x, longest(x), 1)),
+    "tensor_split in one place": lambda m, x: x * torch.tensor_split(x, longest(x)[None], 1)[0].shape[1],
+    "tensor_split in each one's place": lambda m, x: x * torch.tensor_split(x, lengths(x), 1)[0].shape[1],
+    "pad": lambda m, x: x * F.pad(x, (0, longest(x))).shape[2],
+    "reshape": lambda m, x: x * x.repeat(1, 4, 1).reshape(-1, longest(x)).shape[0],
+    "unflatten": lambda m, x: x * x.repeat(1, 1, 20).unflatten(2, (longest(x), -1)).shape[3],
+    "broadcast_to": lambda m, x: x * torch.broadcast_to(x[:, :1], (len(x), longest(x), 3)).shape[1],
+    "view of a constant": lambda m, x: x * torch.ones(60).view(longest(x), -1).shape[1],
+    "interpolate": lambda m, x: x * F.interpolate(x, size=longest(x)).shape[2],
+    "adaptive pooling": lambda m, x: x * F.adaptive_avg_pool1d(x, longest(x)).shape[2],
+    "broadcast_tensors": lambda m, x: x * torch.broadcast_tensors(torch.ones(1, 1), rows(x))[0].shape[0],
     "unpacked shape": lambda m, x: x * rows_of(rows(x)),
     "numel": lambda m, x: x * rows(x).numel(),
     "numel of the shape": lambda m, x: x * rows(x).shape.numel(),
@@ -216,6 +239,10 @@ def test_what_depends_on_the_longest_sequence(name: str) -> None:
 
 HONEST: dict[str, Body] = {
     "other sizes of rows": lambda m, x: x * rows(x).shape[-1] * rows(x).size(1) * rows(x).ndim,
+    "parts of rows, by name": lambda m, x: x + put_back(m, x, Parts()),
+    "selected by a mask, by name": lambda m, x: x + scattered(x, torch.masked_select(x, mask=x > 0.4)),
+    "selected by names": lambda m, x: x + scattered(x, torch.masked_select(input=x, mask=x > 0.4)),
+    "made as large as rows": lambda m, x: x + put_back(m, x, Shifted()),
     "rows put back": lambda m, x: x + torch.zeros(x.shape).masked_scatter(x > 2, x) + put_back(m, x),
     "layers with checks of sizes": lambda m, x: x + put_back(m, x, nn.LayerNorm(3, elementwise_affine=False)),
     "steps one by one": lambda m, x: unpacked(m, x, total_length=5),
@@ -257,6 +284,23 @@ def last(model: Model, x: Tensor) -> Tensor:
 
 def packed_input(x: Tensor) -> PackedSequence:
     return pack_padded_sequence(x, lengths(x), batch_first=True, enforce_sorted=False)
+
+
+class Parts(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        first = torch.squeeze(input=torch.unbind(input=h.unsqueeze(2), dim=1)[0], dim=1)
+        return torch.stack([first, *torch.split(tensor=h, split_size_or_sections=1, dim=1)[0].unbind(dim=1), first], 1)
+
+
+class Shifted(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.add(*torch.broadcast_tensors(torch.tensor([[1.0, 2.0, 3.0]]), h)).sin()
+
+
+def scattered(x: Tensor, entries: Tensor) -> Tensor:
+    found = torch.zeros_like(x)
+    found[x > 0.4] = entries * 2
+    return found
 
 
 def put_back(model: Model, x: Tensor, layer: nn.Module | None = None) -> Tensor:
