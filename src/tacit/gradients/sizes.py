@@ -168,10 +168,10 @@ def _beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 
 def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
     """Follow a constant that was made as large as tensors of the batch: every example has the same of it."""
-    tag = next((t._tag for t in out if recorder.follows(t)), None)  # type: ignore[attr-defined]
-    for t in out if isinstance(tag, Layout) else ():
-        if not recorder.follows(t) and same_everywhere(t, tag.dim):
-            mark(t, recorder, tag)
+    tags = [t._tag for t in out if recorder.follows(t)]  # type: ignore[attr-defined]
+    for t in out if tags else ():
+        if not recorder.follows(t) and isinstance(tags[0], Layout) and same_everywhere(t, tags[0].dim):
+            mark(t, recorder, tags[0])
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
