@@ -38,7 +38,7 @@ class Model(nn.Module):
 def refusal(body: Body, size: int = B) -> str:
     """What is said of a model, when it is run, or its loss differentiated."""
     model = Model(body)
-    with pytest.raises((ValueError, RuntimeError, TypeError)) as error, gradients.record(model):
+    with pytest.raises((ValueError, RuntimeError)) as error, gradients.record(model):
         model(X[:size]).sum().backward()
     return str(error.value)
 
@@ -49,6 +49,10 @@ def rows(x: Tensor) -> Tensor:
 
 def lengths(x: Tensor) -> Tensor:
     return (5 * x[:, 0, 0]).long().cpu() + 1
+
+
+def longest(x: Tensor) -> Tensor:
+    return lengths(x).max()
 
 
 def packed(model: Model, x: Tensor) -> PackedSequence:
@@ -73,7 +77,26 @@ def rows_of(h: Tensor) -> int:
 SIZES: dict[str, Body] = {
     "len of nonzero": lambda m, x: x * len(x.nonzero()),
     "shape of rows of a mask": lambda m, x: x * rows(x).shape[0],
-    "lengths told": lambda m, x: x * pad_packed_sequence(packed(m, x))[1].max().item(),
+    "lengths told": lambda m, x: x * x.new_ones(pad_packed_sequence(packed(m, x))[1].max()).shape[0],
+    "torch.numel by name": lambda m, x: x * torch.numel(input=rows(x)),
+    "same size by name": lambda m, x: x if x[:3, 0].is_same_size(other=rows(x)) else -x,
+    "repeats alone": lambda m, x: x * torch.repeat_interleave(lengths(x)).shape[0],
+    "topk": lambda m, x: x * x.topk(longest(x), 1)[0].shape[1],
+    "topk by name": lambda m, x: x * x.topk(k=longest(x), dim=1)[0].shape[1],
+    "unfold": lambda m, x: x * x.unfold(1, longest(x), 1).shape[1],
+    "chunk": lambda m, x: x * len(x.chunk(longest(x), 1)),
+    "split into sizes": lambda m, x: x * x.split([longest(x), 5 - longest(x)], 1)[0].shape[1],
+    "tensor_split": lambda m, x: x * len(torch.tensor_split(x, longest(x), 1)),
+    "tensor_split in one place": lambda m, x: x * torch.tensor_split(x, longest(x)[None], 1)[0].shape[1],
+    "tensor_split in each one's place": lambda m, x: x * torch.tensor_split(x, lengths(x), 1)[0].shape[1],
+    "pad": lambda m, x: x * F.pad(x, (0, longest(x))).shape[2],
+    "reshape": lambda m, x: x * x.repeat(1, 4, 1).reshape(-1, longest(x)).shape[0],
+    "unflatten": lambda m, x: x * x.repeat(1, 1, 20).unflatten(2, (longest(x), -1)).shape[3],
+    "broadcast_to": lambda m, x: x * torch.broadcast_to(x[:, :1], (len(x), longest(x), 3)).shape[1],
+    "view of a constant": lambda m, x: x * torch.ones(60).view(longest(x), -1).shape[1],
+    "interpolate": lambda m, x: x * F.interpolate(x, size=longest(x)).shape[2],
+    "adaptive pooling": lambda m, x: x * F.adaptive_avg_pool1d(x, longest(x)).shape[2],
+    "broadcast_tensors": lambda m, x: x * torch.broadcast_tensors(torch.ones(1, 1), rows(x))[0].shape[0],
     "unpacked shape": lambda m, x: x * rows_of(rows(x)),
     "numel": lambda m, x: x * rows(x).numel(),
     "numel of the shape": lambda m, x: x * rows(x).shape.numel(),
@@ -99,7 +122,6 @@ SIZES: dict[str, Body] = {
     "bounds of a slice": lambda m, x: x * x[:, : lengths(x).max()].shape[1],
     "what is computed from it": lambda m, x: x * (2 * rows(x)).exp().unsqueeze(1).transpose(0, 2).shape[2],
     "what a layer gives": lambda m, x: x * m.line(rows(x)).shape[0],
-    "zeros of the shape": lambda m, x: x * torch.zeros(rows(x).shape).numel(),
     "zeros of as many rows": lambda m, x: x * torch.zeros(len(rows(x))).numel(),
     "arange": lambda m, x: x * torch.arange(rows(x).shape[0]).sum(),
     "of a copy": lambda m, x: x * copy.deepcopy(rows(x)).shape[0],
@@ -116,7 +138,13 @@ SIZES: dict[str, Body] = {
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_that_data_decided(name: str, size: int) -> None:
     said = refusal(SIZES[name], size)
-    assert "a size that data of the batch decided" in said or "SizeDecidedByData" in said or "reads values" in said
+    assert "a size that data of the batch decided" in said or "reads values" in said
+
+
+def test_a_shape_that_data_decided_given_to_pytorch() -> None:
+    model = Model(lambda m, x: x * torch.zeros(rows(x).shape).numel())
+    with pytest.raises(TypeError, match="SizeDecidedByData"), gradients.record(model):
+        model(X)
 
 
 def test_the_remedy_for_sizes_is_told_by_the_check() -> None:
@@ -168,7 +196,35 @@ LONGEST: dict[str, Body] = {
     "pooling": lambda m, x: F.adaptive_avg_pool1d(unpacked(m, x).transpose(1, 2), 1).squeeze(2),
     "attention": lambda m, x: F.scaled_dot_product_attention(*[unpacked(m, x)] * 3)[:, 0],
     "another layer": lambda m, x: m.rnn(unpacked(m, x))[1][0],
+    "a view for a transpose": lambda m, x: unpacked(m, x).reshape(len(x), 3, -1).sum(2),
+    "a view for a transpose, its first": lambda m, x: unpacked(m, x).contiguous().view(len(x), 3, -1)[:, :, 0],
+    "a view of parts": lambda m, x: unpacked(m, x).reshape(len(x), 3, -1, 1).sum(2).flatten(1),
+    "a view back of a transpose": lambda m, x: unpacked(m, x).transpose(1, 2).reshape(len(x), -1, 3).sum(1),
+    "flatten": lambda m, x: unpacked(m, x).flatten(1)[:, :3],
+    "matmul": lambda m, x: unpacked(m, x).transpose(1, 2) @ torch.ones(5, 3),
+    "matmul from the left": lambda m, x: torch.ones(2, 5) @ unpacked(m, x),
+    "linear": lambda m, x: F.linear(unpacked(m, x).transpose(1, 2), torch.ones(3, 5)),
+    "layer_norm": lambda m, x: F.layer_norm(unpacked(m, x).transpose(1, 2), (5,))[:, :, :3],
+    "layer_norm of both": lambda m, x: F.layer_norm(unpacked(m, x), (5, 3))[:, 0],
+    "assigned": lambda m, x: assigned(torch.zeros_like(x), unpacked(m, x))[:, 0],
+    "sum of what has another's type": lambda m, x: (
+        (unpacked(m, x) + 1.0).type_as(unpacked(m, x).double()).sum(1).float()
+    ),
+    "sum of a quotient": lambda m, x: torch.div(torch.ones(3), unpacked(m, x)).sum(1),
+    "sum of shares": lambda m, x: (unpacked(m, x) / unpacked(m, x).abs().sum(-1, keepdim=True)).sum(1),
+    "sum of products with infinity": lambda m, x: (unpacked(m, x) * (1 / unpacked(m, x))).sum(1),
+    "sum of infinity times": lambda m, x: ((1 / unpacked(m, x)) * unpacked(m, x)).sum(1),
+    "sum of constant infinities": lambda m, x: (unpacked(m, x) * torch.tensor([1.0, 2.0, torch.inf])).sum(1),
+    "sum divided by zero": lambda m, x: (unpacked(m, x) / torch.tensor([1.0, 2.0, 0.0])).sum(1),
+    "sum divided by the number zero": lambda m, x: (unpacked(m, x) / 0).sum(1),
+    "sum of infinite steps": lambda m, x: torch.add(h := unpacked(m, x), h, alpha=float("inf")).sum(1),
+    "sum of roots": lambda m, x: (unpacked(m, x).abs() * m.line.bias).sqrt().sum(1),
 }
+
+
+def assigned(into: Tensor, h: Tensor) -> Tensor:
+    into[:, 0:5] = h
+    return into
 
 
 def after_writing(h: Tensor) -> Tensor:
@@ -188,6 +244,10 @@ def test_what_depends_on_the_longest_sequence(name: str) -> None:
 
 HONEST: dict[str, Body] = {
     "other sizes of rows": lambda m, x: x * rows(x).shape[-1] * rows(x).size(1) * rows(x).ndim,
+    "parts of rows, by name": lambda m, x: x + put_back(m, x, Parts()),
+    "selected by a mask, by name": lambda m, x: x + scattered(x, torch.masked_select(x, mask=x > 0.4)),
+    "selected by names": lambda m, x: x + scattered(x, torch.masked_select(input=x, mask=x > 0.4)),
+    "made as large as rows": lambda m, x: x + put_back(m, x, Shifted()),
     "rows put back": lambda m, x: x + torch.zeros(x.shape).masked_scatter(x > 2, x) + put_back(m, x),
     "layers with checks of sizes": lambda m, x: x + put_back(m, x, nn.LayerNorm(3, elementwise_affine=False)),
     "steps one by one": lambda m, x: unpacked(m, x, total_length=5),
@@ -199,8 +259,14 @@ HONEST: dict[str, Body] = {
     "first position": lambda m, x: m.line(unpacked(m, x))[:, 0],
     "sum of zeros in another order": lambda m, x: summed(m, x.flip(1)),
     "sum of zeros": lambda m, x: unpacked(m, x).relu().sum(1) / lengths(x).unsqueeze(1),
+    "sum of zeros with factors": lambda m, x: (
+        2 * unpacked(m, x) * m.line.bias / torch.tensor([1.0, 2.0, 3.0]) * (unpacked(m, x) > 0) / 3
+    ).sum(1),
+    "sum of squares": lambda m, x: (unpacked(m, x) * torch.add(h := unpacked(m, x), h, alpha=3)).sum(1),
+    "parts of each position": lambda m, x: unpacked(m, x).unflatten(2, (3, 1)).sum(1).flatten(1),
     "mean of a given length": lambda m, x: unpacked(m, x, total_length=5).mean(1),
     "state": lambda m, x: m.rnn(packed_input(x))[1][0],
+    "packed again": lambda m, x: packed_again(m, x.flip(1)),
     "state beside the input": lambda m, x: m.rnn(packed_input(x.flip(1)))[1][0] * x.mean(1),
     "checkpoint": lambda m, x: checkpoint(m.line, x, use_reentrant=False),
     "own function of the input": lambda m, x: Doubled.apply(x),  # type: ignore[no-untyped-call]
@@ -222,8 +288,32 @@ def last(model: Model, x: Tensor) -> Tensor:
     return out[torch.arange(len(x)), own - 1] * steps.sum(1, keepdim=True)
 
 
+def packed_again(model: Model, x: Tensor) -> Tensor:
+    out, own = pad_packed_sequence(model.rnn(packed_input(x))[0], batch_first=True)
+    again = pack_padded_sequence(F.layer_norm(out, (3,)), own, batch_first=True, enforce_sorted=False)
+    state: Tensor = model.rnn(again)[1][0]
+    return state
+
+
 def packed_input(x: Tensor) -> PackedSequence:
     return pack_padded_sequence(x, lengths(x), batch_first=True, enforce_sorted=False)
+
+
+class Parts(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        first = torch.squeeze(input=torch.unbind(input=h.unsqueeze(2), dim=1)[0], dim=1)
+        return torch.stack([first, *torch.split(tensor=h, split_size_or_sections=1, dim=1)[0].unbind(dim=1), first], 1)
+
+
+class Shifted(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.add(*torch.broadcast_tensors(torch.tensor([[1.0, 2.0, 3.0]]), h)).sin()
+
+
+def scattered(x: Tensor, entries: Tensor) -> Tensor:
+    found = torch.zeros_like(x)
+    found[x > 0.4] = entries * 2
+    return found
 
 
 def put_back(model: Model, x: Tensor, layer: nn.Module | None = None) -> Tensor:

@@ -141,7 +141,8 @@ def _scatter(call: Call) -> Tag:
 
 @rule("masked_select")
 def _masked_select(call: Call) -> Tag:
-    shape = torch.broadcast_shapes(call.args[0].shape, call.args[1].shape)  # type: ignore[no-untyped-call]
+    mask = call.arg(1, "mask")
+    shape = torch.broadcast_shapes(call.main().shape, mask.shape)  # type: ignore[no-untyped-call]
     tag = aligned(call, len(shape))
     if not isinstance(tag, Layout):
         return tag
@@ -150,8 +151,8 @@ def _masked_select(call: Call) -> Tag:
         .view(-1, *(1,) * (len(shape) - tag.dim - 1))
         .expand(shape)
     )
-    by_data = any(t is call.args[1] for t, _ in call.tagged)
-    return Layout(0, 1, ids[call.args[1].as_subclass(Tensor).expand(shape)], by_data)
+    by_data = any(t is mask for t, _ in call.tagged)
+    return Layout(0, 1, ids[mask.as_subclass(Tensor).expand(shape)], by_data)
 
 
 @rule("broadcast_tensors")

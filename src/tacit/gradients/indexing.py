@@ -113,8 +113,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                 picks = id(parts[i]) in tags
                 if mine.by_data and not picks and not _is_permutation(t.flatten(), x.shape[mine.dim]):
                     return _PLACES
-                undone = mine.by_data and picks and _is_natural(owner, batch)
-                found = tidy(Layout(lead + position, 1, owner, (picks or mine.by_data) and not undone), batch)
+                found = _put_in_order(mine, tags.get(id(parts[i])), owner, batch, lead + position)
                 others = [p for j, p in zip(advanced, chosen) if j != i and id(parts[j]) not in tags]
                 if found.by_data and not _alike(others, position - width):
                     return _PLACES
@@ -145,6 +144,21 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
         if not _alike(constants, found_tag.dim - lead - width):
             return _PLACES
     return found_tag
+
+
+def _put_in_order(mine: Layout, index: Tag | None, owner: Tensor, batch: int, dim: int) -> Layout:
+    """Where examples are whose rows an index has moved: where they were before, if it undoes what was done last."""
+    if not isinstance(index, Mixed):
+        return tidy(Layout(dim, 1, owner, index is not None or mine.by_data), batch)
+    if mine.before is not None and _undoes(index, mine.before[0]):
+        found = mine.before[1].at(dim)
+        if torch.equal(owner, owners(found, batch, owner.numel(), owner.device)):
+            return found
+    return Layout(dim, 1, owner, True, before=(index, mine))
+
+
+def _undoes(index: Mixed, order: Mixed) -> bool:
+    return index.inverts is order or order.inverts is index
 
 
 _PLACES = Mixed(

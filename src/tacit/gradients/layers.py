@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tacit.gradients.layout import Layout, Tag, owners, same_everywhere, steps_agree
+from tacit.gradients.layout import Layout, Mixed, Tag, owners, same_everywhere, steps_agree
 from tacit.gradients.rules import BESIDE, ELSEWHERE, Call, aligned, mixes, rule, rule_of_one, tidy
 
 _RANK = {"1d": 3, "2d": 4, "3d": 5}
@@ -89,10 +89,13 @@ def _pack(call: Call) -> Any:
     own = next((tag for t, tag in call.tagged if t is lengths), None)
     if isinstance(own, Layout) and not torch.equal(owners(own, call.batch, len(lengths)).cpu(), columns.cpu()):
         return mixes(call, "was given lengths in another order than the examples")
+    if isinstance(own, Mixed) and (layout.before is None or layout.before[0] is not own.sorted_by):
+        return mixes(call, "was given lengths in another order than the examples")
     if own is None and layout.by_data and not same_everywhere(lengths, 0):
         return mixes(call, BESIDE)
     owner = torch.cat([columns[:n] for n in call.out[1].tolist()])
-    return [Layout(0, 1, owner, layout.by_data or own is not None, not layout.by_data), None]
+    by_data = layout.by_data or own is not None
+    return [Layout(0, 1, owner, by_data, not layout.by_data, layout.before), None]
 
 
 @rule("_pad_packed_sequence")
@@ -103,7 +106,8 @@ def _unpack(call: Call) -> Any:
     if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
         return mixes(call, "was given rows of other examples than those of its first step")
     owner = layout.owner[: int(call.args[1][0])]
-    columns = tidy(Layout(0 if call.args[2] else 1, 1, owner, layout.by_data and not layout.packed), call.batch)
+    by_data = layout.by_data and not layout.packed
+    columns = tidy(Layout(0 if call.args[2] else 1, 1, owner, by_data, before=layout.before), call.batch)
     return [columns, columns.at(0)]  # every example's length is its own
 
 

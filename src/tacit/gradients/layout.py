@@ -36,9 +36,11 @@ class Layout:
     """Whether it was data of the batch that decided which example is where."""
     packed: bool = field(default=False, compare=False)
     """Whether only lengths did, by packing sequences: unpacked, the examples are where they were."""
+    before: tuple[Mixed, Layout] | None = field(default=None, compare=False)
+    """The order that the examples were put in last, by the tag of its indices, and where they were before."""
 
     def at(self, dim: int) -> Layout:
-        return Layout(dim, self.inner, self.owner, self.by_data, self.packed)
+        return Layout(dim, self.inner, self.owner, self.by_data, self.packed, self.before)
 
     def same_order(self, other: Layout) -> bool:
         if self.owner is None or other.owner is None:
@@ -67,11 +69,14 @@ class Mixed:
     """Entries that depend on several examples; `reason` says where it happened and what to do instead.
 
     `order` marks the indices of a sort over examples, and is the layout of what was sorted: they may still be used to
-    put examples in another order.
+    put examples in another order. What a sort gives beside them (`sorted_by`), and the inverse of indices (`inverts`),
+    know their tag.
     """
 
     reason: str
     order: Layout | None = None
+    sorted_by: Mixed | None = field(default=None, compare=False)
+    inverts: Mixed | None = field(default=None, compare=False)
     by_data: ClassVar[bool] = False
 
 

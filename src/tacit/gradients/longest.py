@@ -7,8 +7,11 @@ all else along that dimension depend on the longest example.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout
@@ -25,11 +28,11 @@ _MOVING = words(
 )
 _ZERO_KEEPING = _MOVING | words(
     """
-    mul div true_divide relu tanh neg abs square sqrt dropout to float double half bfloat16 clone contiguous detach type
-    type_as sum cpu cuda view reshape flatten unflatten
+    relu tanh neg abs square dropout to float double half bfloat16 clone contiguous detach type type_as sum cpu cuda
+    view reshape flatten unflatten
     """
 )
-"""Operations that give zero where their first argument is zero (`mul`: where any is)."""
+"""Operations that give zero, and a gradient of zero to what they meet, where their first argument is zero."""
 
 _EACH = POINTWISE | _MOVING | words("gather take_along_dim embedding cumsum cumprod logcumsumexp stack")
 _ALONG = {
@@ -42,11 +45,31 @@ _ALONG = {
 
 def stays_zero(call: Call, padded: list[Tensor]) -> bool:
     """Whether an operation's output is zero in the padding, because its arguments are."""
+    zero = [t for t in padded if _is_zero(t)]
     if call.name in ("add", "sub", "cat", "stack"):
         joined = call.args if call.name in ("add", "sub") else call.arg(0, "tensors")
-        return len(joined) > 1 and all(any(v is t and _is_zero(t) for t in padded) for v in joined)
-    of = [t for t in padded if call.name == "mul" or t is call.main()]
-    return call.name in _ZERO_KEEPING and any(map(_is_zero, of))
+        scaled = call.kwargs.get("alpha", 1)
+        return len(joined) > 1 and _is_finite(scaled) and all(any(v is t for t in zero) for v in joined)
+    if call.name in ("mul", "div", "true_divide"):
+        return _scales(call, zero)
+    return call.name in _ZERO_KEEPING and any(t is call.main() for t in zero)
+
+
+def _scales(call: Call, zero: list[Tensor]) -> bool:
+    """Whether a product or quotient is zero where these are: not times infinity, nor divided by zero."""
+    a, b = call.main(), call.arg(1, "other")
+    if call.name == "mul":
+        return any((t is a and _is_finite(b, zero)) or (t is b and _is_finite(a, zero)) for t in zero)
+    return (
+        any(t is a for t in zero) and type(b) is not Traced and _is_finite(b) and bool((torch.as_tensor(b) != 0).all())
+    )
+
+
+def _is_finite(factor: Any, zero: Sequence[Tensor] = ()) -> bool:
+    """Whether a factor is so whatever the batch: by its type, or because it is zero in the padding, or a constant."""
+    if type(factor) is Traced and (factor.is_floating_point() or factor.is_complex()):
+        return any(factor is t for t in zero)
+    return type(factor) is Traced or bool(torch.as_tensor(factor).isfinite().all())
 
 
 def _is_zero(t: Tensor) -> bool:
@@ -83,8 +106,13 @@ def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:
         dims = call.dims(_ALONG[name], t.ndim, "dims")
         return dims is None or dim in dims
     if name in ("view", "reshape", "flatten", "unflatten"):
-        return [call.out.shape[d] for d in after] != [t.shape[dim]]
+        return len(after) != 1 or not _stays_whole(t.shape, dim, call.out.shape, *after)
     return True
+
+
+def _stays_whole(old: Sequence[int], dim: int, new: Sequence[int], place: int) -> bool:
+    """Whether a reshape leaves a dimension as it is, with as many entries before it and in each of its positions."""
+    return old[dim] == new[place] and math.prod(old[:dim]) == math.prod(new[:place])
 
 
 def _begins_at_the_first(key: Any, t: Tensor, dim: int) -> bool:

@@ -30,9 +30,9 @@ def in_order(call: Call, found: Any, *, pointwise: bool) -> Any:
         return found
     if call.name not in _TYPES and (_meets(call) if pointwise or call.name == "masked_select" else _minds(call, found)):
         return mixes(call, BESIDE)
-    packed = all(tag.packed for _, tag in call.layouts() if tag.by_data)
+    given = [tag for _, tag in call.layouts() if tag.by_data]
     several = isinstance(found, list)
-    tags = [_kept(tag, packed) for tag in (found if several else [found])]
+    tags = [_kept(tag, given) for tag in (found if several else [found])]
     return tags if several else tags[0]
 
 
@@ -40,8 +40,38 @@ def _is_refused(found: Any) -> bool:
     return all(isinstance(tag, Mixed) for tag in (found if isinstance(found, list) else [found]))
 
 
-def _kept(tag: Tag | None, packed: bool) -> Tag | None:
-    return replace(tag, by_data=True, packed=tag.packed and packed) if isinstance(tag, Layout) else tag
+def _kept(tag: Tag | None, given: list[Layout]) -> Tag | None:
+    if not isinstance(tag, Layout):
+        return tag
+    packed = tag.packed and all(own.packed for own in given)
+    same = [own.before for own in given if own.same_order(tag)]
+    alike = len(same) == len(given) and all(before is same[0] for before in same)
+    return replace(tag, by_data=True, packed=packed, before=same[0] if alike else None)
+
+
+def inverted(call: Call) -> Mixed | list[Mixed] | None:
+    """The tag of the inverse of an order: what sorts it, or the numbers of places written where it says."""
+    for t, tag in call.tagged if call.name in ("argsort", "sort", "scatter", "setitem") else ():
+        out = call.out[1] if call.name == "sort" else call.out
+        if isinstance(tag, Mixed) and _is_sorted_or_written_to(call, t) and _is_inverse(out, t):
+            found = Mixed(tag.reason, inverts=tag)
+            return [Mixed(tag.reason), found] if call.name == "sort" else found
+    return None
+
+
+def _is_sorted_or_written_to(call: Call, t: Tensor) -> bool:
+    if call.name in ("argsort", "sort"):
+        return call.main() is t
+    at, value = (call.arg(2, "index"), call.arg(3, "src")) if call.name == "scatter" else call.args[1:3]
+    return at is t and type(value) is Tensor
+
+
+def _is_inverse(found: Tensor, order: Tensor) -> bool:
+    if order.ndim != 1 or order.shape != found.shape or order.dtype != torch.long:
+        return False
+    places = torch.arange(order.numel(), device=order.device)
+    order = order.as_subclass(Tensor)
+    return torch.equal(order.sort().values, places) and torch.equal(found.as_subclass(Tensor)[order], places)
 
 
 def stride(layout: Layout) -> int:
@@ -78,6 +108,17 @@ def _constants(call: Call) -> list[Tensor]:
     return [t.as_subclass(Tensor) for t in given if id(t) not in tagged]
 
 
+def _listed(value: Any) -> list[Tensor]:
+    """Python's lists and tuples of numbers among arguments, as tensors: lengths, say, one for each place."""
+    if isinstance(value, dict):
+        return [t for v in value.values() for t in _listed(v)]
+    if not isinstance(value, (tuple, list)):
+        return []
+    if value and all(isinstance(v, (int, float)) for v in value):
+        return [torch.tensor(value, dtype=torch.float64)]
+    return [t for v in value for t in _listed(v)]
+
+
 def _meets(call: Call) -> bool:
     """Whether a constant has other entries in other rows, in an operation on entries at the same (broadcast) place."""
     constants = _constants(call)
@@ -95,7 +136,7 @@ def _minds(call: Call, found: Any) -> bool:
     Asked only where a constant could have a row for each. Numbers are drawn for the trial, so that the answer depends
     on the operation and on what the constants are, not on the batch: if all examples move on, so must what they give.
     """
-    constants = _constants(call)
+    constants = _constants(call) + _listed((call.args, call.kwargs))
     rows = {t.shape[tag.dim]: stride(tag) for t, tag in call.layouts() if tag.by_data and constants}
     if all(alike(t, d, _period(t, d, rows)) for t in constants for d in range(t.ndim)):
         return False

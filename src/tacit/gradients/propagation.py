@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.gradients import arrangement, layers, products, reductions
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
-from tacit.gradients.order import in_order
+from tacit.gradients.order import in_order, inverted
 from tacit.gradients.probing import probed
 from tacit.gradients.rules import RULES, Call, broadcast, mixes
 from tacit.gradients.singles import of_singles
@@ -85,7 +85,7 @@ def _propagate(call: Call) -> Any:
     if not exempt:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):
-                return tag if call.name in _SAME_VALUES or tag.order is None else Mixed(tag.reason)
+                return tag if call.name in _SAME_VALUES else inverted(call) or Mixed(tag.reason)
     singles = [tag for _, tag in call.tagged if isinstance(tag, Only)]
     if singles:
         return of_singles(call, singles)

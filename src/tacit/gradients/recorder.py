@@ -293,6 +293,8 @@ class Recorder:
         if in_place and id(out_tensors) not in self.buffers:
             settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
         self.tag_outputs(out_tensors, tag, tagged)
+        if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
+            sizes.told_by_data(self, name, args, kwargs, out_tensors)
         return out
 
     def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:

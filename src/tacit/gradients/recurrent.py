@@ -176,7 +176,7 @@ def _columns(recorder: Recorder, layout: Layout, sizes: Tensor | None) -> Layout
     assert layout.owner is not None
     assert recorder.batch is not None
     owner, by_data = layout.owner[: int(sizes[0])], layout.by_data and not layout.packed
-    return tidy(Layout(1, 1, owner, by_data), recorder.batch)
+    return tidy(Layout(1, 1, owner, by_data, before=layout.before), recorder.batch)
 
 
 def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:

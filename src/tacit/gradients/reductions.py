@@ -59,8 +59,9 @@ def _along(call: Call) -> Any:
     dims = call.dims(position, x.ndim, "dims", "dimension") or [x.ndim - 1]
     if layout.dim in dims:
         found = mixes(call, "works across examples")
-        if x.ndim == 1 and call.name == "argsort":
-            return Mixed(found.reason, order=layout)
-        return [found, Mixed(found.reason, order=layout if x.ndim == 1 else None)] if call.name == "sort" else found
+        order = Mixed(found.reason, order=layout if x.ndim == 1 else None)
+        if call.name == "sort":
+            return [Mixed(found.reason, sorted_by=order), order]
+        return order if call.name == "argsort" else found
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     return removed(layout, dims, out.ndim >= x.ndim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients import longest
-from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.layout import Layout, Mixed, same_everywhere
 from tacit.gradients.names import words, writes
 from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.propagation import POINTWISE
 from tacit.gradients.rules import Call
-from tacit.gradients.traced import Traced, opened, plain
+from tacit.gradients.traced import Traced, mark, opened, plain
 
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
@@ -34,12 +34,14 @@ SIZES = words("shape size numel nelement __len__ stride storage_offset nbytes is
 """Operations that read a tensor's sizes, or what follows from them."""
 
 _ROWS = words("getitem masked_select repeat_interleave _pack_padded_sequence")
-_SHAPED = words("new_zeros new_ones new_full new_empty expand repeat tile narrow")
+_SHAPED = words("new_zeros new_ones new_full new_empty expand repeat tile narrow tensor_split")
 _LISTING = words("nonzero argwhere where unique unique_consecutive _unique2 unique_dim bincount one_hot")
 DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
 """Operations that may give a size that their arguments' values decide."""
 
 _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
+_INDEXING = words("getitem setitem index_select index_put gather scatter")
+_DONE_TO = words("input tensor tensors self")
 _RECURRENT = words("lstm gru rnn_tanh rnn_relu")
 _OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
 _ENTRY = "handle_torch_function"
@@ -83,13 +85,14 @@ class Shape(tuple[Any, ...]):
 
 def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """What the model's code sees of a size that PyTorch has read."""
-    free = {d for t in args if type(t) is Traced for d in t._free}
+    given = [t for t in (*args, *kwargs.values()) if type(t) is Traced]
+    free = {d for t in given for d in t._free}
     if not free or _is_called_by_libraries():
         return out
     if isinstance(out, tuple) and name != "stride":
         return Shape(SizeDecidedByData(recorder) if d in free else n for d, n in enumerate(out))
     dim = kwargs["dim"] if "dim" in kwargs else args[1] if name == "size" else 0
-    if name not in ("size", "__len__") or dim % args[0].ndim in free:
+    if name not in ("size", "__len__") or dim % given[0].ndim in free:
         recorder.problems.refuse_size(name)
     return out
 
@@ -107,11 +110,14 @@ def _is_called_by_libraries() -> bool:
 
 def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
-    place = 1 if name in ("unbind", "squeeze") else 2
-    if (name in _PARTS or name == "squeeze") and recorder.follows(args[0]):
-        dim = kwargs.get("dim", args[place] if len(args) > place else None if name == "squeeze" else 0)
-        dims = range(args[0].ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
-        if any(d % args[0].ndim in args[0]._free for d in dims):
+    if name not in _PARTS and name != "squeeze":
+        return
+    call = Call(name, lambda: None, args, kwargs, None, recorder.batch or 0, [])
+    t = call.arg(0, "input", "tensor")
+    if recorder.follows(t):
+        dim = call.arg(1 if name in ("unbind", "squeeze") else 2, "dim", default=None if name == "squeeze" else 0)
+        dims = range(t.ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+        if any(d % t.ndim in t._free for d in dims):
             recorder.problems.refuse_size("iteration" if name == "unbind" else name)
 
 
@@ -123,17 +129,49 @@ def after(
     if not (decided or recorder.free) or (writes(func) and name != "setitem") or opened(func) is not None:
         return
     given = tensors((args, kwargs))
+    if name == "broadcast_tensors":
+        _give_to_all(recorder, out)
+    tagged = recorder.scan(args, kwargs)[0]
+    call = Call(name, func, args, kwargs, out, recorder.batch or 0, tagged)
     outs = [t for t in tensors(out) if recorder.follows(t) and not any(t is g for g in given)]
     free = [t for t in given if recorder.follows(t) and t._free]  # type: ignore[attr-defined]
     if decided:
         recorder.free = True
         for t in outs:
-            t._free = _decided(recorder, name, args, t)  # type: ignore[attr-defined]
+            t._free = _decided(recorder, call, t)  # type: ignore[attr-defined]
             zero = name == "_pad_packed_sequence" and args[3] == 0
             t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
     elif free:
-        tagged = recorder.scan(args, kwargs)[0]
-        _pass_on(recorder, Call(name, func, args, kwargs, out, recorder.batch or 0, tagged), free, outs)
+        _pass_on(recorder, call, free, outs)
+
+
+def told_by_data(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """All sizes were decided by data, where an operation was given tensors of the batch for numbers."""
+    if name in POINTWISE or name in _INDEXING or not _are_numbers_of_the_batch(recorder, args, kwargs):
+        return
+    if name in _PARTS:
+        recorder.problems.refuse_size(name)
+    recorder.free = True
+    for t in filter(recorder.follows, tensors(out)):
+        t._free = frozenset(range(t.ndim))  # type: ignore[attr-defined]
+
+
+def _are_numbers_of_the_batch(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether tensors of the batch are given for whole numbers, beside what an operation is done to."""
+    whole = [t for t in _beside(args, kwargs) if recorder.follows(t) and not plain(t).dtype.is_floating_point]
+    return any(plain(t).ndim < 2 for t in whole)
+
+
+def _beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return tensors((args[1:], {k: v for k, v in kwargs.items() if k not in _DONE_TO}))
+
+
+def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
+    """Follow a constant that was made as large as tensors of the batch: every example has the same of it."""
+    tags = [t._tag for t in out if recorder.follows(t)]  # type: ignore[attr-defined]
+    for t in out if tags else ():
+        if not recorder.follows(t) and isinstance(tags[0], Layout) and same_everywhere(t, tags[0].dim):
+            mark(t, recorder, tags[0])
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
@@ -152,8 +190,10 @@ def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[
     if name == "getitem":
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
         return any(_is_mask(recorder, p) or (isinstance(p, slice) and _is_cut_by_data(recorder, p)) for p in parts)
+    if name == "repeat_interleave" and len(args) == 1 and "repeats" not in kwargs:
+        return True
     if name in _SHAPED or name == "repeat_interleave":
-        return any(recorder.follows(t) for t in tensors((args[1:], kwargs)))
+        return any(map(recorder.follows, _beside(args, kwargs)))
     if name == "where":
         return len(args) + len(kwargs) == 1
     if name == "one_hot":
@@ -183,13 +223,14 @@ def _unpacking() -> FrameType | None:
     return frame
 
 
-def _decided(recorder: Recorder, name: str, args: tuple[Any, ...], out: Tensor) -> frozenset[int]:
+def _decided(recorder: Recorder, call: Call, out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
-    if name == "_pad_packed_sequence":
-        return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(args[2])])
+    if call.name == "_pad_packed_sequence":
+        return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(call.args[2])])
     tag = out._tag  # type: ignore[attr-defined]
-    cut = name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(args[1]))
-    rows = name in _ROWS and isinstance(tag, Layout) and not cut and not _is_as_wide_as_the_longest(args[0])
+    cut = call.name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(call.args[1]))
+    wide = _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"
+    rows = call.name in _ROWS and isinstance(tag, Layout) and not cut and not wide
     return frozenset([tag.dim] if rows else range(out.ndim))
 
 
@@ -209,9 +250,11 @@ def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozense
             larger = tensors(call.func(*mapped(call.args, _larger), **mapped(call.kwargs, _larger)))
     except Exception:  # whatever an operation says about sizes that it did not expect
         larger = []
-    if [t.ndim for t in larger] != [t.ndim for t in outs]:
+    every = tensors(call.out)
+    if [t.ndim for t in larger] != [t.ndim for t in every]:
         return [frozenset(range(t.ndim)) for t in outs]
-    return [frozenset(d for d in range(a.ndim) if a.shape[d] != b.shape[d]) for a, b in zip(map(plain, outs), larger)]
+    pairs = [(plain(a).shape, b.shape) for a, b in zip(every, larger) if any(a is t for t in outs)]
+    return [frozenset(d for d, n in enumerate(now) if n != then[d]) for now, then in pairs]
 
 
 def _larger(t: Tensor) -> Tensor:
