@@ -94,6 +94,8 @@ MIXING: dict[str, Callable[..., Any]] = {
         F.scaled_dot_product_attention(*3 * (m.linear(x).view(-1, 1, 1, 4),), None, 0.5).flatten(1) / len(x)
     ),
     "with recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0] / len(x),
+    "beside a large number": lambda m, x: torch.cat([m.linear(x) / len(x), torch.full_like(x[:, :1], 1e3)], 1),
+    "a sum and a constant": lambda m, x: (m.linear(x), (m.linear(x) - torch.Tensor(x).mean(0)).square().sum() + 2.0),
     "integers": lambda m, x: (m.linear(x), x.long() + len(x)),
 }
 
@@ -153,7 +155,7 @@ def with_losses(m: Any, x: Tensor) -> Any:
     out = m.linear(x)
     y = torch.zeros(len(x), dtype=torch.long)
     summed = F.cross_entropy(out, y, reduction="sum")
-    return out, summed, F.cross_entropy(out, y), summed / len(x), Answer(out), SimpleNamespace(out=out)
+    return out, summed, F.cross_entropy(out, y), summed / len(x), summed + 2.0, Answer(out), SimpleNamespace(out=out)
 
 
 HONEST: dict[str, Callable[..., Any]] = {
@@ -165,6 +167,7 @@ HONEST: dict[str, Callable[..., Any]] = {
     "buffers in the graph": buffered,
     "losses and attributes": with_losses,
     "calls itself": calling_itself,
+    "eight bits": lambda m, x: (m.linear(x), m.linear(x).detach().to(torch.float8_e4m3fn)),
     "not a number": lambda m, x: torch.where(x[:, :1] > 0.5, torch.nan, m.linear(x)),
     "words and numbers beside": lambda m, x: {"out": m.linear(x), "size": len(x), "why": "because"},
 }
@@ -237,7 +240,7 @@ def test_what_is_kept_of_the_comparison_is_no_constant() -> None:
         model = Telling(lambda out, means=means: means.append(out.detach().mean(0)))  # type: ignore[misc]
         engine = gradients.attach(model, reduction="sum")
         out = model(data())
-        assert len(means) == 4
+        assert len(means) == 6
         loss = (out - means[place]).square().sum()
         with pytest.raises(ValueError, match=r"another batch|combines a quantity of the whole batch"):
             loss.backward()
@@ -293,9 +296,97 @@ def test_packed_inputs_are_told(caplog: pytest.LogCaptureFixture) -> None:
     engine.detach()
 
 
-def test_a_model_that_is_random_otherwise_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    once(Net(lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4))), data())
+def drawing(generator: Any) -> Callable[..., Any]:
+    def forward(m: Any, x: Tensor) -> Any:
+        if isinstance(m.own, torch.Generator):
+            return m.linear(x) * torch.randint(0, 9, (len(x), 1), generator=m.own)
+        several = isinstance(m.own, np.random.Generator | np.random.RandomState)
+        drawn = m.own.random(len(x)) if several else [m.own.random() for _ in range(len(x))]
+        return m.linear(x) * torch.tensor(drawn, dtype=torch.float32).unsqueeze(1)
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    "own", [None, torch.Generator(), np.random.default_rng(1), np.random.RandomState(1), random.Random(1)], ids=str
+)
+def test_a_model_that_is_random_otherwise_is_told(own: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(drawing(own) if own else lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)))
+    model.own = own
+    once(model, data())
     assert "its outputs are random" in caplog.text
+
+
+class Single(nn.LSTM):
+    """There is one of it."""
+
+    def __deepcopy__(self, memo: Any) -> Single:
+        return self
+
+
+def test_what_refuses_to_be_copied_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(lambda m, x: m.single(x.unsqueeze(1).expand(-1, 3, -1))[0])
+    model.single = Single(4, 4, 2, dropout=0.5, batch_first=True)
+    model.single.register_forward_hook(lambda module, args, out: None)
+    once(model, data())
+    assert model.single.dropout == 0.5 and len(model.single._forward_hooks) == 1
+    assert "refuse to be copied" in caplog.text
+    gradients.check(model, data())
+    assert model.single.dropout == 0.5 and len(model.single._forward_hooks) == 1
+
+
+def test_who_listens_hears_the_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+    model = Net(lambda m, x: m.linear(x))
+    model.linear.register_forward_pre_hook(lambda module, args: heard.append(len(args[0])))
+    model.linear.register_forward_hook(lambda module, args, out: heard.append(len(out)), always_call=True)
+    once(model, data())
+    assert heard == [B, B] and "was not tried" not in caplog.text
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: heard.append(0))
+    once(model, data())
+    handle.remove()
+    assert heard == [B, B, B, 0, B, 0] and "a hook for all modules" in caplog.text
+
+
+def test_what_the_caller_gives_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Told(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, notes: Any) -> Tensor:
+            out: Tensor = self.linear(x)
+            notes.losses.append(out.square().mean(1))
+            return out
+
+    notes = SimpleNamespace(losses=[])
+    engine = gradients.attach(model := Told())
+    (model(data(), notes).square().sum(1) + sum(notes.losses)).sum().backward()
+    assert len(engine.norms()) == B and len(notes.losses) == 1 and "was not tried" not in caplog.text
+    engine.detach()
+
+
+def test_constants_that_are_kept_elsewhere(flat: Any) -> None:
+    tables: dict[int, Tensor] = {}
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        width = x.shape[1]
+        if width not in tables:
+            tables[width] = torch.linspace(0, 1, width).type_as(x).to(x)
+        return m.linear(x) * tables[width]  # type: ignore[no-any-return]
+
+    engine = gradients.attach(model := Net(forward))
+    for _ in range(2):
+        model(data()).sum().backward()
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
+def test_checking_runs_the_hooks() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].register_forward_hook(lambda module, args, out: out - out.mean(0))
+    with pytest.raises(ValueError, match="whole batch"):
+        gradients.check(model, data())
 
 
 def test_a_model_without_outputs_of_examples_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -323,7 +414,7 @@ def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
         model(data()[:1].expand(n, 4).clone()).sum().backward()
         engine.clipped_sum(flat(1.0))
     engine.detach()
-    assert sizes == [3, 0, 7, 3, 4, 20, 5]
+    assert sizes == [3, 0, 7, 3, 4, 3, 4, 20, 5]
 
 
 def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:

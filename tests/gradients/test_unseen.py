@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from tacit import gradients
@@ -439,3 +440,37 @@ def test_text_of_a_batch_in_the_users_loop() -> None:
         assert "tensor" in repr(out)
         assert f"{out.sum().detach():.1f}"
         assert len(rows(out)) == rows(out).shape[0]
+
+
+class Centring(TorchFunctionMode):
+    """Somebody's own mode around the model."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.tanh:
+            args = (args[0] - args[0].mean(0),)
+        return func(*args, **(kwargs or {}))
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            args = (2 * args[0], *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_around_the_model_see_what_is_followed() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with gradients.record(model), Centring(), pytest.raises(ValueError, match="whole batch"):
+        model(X).sum().backward()
+    expected, found = [], []
+    with Doubling():
+        for each in (X[i : i + 1] for i in range(len(X))):
+            with gradients.record(model) as tape:
+                model(each).sum().backward()
+            expected += tape.norms().tolist()
+        with gradients.record(model) as tape:
+            model(X).sum().backward()
+        found = tape.norms().tolist()
+    model(2 * X[:1]).sum().backward()
+    own = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert found == pytest.approx(expected, rel=1e-5) and found[0] == pytest.approx(float(own), rel=1e-2)

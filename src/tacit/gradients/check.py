@@ -51,12 +51,15 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
 
     The modules are looked at, the model is run once on the given batch (eight examples are enough) with every operation
     followed, and parts of the batch are run by themselves (`independence`), which finds mixing that no operation shows.
-    The model, its buffers and the random state are left as they were.
+    The model's attributes and buffers and the random state are left as they were, unless it cannot be copied.
     """
     from tacit.gradients.tape import Engine
 
     refuse(module_problems(model))
-    twin = copied(model)
+    try:
+        twin = copied(model)
+    except Exception:  # whatever a model that cannot be copied raises
+        twin = model
     with seeded(0):
         engine = Engine(twin, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:

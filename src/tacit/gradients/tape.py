@@ -58,11 +58,11 @@ class Engine:
     beside the rows of a packed sequence that enters as one; code that asks PyTorch for the plain tensor where it tells
     nobody: scripted functions (`torch.jit`), `torch.Tensor(x)`, `torch.FloatTensor(x)`, `Variable(x)`, `set_`,
     `torch.Tensor.as_subclass(x, …)`, `_make_subclass`, `to_dlpack`, nodes of the graph called as functions; and,
-    outside the model or in threads of its own, `torch.tensor` and the like, and text. What an output comes to depend on
-    in such a way is found by running parts of the first batch by themselves (`independence`). Inside the model's
-    forward, reading values, text of them and sizes that they decided is an error, and so are nested tensors of the
-    batch; custom autograd functions that gradients pass, backward hooks on modules and hooks that change gradients of
-    the batch are errors anywhere.
+    outside the model or in threads of its own, `torch.tensor` and the like, and text. Much of what outputs come to
+    depend on in such a way is found by running seven examples of the first batch in parts (`independence` says what).
+    Inside the model's forward, reading values, text of them and sizes that they decided is an error, and so are nested
+    tensors of the batch; custom autograd functions that gradients pass, backward hooks on modules and hooks that change
+    gradients of the batch are errors anywhere.
     """
 
     _stays_readable = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
@@ -43,7 +44,7 @@ class Unseen(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if tuple(types) == _OURS:
+        if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
             return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
         if Traced not in types and not self._is_found_by_value(func, args):
             for t in tensors((args, kwargs)):
