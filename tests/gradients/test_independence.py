@@ -296,23 +296,25 @@ def test_packed_inputs_are_told(caplog: pytest.LogCaptureFixture) -> None:
     engine.detach()
 
 
-def drawing(generator: Any) -> Callable[..., Any]:
-    def forward(m: Any, x: Tensor) -> Any:
-        if isinstance(m.own, torch.Generator):
-            return m.linear(x) * torch.randint(0, 9, (len(x), 1), generator=m.own)
-        several = isinstance(m.own, np.random.Generator | np.random.RandomState)
-        drawn = m.own.random(len(x)) if several else [m.own.random() for _ in range(len(x))]
-        return m.linear(x) * torch.tensor(drawn, dtype=torch.float32).unsqueeze(1)
-
-    return forward
+def drawing(m: Any, x: Tensor) -> Any:
+    if isinstance(m.own, torch.Generator):
+        return m.linear(x) * torch.randint(0, 9, (len(x), 1), generator=m.own)
+    return m.linear(x) * torch.tensor([[m.own.random()] for _ in range(len(x))], dtype=torch.float32)
 
 
-@pytest.mark.parametrize(
-    "own", [None, torch.Generator(), np.random.default_rng(1), np.random.RandomState(1), random.Random(1)], ids=str
-)
-def test_a_model_that_is_random_otherwise_is_told(own: Any, caplog: pytest.LogCaptureFixture) -> None:
-    model = Net(drawing(own) if own else lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)))
-    model.own = own
+OWN: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "torch": torch.Generator,
+    "numpy": lambda: np.random.default_rng(1),
+    "numpy, as before": lambda: np.random.RandomState(1),
+    "python": lambda: random.Random(1),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_that_is_random_otherwise_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(drawing if name != "none" else lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)))
+    model.own = OWN[name]()
     once(model, data())
     assert "its outputs are random" in caplog.text
 
