@@ -21,7 +21,7 @@ from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
 from tacit.gradients.outer import Outer
 from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
-from tacit.gradients.recorder import FROZEN, OPERATIONS, Operation, Recorder
+from tacit.gradients.recorder import ALWAYS, FROZEN, OPERATIONS, Operation, Recorder
 from tacit.gradients.tap import LinearTap
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -75,6 +75,14 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
     if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0]:
         return x.reshape(batch, 1, -1, width) if batch else x.reshape(0, 1, 0, width)
     return by_example(x, layout, batch).reshape(batch, 1, -1, width).contiguous()
+
+
+@operation("to type_as", ALWAYS)
+def cast(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """What is given the type of the batch is not of the batch for that."""
+    if type(args[0]) is Traced:
+        return recorder.carry_out(func, args, kwargs)
+    return func(*plain(args), **plain(kwargs))
 
 
 @operation("linear")

@@ -81,8 +81,6 @@ def _alone(tag: Tag | None, out: Any) -> Tag | None:
 
 
 def _propagate(call: Call) -> Any:
-    if call.name in ("to", "type_as") and all(t is not call.main() for t, _ in call.tagged):
-        return None  # only its type was looked at
     exempt = call.name in ("index_select", "_pack_padded_sequence", "_pad_packed_sequence", "getitem")
     if not exempt:
         for _, tag in call.tagged:
