@@ -43,7 +43,7 @@ INFLUENCE = (
 
 
 class NotCompared(Exception):
-    """Why parts of a batch could not be compared."""
+    """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
         if not _agree(together, again):
             raise NotCompared("its outputs are random")
     except (RuntimeError, TypeError) as error:  # types that PyTorch cannot compute with
-        raise NotCompared(f"{type(error).__name__}: {error}") from error
+        raise NotCompared(f"it raised {type(error).__name__}") from error
     return True
 
 
@@ -109,7 +109,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
             found = _outputs(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
-        raise NotCompared(f"{type(error).__name__}: {error}") from error
+        raise NotCompared(f"it raised {type(error).__name__}") from error
     if _places(model) != places:
         raise NotCompared("it writes to its parameters")
     return Part(examples, found)
