@@ -108,6 +108,8 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
             places = _places(model)
             found = _outputs(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
+    except NotCompared:
+        raise
     except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
         raise NotCompared(f"it raised {type(error).__name__}") from error
     if _places(model) != places:
