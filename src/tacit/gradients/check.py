@@ -64,14 +64,14 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
         engine = Engine(twin, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._inputs.marked(args, kwargs)
-            engine._recorder.inside = True
+            engine._watch((inputs, named))
             try:
                 twin.forward(*inputs, **named)
             except ValuesRead as error:
                 refuse([str(error)])
                 raise
             finally:
-                engine._recorder.inside = False
+                engine._stop_watching()
             engine._recorder.problems.check()
             with suppress(NotCompared):
                 refuse([INFLUENCE] if engine.batch_size > 1 and is_influenced(engine._recorder, inputs, named) else [])

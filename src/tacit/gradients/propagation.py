@@ -66,18 +66,19 @@ def propagate(call: Call) -> Any:
         return found
     # A batch of one cannot mix: whatever a rule objects to, every entry belongs to the one example.
     if isinstance(found, list):
-        return [_alone(tag, out) for tag, out in zip(found, call.out)]
+        return [_alone(call, tag, out) for tag, out in zip(found, call.out)]
     if isinstance(call.out, (tuple, list)) and not isinstance(found, Layout):
-        return [_alone(found, out) for out in call.out]
-    return _alone(found, call.out) if not isinstance(call.out, (tuple, list)) else found
+        return [_alone(call, found, out) for out in call.out]
+    return _alone(call, found, call.out) if not isinstance(call.out, (tuple, list)) else found
 
 
-def _alone(tag: Tag | None, out: Any) -> Tag | None:
+def _alone(call: Call, tag: Tag | None, out: Any) -> Tag | None:
     if tag is None or isinstance(tag, Only) or not isinstance(out, Tensor):
         return tag
     if isinstance(tag, Layout) and tag.dim < out.ndim:
         return tag
-    return Layout(0, 1) if out.ndim else Total("sum")
+    alike = [own.dim for t, own in call.layouts() if t.ndim == out.ndim and t.shape[own.dim] == out.shape[own.dim]]
+    return Layout(alike[0] if alike else 0, 1) if out.ndim else Total("sum")
 
 
 def _propagate(call: Call) -> Any:

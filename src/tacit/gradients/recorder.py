@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, mark, mark_like, opened, plain
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
+
+if TYPE_CHECKING:
+    from tacit.gradients.memory import Memory
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -93,6 +97,8 @@ class Recorder:
         """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
         self.free = False
         """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
+        self.memory: Memory | None = None
+        """Who looks at the memory that operations read, in passes that are looked at closely."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -166,7 +172,8 @@ class Recorder:
             return take_over(self, func, args, kwargs)
         body = opened(func)
         if body is not None:
-            return body(*args, **kwargs)
+            with self.memory.working(False) if self.memory is not None else nullcontext():
+                return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
             return run_empty(self, func, args, kwargs, bool(shared))

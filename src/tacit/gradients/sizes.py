@@ -99,7 +99,9 @@ def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str
 
 def _is_called_by_libraries() -> bool:
     """Whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
-    frame = sys._getframe(4)
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_code.co_name != "__torch_function__":
+        frame = frame.f_back
     while frame.f_back is not None and frame.f_code.co_name in ("__torch_function__", _ENTRY):
         overridden = frame.f_code.co_name == _ENTRY
         frame = frame.f_back

@@ -31,6 +31,7 @@ from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.comparison import Comparison
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.measured import Measured
+from tacit.gradients.memory import Memory
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.unseen import Unseen
@@ -101,7 +102,7 @@ class Engine:
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
         self._prefixes = prefix.Prefixes(model, self._recorder)
-        self._unseen = Unseen(self._recorder)
+        self._unseen, self._memory = Unseen(self._recorder), Memory(self._recorder)
         self._handles: list[Any] = [
             shards.Withheld(model),
             *shards.keep_tags(model, self._recorder),
@@ -124,9 +125,7 @@ class Engine:
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         self._comparison.begin(*marked)
-        self._recorder.inside = True
-        self._prefixes.put()
-        self._unseen.put()
+        self._watch(marked)
         return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -156,8 +155,15 @@ class Engine:
         self._recorder.problems.fail()
         self._stop_watching()
 
+    def _watch(self, marked: Any) -> None:
+        self._recorder.inside = True
+        self._prefixes.put()
+        self._unseen.put()
+        self._memory.put(marked)
+
     def _stop_watching(self) -> None:
         self._recorder.inside = False
+        self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from tacit.gradients.names import canonical
 from tacit.gradients.nested import tensors
 from tacit.gradients.traced import Traced
 
@@ -47,6 +48,8 @@ class Unseen(TorchFunctionMode):
         if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
             return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
         if Traced not in types and not self._is_found_by_value(func, args):
+            if self._recorder.memory is not None:
+                self._recorder.memory.look(canonical(func), (args, kwargs))
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))

@@ -118,12 +118,8 @@ def _without_rows(x: Tensor) -> str:
 
 def _moments(normal: Tensor) -> Tensor:
     """For each record and channel: the mean of z and of z² - 1 over positions."""
-    flat = (
-        normal.detach().as_subclass(Tensor).flatten(2)
-        if normal.ndim > 2
-        else normal.detach().as_subclass(Tensor)[..., None]
-    )
-    return torch.stack([flat.mean(dim=2), flat.square().mean(dim=2) - 1], dim=1)
+    flat = normal.detach().flatten(2) if normal.ndim > 2 else normal.detach()[..., None]
+    return torch.stack([flat.mean(dim=2), flat.square().mean(dim=2) - 1], dim=1).as_subclass(Tensor)
 
 
 def private_batch_norm(model: nn.Module, *, bound: float = 1.0, noise_multiplier: float | None = None) -> int:
