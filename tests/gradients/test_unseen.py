@@ -349,6 +349,34 @@ def test_positions_up_to_the_longest_are_right_one_by_one(naive: Any, compare: A
     compare(tape, each)
 
 
+aten = torch.ops.aten
+NUMBERS: dict[str, Body] = {
+    "item": lambda m, x: x * aten.item.default(x.sum()),
+    "item, whatever it is called": lambda m, x: x * aten._local_scalar_dense(x.sum()),
+    "a number": lambda m, x: x * aten.Float.Tensor(x.sum()),
+    "truth": lambda m, x: x * aten.is_nonzero.default(x.sum()),
+    "equal": lambda m, x: x * aten.equal.default(x, x + 1),
+    "size": lambda m, x: x * aten.size.int(rows(x), 0),
+    "sizes": lambda m, x: x * aten.size.default(rows(x))[0],
+    "symbolic size": lambda m, x: x * aten.sym_size.int(rows(x), 0),
+    "symbolic sizes": lambda m, x: x * aten.sym_size.default(rows(x))[0],
+    "symbolic number": lambda m, x: x * aten.sym_numel(rows(x)),
+    "symbolic stride": lambda m, x: x * aten.sym_stride.default(rows(x).t())[0],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_by_the_names_below_pytorchs_own(name: str) -> None:
+    assert "into Python inside the model" in refusal(NUMBERS[name])
+
+
+def test_what_is_told_without_values() -> None:
+    model = Model(lambda m, x: x * (1 + hash(x) * 0) * (2 - x.is_signed()) * aten.size.int(x, 0) * x.dense_dim())
+    with gradients.record(model) as tape:
+        model(X).sum().backward()
+    assert len(tape.norms()) == B
+
+
 def from_storage(x: Tensor) -> Tensor:
     return torch.empty(0).set_(x.untyped_storage(), 0, x.shape)
 

@@ -13,7 +13,17 @@ from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.metadata import told
-from tacit.gradients.names import EXPORTS, METADATA, PRINTS, READS, SHOWN, canonical, writes
+from tacit.gradients.names import (
+    EXPORTS,
+    METADATA,
+    NUMBERS,
+    PRINTS,
+    READS,
+    SHOWN,
+    canonical,
+    tells_no_number,
+    writes,
+)
 from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
@@ -277,7 +287,7 @@ class Recorder:
         else:
             if tagged and writes(func):
                 refuse_unfollowed(self, name)
-            if self.inside and name in READS and any(type(a) is Traced for a in args):
+            if self.inside and tagged and (name in READS or (type(out) in NUMBERS and not tells_no_number(name))):
                 self.problems.refuse_reading(name)
             return out
         if not tagged:

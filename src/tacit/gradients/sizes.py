@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, _ops
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients import longest
@@ -30,7 +30,12 @@ from tacit.gradients.traced import Traced, mark, opened, plain
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
 
-SIZES = words("shape size numel nelement __len__ stride storage_offset nbytes is_same_size")
+SIZES = words(
+    """
+    shape size numel nelement __len__ stride storage_offset nbytes is_same_size sym_size sym_numel sym_stride
+    sym_storage_offset
+    """
+)
 """Operations that read a tensor's sizes, or what follows from them."""
 
 _ROWS = words("getitem masked_select repeat_interleave _pack_padded_sequence")
@@ -89,7 +94,7 @@ def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str
     free = {d for t in given for d in t._free}
     if not free or _is_called_by_libraries():
         return out
-    if isinstance(out, tuple) and name != "stride":
+    if isinstance(out, (tuple, list)) and "stride" not in name:
         return Shape(SizeDecidedByData(recorder) if d in free else n for d, n in enumerate(out))
     dim = kwargs["dim"] if "dim" in kwargs else args[1] if name == "size" else 0
     if name not in ("size", "__len__") or dim % given[0].ndim in free:
@@ -100,7 +105,7 @@ def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str
 def _is_called_by_libraries() -> bool:
     """Whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
     frame = sys._getframe(4)
-    while frame.f_back is not None and frame.f_code.co_name in ("__torch_function__", _ENTRY):
+    while frame.f_back is not None and _brings_readings(frame):
         overridden = frame.f_code.co_name == _ENTRY
         frame = frame.f_back
         if overridden and frame.f_back is not None:
@@ -109,6 +114,10 @@ def _is_called_by_libraries() -> bool:
 
 
 def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _brings_readings(frame: FrameType) -> bool:
+    return frame.f_code.co_name in ("__torch_function__", _ENTRY) or frame.f_code.co_filename == _ops.__file__
+
+
     """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
     if name not in _PARTS and name != "squeeze":
         return
