@@ -349,6 +349,62 @@ def test_positions_up_to_the_longest_are_right_one_by_one(naive: Any, compare: A
     compare(tape, each)
 
 
+MEANS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda out: out.square().mean(),
+    "mean of positions": lambda out: out.square().mean((1, 2)).sum(),
+    "mse_loss": lambda out: F.mse_loss(out, torch.zeros(out.shape)),
+    "cross_entropy": lambda out: F.cross_entropy(out.transpose(1, 2), torch.zeros(out.shape[:2], dtype=torch.long)),
+    "cross_entropy of rows": lambda out: F.cross_entropy(out.flatten(0, 1), torch.zeros(out[..., 0].numel()).long()),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means_that_a_loss_takes_over_the_longest_sequence(name: str) -> None:
+    model = Model(lambda m, x: unpacked(m, x))
+    with pytest.raises(ValueError, match="total_length="), gradients.record(model):
+        MEANS[name](model(X)).backward()
+
+
+def test_sequences_that_a_loss_unpacks(naive: Any, compare: Any) -> None:
+    class Packed(Model):
+        def forward(self, x: Tensor) -> Any:
+            return packed(self, x)
+
+    model = Packed(lambda m, x: x)
+    with pytest.raises(ValueError, match="total_length="), gradients.record(model):
+        pad_packed_sequence(model(X))[0].square().mean().backward()
+
+    def loss(x: Tensor) -> Tensor:
+        return pad_packed_sequence(model(x), total_length=5)[0].square().mean()
+
+    each = naive(model, lambda i: loss(X[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(X).backward()
+    compare(tape, each)
+
+
+OWN_MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "features": lambda out, own: (out.square().mean(2) * own).sum(),
+    "features of rows": lambda out, own: out[own].square().mean(1).sum(),
+    "the last position": lambda out, own: out[torch.arange(len(out)), own.sum(1) - 1].square().mean(),
+    "targets that count": lambda out, own: F.cross_entropy(out.transpose(1, 2), torch.where(own, 0, -100)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_MEANS)
+def test_means_over_what_is_each_examples_own(name: str, naive: Any, compare: Any) -> None:
+    model = Model(lambda m, x: unpacked(m, x))
+
+    def loss(x: Tensor) -> Tensor:
+        out = model(x)
+        return OWN_MEANS[name](out, torch.arange(out.shape[1]) < lengths(x).unsqueeze(1))
+
+    each = naive(model, lambda i: loss(X[i : i + 1]), B)
+    with gradients.record(model, reduction="mean" if name == "targets that count" else None) as tape:
+        loss(X).backward()
+    compare(tape, each)
+
+
 aten = torch.ops.aten
 NUMBERS: dict[str, Body] = {
     "item": lambda m, x: x * aten.item.default(x.sum()),

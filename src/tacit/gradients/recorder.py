@@ -152,7 +152,7 @@ class Recorder:
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
         out = self._operate(name, func, args, kwargs, own_rule)
-        if self.inside and (self.free or name in sizes.DECIDING):
+        if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
         return out
 

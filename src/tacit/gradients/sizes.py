@@ -41,7 +41,8 @@ SIZES = words(
 _ROWS = words("getitem masked_select repeat_interleave _pack_padded_sequence")
 _SHAPED = words("new_zeros new_ones new_full new_empty expand repeat tile narrow tensor_split")
 _LISTING = words("nonzero argwhere where unique unique_consecutive _unique2 unique_dim bincount one_hot")
-DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
+UNPACKING = "_pad_packed_sequence"
+DECIDING = _ROWS | _SHAPED | _LISTING | {UNPACKING}
 """Operations that may give a size that their arguments' values decide."""
 
 _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
@@ -113,11 +114,11 @@ def _is_called_by_libraries() -> bool:
     return frame.f_code.co_filename.startswith(_OWN_FOLDERS)
 
 
-def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def _brings_readings(frame: FrameType) -> bool:
     return frame.f_code.co_name in ("__torch_function__", _ENTRY) or frame.f_code.co_filename == _ops.__file__
 
 
+def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
     if name not in _PARTS and name != "squeeze":
         return
@@ -148,7 +149,7 @@ def after(
         recorder.free = True
         for t in outs:
             t._free = _decided(recorder, call, t)  # type: ignore[attr-defined]
-            zero = name == "_pad_packed_sequence" and args[3] == 0
+            zero = name == UNPACKING and args[3] == 0
             t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
     elif free:
         _pass_on(recorder, call, free, outs)
@@ -184,14 +185,24 @@ def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
-    found = _spread(call, free, outs) if outs else []
+    found = _spread(recorder, call, free, outs) if outs else []
     with torch._C.DisableTorchFunctionSubclass():
         zero = longest.stays_zero(call, free)
-        reason = longest.objection(call, free, found[0] if found else frozenset())
+        reason = _objection(recorder, call, free, outs, found[0] if found else frozenset())
     for t, dims in zip(outs, found):
         t._free, t._zero_padded = dims, t._version if zero else -1  # type: ignore[attr-defined]
     if reason is not None:
         recorder.tag_outputs(call.args[0] if call.name == "setitem" else call.out, Mixed(reason), call.tagged)
+
+
+def _objection(
+    recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor], after: frozenset[int]
+) -> str | None:
+    """In the model, to all that may depend on such sizes; in the loss, which may know a mask, to what surely does."""
+    if recorder.inside:
+        return longest.objection(call, free, after)
+    own = call.name in ("cross_entropy_loss", "nll_loss_nd") and recorder.reduction == "mean"  # of targets that count
+    return longest.objection_to_mean(call, free, outs) if not own else None
 
 
 def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -234,11 +245,11 @@ def _unpacking() -> FrameType | None:
 
 def _decided(recorder: Recorder, call: Call, out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
-    if call.name == "_pad_packed_sequence":
+    if call.name == UNPACKING:
         return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(call.args[2])])
     tag = out._tag  # type: ignore[attr-defined]
     cut = call.name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(call.args[1]))
-    wide = _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"
+    wide = recorder.inside and _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"
     rows = call.name in _ROWS and isinstance(tag, Layout) and not cut and not wide
     return frozenset([tag.dim] if rows else range(out.ndim))
 
@@ -248,7 +259,7 @@ def _is_as_wide_as_the_longest(t: Any) -> bool:
     return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
 
 
-def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
+def _spread(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
     """The dimensions of outputs whose sizes follow from sizes that data decided."""
     if call.name in _RECURRENT:
         return [call.args[0]._free if i == 0 else frozenset() for i in range(len(outs))]
@@ -261,9 +272,15 @@ def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozense
         larger = []
     every = tensors(call.out)
     if [t.ndim for t in larger] != [t.ndim for t in every]:
-        return [frozenset(range(t.ndim)) for t in outs]
+        return [frozenset(range(t.ndim)) if recorder.inside else _rows(t) for t in outs]
     pairs = [(plain(a).shape, b.shape) for a, b in zip(every, larger) if any(a is t for t in outs)]
     return [frozenset(d for d, n in enumerate(now) if n != then[d]) for now, then in pairs]
+
+
+def _rows(t: Tensor) -> frozenset[int]:
+    """A loss's mask picks rows. (Means over these are over as many as each example has, or refused.)"""
+    tag = t._tag  # type: ignore[attr-defined]
+    return frozenset([tag.dim] if isinstance(tag, Layout) else ())
 
 
 def _larger(t: Tensor) -> Tensor:
