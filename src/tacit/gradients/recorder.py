@@ -31,7 +31,7 @@ from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
-from tacit.gradients.traced import Traced, mark, mark_like, opened, plain
+from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 Reduction = Literal["mean", "sum", "none"]
@@ -159,7 +159,7 @@ class Recorder:
     def _operate(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
-        if name in EXPORTS and self.inside and self.follows(args[0]):
+        if name in EXPORTS and self.inside and self.follows(args[0]) and not is_compiling():
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
