@@ -164,6 +164,11 @@ HONEST: dict[str, Callable[..., Any]] = {
     "plain": lambda m, x: m.linear(x),
     "noise": noisy,
     "layers left out": skipping,
+    "noise in place": lambda m, x: m.linear(x) + torch.empty(x.shape).uniform_() + torch.empty(len(x), 1).normal_(),
+    "entries left out": lambda m, x: m.linear(x) * torch.bernoulli(torch.full((len(x), 4), 0.5)),
+    "attention's own dropout": lambda m, x: F.scaled_dot_product_attention(
+        *3 * (m.linear(x).view(-1, 1, 2, 2),), dropout_p=0.5
+    ).flatten(1),
     "attention with dropout": lambda m, x: m.attention(*3 * (m.linear(x).unflatten(1, (1, 4)),))[0].flatten(1),
     "recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0],
     "buffers in the graph": buffered,
@@ -415,7 +420,12 @@ def test_who_listens_hears_the_batch_alone(caplog: pytest.LogCaptureFixture) -> 
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: heard.append(0))
     once(model, data())
     handle.remove()
-    assert heard == [B, B, B, 0, B, 0] and "a hook for all modules" in caplog.text
+    assert heard == [B, B, B, 0, B, 0] and caplog.text.count("a hook for all modules") == 1
+    heard.clear()
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, args: heard.append(0))
+    once(model, data())
+    handle.remove()
+    assert heard == [0, 0, B, B] and caplog.text.count("a hook for all modules") == 2
 
 
 class Hooked(nn.Module):
@@ -512,6 +522,11 @@ def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
         engine.clipped_sum(flat(1.0))
     engine.detach()
     assert sizes == [3, 0, 7, 3, 4, 3, 4, 20, 5]
+
+
+def test_a_batch_of_four_is_enough() -> None:
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(Net(MIXING["places"]), data()[:4])
 
 
 def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:

@@ -219,6 +219,9 @@ LONGEST: dict[str, Body] = {
     "sum divided by zero": lambda m, x: (unpacked(m, x) / torch.tensor([1.0, 2.0, 0.0])).sum(1),
     "sum divided by the number zero": lambda m, x: (unpacked(m, x) / 0).sum(1),
     "sum of infinite steps": lambda m, x: torch.add(h := unpacked(m, x), h, alpha=float("inf")).sum(1),
+    "sum of everything": lambda m, x: x + (unpacked(m, x) + 1.0).sum(),
+    "positions twice": lambda m, x: unpacked(m, x)[:, torch.tensor([[0, -1], [0, 1]])].flatten(1)[:, :3],
+    "mean of fewer dimensions": lambda m, x: (torch.ones(1, 1, 1, 1) * unpacked(m, x)).mean(2)[0],
     "sum of roots": lambda m, x: (unpacked(m, x).abs() * m.line.bias).sqrt().sum(1),
 }
 
