@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,3 +232,16 @@ def test_straight_through_estimators_keep_their_examples(agree: Any) -> None:
         return x + (x.round() - x).detach()
 
     agree(Run(lambda m, x: m.b(straight(m.a(x) * 9)), a=nn.Linear(4, 4), b=nn.Linear(4, 2)), torch.randn(B, 4))
+
+
+def test_a_batch_in_an_object_of_its_own() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 2)
+
+        def forward(self, given: Any) -> Tensor:
+            return self.line(given.x)  # type: ignore[no-any-return]
+
+    with pytest.raises(RuntimeError, match="no tuple, list or dict"), gradients.record(model := Reader()):
+        model(SimpleNamespace(x=torch.randn(4, 3))).sum().backward()

@@ -392,6 +392,13 @@ def test_parameters_that_a_model_writes_to_are_written_to_once(name: str, caplog
     assert "it writes to its parameters" in caplog.text
 
 
+def test_writes_to_nothing_are_no_writes_to_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(lambda m, x: (torch.empty(0).zero_(), m.linear(x))[1])
+    model.none = nn.Parameter(torch.empty(0))
+    once(model, data())
+    assert "was not tried" not in caplog.text
+
+
 class Single(nn.LSTM):
     """There is one of it."""
 

@@ -322,7 +322,7 @@ class _Still(TorchFunctionMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._memory = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._memory = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
