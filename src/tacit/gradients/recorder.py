@@ -287,7 +287,8 @@ class Recorder:
         else:
             if tagged and writes(func):
                 refuse_unfollowed(self, name)
-            if self.inside and tagged and (name in READS or (type(out) in NUMBERS and not tells_no_number(name))):
+            numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
+            if self.inside and numbers and any(type(a) is Traced for a in args):
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
