@@ -415,6 +415,10 @@ NUMBERS: dict[str, Body] = {
     "a number": lambda m, x: x * aten.Float.Tensor(x.sum()),
     "truth": lambda m, x: x * aten.is_nonzero.default(x.sum()),
     "equal": lambda m, x: x * aten.equal.default(x, x + 1),
+    "item, by keyword": lambda m, x: x * aten.item(self=x.sum()),
+    "truth, by keyword": lambda m, x: x * torch.is_nonzero(input=x.sum()),
+    "equal, by keywords": lambda m, x: x * torch.equal(input=x, other=x + 1),
+    "equal to a constant, by keyword": lambda m, x: x * torch.ones(3).equal(other=x),
     "size": lambda m, x: x * aten.size.int(rows(x), 0),
     "sizes": lambda m, x: x * aten.size.default(rows(x))[0],
     "symbolic size": lambda m, x: x * aten.sym_size.int(rows(x), 0),
@@ -427,6 +431,13 @@ NUMBERS: dict[str, Body] = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_by_the_names_below_pytorchs_own(name: str) -> None:
     assert "into Python inside the model" in refusal(NUMBERS[name])
+
+
+def test_detached_by_keyword() -> None:
+    model = Model(lambda m, x: x + torch.detach(input=m.line(x)))
+    with gradients.record(model) as tape:
+        model(X).sum().backward()
+    assert len(tape.norms()) == B
 
 
 def test_what_is_told_without_values() -> None:

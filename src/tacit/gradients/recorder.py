@@ -167,7 +167,7 @@ class Recorder:
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
             return mark_like(shown, args[0]) if copied else shown
-        if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
+        if args and (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
             refuse_unfollowed(self, name)
@@ -288,7 +288,7 @@ class Recorder:
             if tagged and writes(func):
                 refuse_unfollowed(self, name)
             numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
-            if self.inside and numbers and any(type(a) is Traced for a in args):
+            if self.inside and numbers and any(type(a) is Traced for a in (*args, *kwargs.values())):
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
