@@ -90,6 +90,7 @@ MIXING: dict[str, Callable[..., Any]] = {
     "a sum": lambda m, x: (m.linear(x), (m.linear(x) - torch.Tensor(x).mean(0)).square().sum()),
     "a mean": lambda m, x: (m.linear(x), (m.linear(x) * torch.arange(len(x)).unsqueeze(1)).mean()),
     "after noise": lambda m, x: noisy(m, x) / len(x),
+    "after noise of length one": lambda m, x: (m.linear(x) + F.normalize(torch.randn(4), dim=0, eps=0)) / len(x),
     "after attention": lambda m, x: (
         F.scaled_dot_product_attention(*3 * (m.linear(x).view(-1, 1, 1, 4),), None, 0.5).flatten(1) / len(x)
     ),

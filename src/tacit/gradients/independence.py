@@ -312,13 +312,14 @@ def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
 
 
-_STANDING = {"rand": 0.5, "rand_like": 0.5, "uniform_": 0.5, "bernoulli": 1.0, "bernoulli_": 1.0} | dict.fromkeys(
-    ("randn", "randn_like", "normal_"), 0.0
+_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
+    ("bernoulli", "bernoulli_"), 1.0
 )
+"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
 
 
 class _Still(TorchFunctionMode):
-    """Every dropout is the identity, noise is what it is in the middle, and parameters stay as they are."""
+    """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
