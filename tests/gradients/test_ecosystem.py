@@ -101,6 +101,28 @@ def test_compiled_models_are_refused_with_the_reason() -> None:
         gradients.attach(part)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_compiled_function_is_followed(mixes: bool) -> None:
+    compiled = torch.compile(lambda x: x - x.mean(0 if mixes else 1, keepdim=True), backend="eager")
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.line(compiled(x))
+
+    model = Centred()
+    if mixes:
+        with pytest.raises(ValueError, match="whole batch"), gradients.record(model):
+            model(torch.randn(B, 4)).sum().backward()
+        return
+    with gradients.record(model) as tape:
+        model(torch.randn(B, 4)).sum().backward()
+    assert len(tape.norms()) == B
+
+
 @pytest.mark.slow
 def test_a_compiled_function_inside_a_model(naive: Any) -> None:
     """Whatever the compiler makes of tensors of the batch, every batch's gradients are right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,3 +232,39 @@ def test_straight_through_estimators_keep_their_examples(agree: Any) -> None:
         return x + (x.round() - x).detach()
 
     agree(Run(lambda m, x: m.b(straight(m.a(x) * 9)), a=nn.Linear(4, 4), b=nn.Linear(4, 2)), torch.randn(B, 4))
+
+
+def test_a_batch_in_an_object_of_its_own() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 2)
+
+        def forward(self, given: Any) -> Tensor:
+            return self.line(given.x)  # type: ignore[no-any-return]
+
+    with pytest.raises(RuntimeError, match="no tuple, list or dict"), gradients.record(model := Reader()):
+        model(SimpleNamespace(x=torch.randn(4, 3))).sum().backward()
+
+
+BY_NAME: dict[str, Callable[..., Tensor]] = {
+    "matmul": lambda m, x: torch.matmul(other=m.line.weight, input=x),
+    "mm": lambda m, x: torch.mm(mat2=m.line.weight, input=x),
+    "bmm": lambda m, x: torch.bmm(mat2=m.line(x).unsqueeze(2), input=x.unsqueeze(1)).flatten(1),
+    "mv": lambda m, x: torch.mv(vec=m.line.bias, input=x).unsqueeze(1),
+    "addmm": lambda m, x: torch.addmm(mat2=m.line.weight, mat1=x, input=m.line.bias, alpha=2),
+    "addmv": lambda m, x: torch.addmv(torch.ones(1), vec=m.line.bias, mat=x, beta=3).unsqueeze(1),
+    "frozen": lambda m, x: m.line(torch.addmm(mat2=torch.eye(3), mat1=x, input=torch.ones(3))),
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_products_by_name(name: str, agree: Any) -> None:
+    model = Run(BY_NAME[name], line=nn.Linear(3, 3))
+    agree(model, torch.randn(B, 3), dtypes=(torch.float32,))
+
+
+def test_a_loss_divided_by_name() -> None:
+    with gradients.record(model := nn.Linear(3, 2), reduction="sum") as tape:
+        torch.div(other=2, input=model(torch.randn(B, 3)).sum()).backward()
+    assert len(tape.norms()) == B

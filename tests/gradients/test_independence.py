@@ -82,6 +82,7 @@ MIXING: dict[str, Callable[..., Any]] = {
     "a sum": lambda m, x: (m.linear(x), (m.linear(x) * thirds(x)).square().sum()),
     "a mean": lambda m, x: (m.linear(x), (m.linear(x) * torch.arange(len(x)).unsqueeze(1)).mean()),
     "after noise": lambda m, x: noisy(m, x) / len(x),
+    "after noise of length one": lambda m, x: (m.linear(x) + F.normalize(torch.randn(4), dim=0, eps=0)) / len(x),
     "after attention": lambda m, x: (
         F.scaled_dot_product_attention(*3 * (m.linear(x).view(-1, 1, 1, 4),), None, 0.5).flatten(1) / len(x)
     ),
@@ -89,6 +90,8 @@ MIXING: dict[str, Callable[..., Any]] = {
     "beside a large number": lambda m, x: torch.cat([m.linear(x) / len(x), torch.full_like(x[:, :1], 1e3)], 1),
     "a sum and a constant": lambda m, x: (m.linear(x), (m.linear(x) * thirds(x)).square().sum() + 2.0),
     "integers": lambda m, x: (m.linear(x), x.long() + len(x)),
+    "as wide as the batch": lambda m, x: m.linear(x).unsqueeze(1).expand(-1, len(x), -1),
+    "as wide as the batch, in several": lambda m, x: (m.linear(x), torch.cat([m.linear(x)] * len(x), 1)),
 }
 
 
@@ -154,6 +157,11 @@ HONEST: dict[str, Callable[..., Any]] = {
     "plain": lambda m, x: m.linear(x),
     "noise": noisy,
     "layers left out": skipping,
+    "noise in place": lambda m, x: m.linear(x) + torch.empty(x.shape).uniform_() + torch.empty(len(x), 1).normal_(),
+    "entries left out": lambda m, x: m.linear(x) * torch.bernoulli(torch.full((len(x), 4), 0.5)),
+    "attention's own dropout": lambda m, x: F.scaled_dot_product_attention(
+        *3 * (m.linear(x).view(-1, 1, 2, 2),), dropout_p=0.5
+    ).flatten(1),
     "attention with dropout": lambda m, x: m.attention(*3 * (m.linear(x).unflatten(1, (1, 4)),))[0].flatten(1),
     "recurrent dropout": lambda m, x: m.lstm(x.unsqueeze(1).expand(-1, 3, -1))[0],
     "buffers in the graph": buffered,
@@ -311,6 +319,79 @@ def test_a_model_that_is_random_otherwise_is_told(name: str, caplog: pytest.LogC
     assert "its outputs are random" in caplog.text
 
 
+class Sampler:
+    """Draws for a model, which keeps it."""
+
+    def __init__(self) -> None:
+        self.random = [random.Random(1)]
+
+    def draw(self, n: int) -> Tensor:
+        return torch.tensor([[self.random[0].random()] for _ in range(n)])
+
+
+def test_generators_that_others_keep_for_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(lambda m, x: m.linear(x) * m.sampler.draw(len(x)))
+    model.sampler = Sampler()
+    once(model, data())
+    assert "its outputs are random" in caplog.text
+    expected = Sampler()
+    expected.draw(B)
+    assert torch.equal(model.sampler.draw(3), expected.draw(3))
+
+
+class Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        return self.linear(x) * torch.randint(1, 9, (len(x), 1), generator=generator)  # type: ignore[no-any-return]
+
+
+def test_generators_that_the_caller_gives(caplog: pytest.LogCaptureFixture) -> None:
+    engine, generator = gradients.attach(model := Drawing()), torch.Generator().manual_seed(1)
+    model(data(), generator).sum().backward()
+    engine.detach()
+    expected = torch.Generator().manual_seed(1)
+    torch.randint(1, 9, (B, 1), generator=expected)
+    assert "its outputs are random" in caplog.text and torch.equal(generator.get_state(), expected.get_state())
+
+
+WRITES: dict[str, Callable[[nn.Parameter, Tensor], Any]] = {
+    "in place": lambda p, value: p.mul_(0.9).add_(value, alpha=0.1),
+    "to its data": lambda p, value: p.data.mul_(0.9).add_(value, alpha=0.1),
+    "other data": lambda p, value: setattr(p, "data", p.data * 0.9 + value * 0.1),
+    "to a view": lambda p, value: p.view(-1).copy_((p * 0.9 + value * 0.1).view(-1)),
+    "to an entry": lambda p, value: p.__setitem__(slice(None), p * 0.9 + value * 0.1),
+    "several": lambda p, value: (torch._foreach_mul_([p], 0.9), torch._foreach_add_([p], [value * 0.1])),
+    "out": lambda p, value: torch.add(p * 0.9, value * 0.1, out=p),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_parameters_that_a_model_writes_to_are_written_to_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A teacher that follows its pupil, say."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            WRITES[name](m.teacher.weight, m.linear.weight)
+        return m.linear(x) - m.teacher(x)  # type: ignore[no-any-return]
+
+    model = Net(forward)
+    model.teacher = nn.Linear(4, 4).requires_grad_(False)
+    expected = 0.9 * model.teacher.weight + 0.1 * model.linear.weight.detach()
+    once(model, data())
+    torch.testing.assert_close(model.teacher.weight.detach(), expected)
+    assert "it writes to its parameters" in caplog.text
+
+
+def test_writes_to_nothing_are_no_writes_to_parameters(caplog: pytest.LogCaptureFixture) -> None:
+    model = Net(lambda m, x: (torch.empty(0).zero_(), m.linear(x))[1])
+    model.none = nn.Parameter(torch.empty(0))
+    once(model, data())
+    assert "was not tried" not in caplog.text
+
+
 class Single(nn.LSTM):
     """There is one of it."""
 
@@ -339,7 +420,39 @@ def test_who_listens_hears_the_batch_alone(caplog: pytest.LogCaptureFixture) -> 
     handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: heard.append(0))
     once(model, data())
     handle.remove()
-    assert heard == [B, B, B, 0, B, 0] and "a hook for all modules" in caplog.text
+    assert heard == [B, B, B, 0, B, 0] and caplog.text.count("a hook for all modules") == 1
+    heard.clear()
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, args: heard.append(0))
+    once(model, data())
+    handle.remove()
+    assert heard == [0, 0, B, B] and caplog.text.count("a hook for all modules") == 2
+
+
+class Hooked(nn.Module):
+    """Reads what hooks of its own have kept."""
+
+    def __init__(self, divided: bool) -> None:
+        super().__init__()
+        self.body, self.divided = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), divided
+        self.body[1].register_forward_hook(self.keep)
+        self.kept: dict[str, Tensor] = {}
+
+    def keep(self, module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+        self.kept["features"] = out
+        return out / len(out) if self.divided else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) + self.kept["features"]  # type: ignore[no-any-return]
+
+
+def test_hooks_of_the_models_own(caplog: pytest.LogCaptureFixture) -> None:
+    model = Hooked(divided=False)
+    for _ in range(2):
+        once(model, data())
+        assert len(model.kept["features"]) == B
+    assert "was not tried" not in caplog.text
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(Hooked(divided=True), data())
 
 
 def test_what_the_caller_gives_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -411,6 +524,11 @@ def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
     assert sizes == [3, 0, 7, 3, 4, 3, 4, 20, 5]
 
 
+def test_a_batch_of_four_is_enough() -> None:
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(Net(MIXING["places"]), data()[:4])
+
+
 def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:
     engine = gradients.attach(model := Net(MIXING["places"]))
     for _ in range(2):
@@ -472,6 +590,42 @@ def test_lengths_in_a_list_go_with_their_examples(caplog: pytest.LogCaptureFixtu
     assert len(engine.norms()) == B
     engine.detach()
     assert "was not tried" not in caplog.text
+
+
+def test_numbers_in_an_array_go_with_their_examples(caplog: pytest.LogCaptureFixture) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, weights: Any) -> Tensor:
+            return self.linear(x) * torch.as_tensor(weights)[: len(x)].unsqueeze(1)  # type: ignore[no-any-return]
+
+    engine = gradients.attach(model := Weighted())
+    model(data(), np.arange(B, dtype=np.float32)).sum().backward()
+    assert len(engine.norms()) == B and "was not tried" not in caplog.text
+    engine.detach()
+
+
+def test_inputs_that_are_differentiated(caplog: pytest.LogCaptureFixture) -> None:
+    def saliency(m: Any, x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(m.linear(x).square().sum(), x)
+        return m.linear(x) * found  # type: ignore[no-any-return]
+
+    once(Net(saliency), data().requires_grad_())
+    assert "was not tried" not in caplog.text
+
+
+def test_doubles_are_compared_as_finely_as_they_are() -> None:
+    model = Net(lambda m, x: m.linear(x) * (1 + 1e-6 * len(x))).double()
+    with pytest.raises(ValueError, match=INFLUENCE):
+        once(model, data().double())
+
+
+def test_half_precision_is_compared_all_the_same() -> None:
+    model = Net(lambda m, x: m.linear(x) * (1 + 0.1 * len(x)))
+    with pytest.raises(ValueError, match=INFLUENCE), torch.autocast("cpu", torch.bfloat16):
+        once(model, data())
 
 
 @pytest.mark.parametrize("setting", [(1, 2, 1, 2), [0.5, 1.0, 1.5, 2.0], (1, 1)])

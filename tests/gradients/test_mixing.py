@@ -76,14 +76,16 @@ def test_values_read_in_the_users_loop(flat: Any) -> None:
     engine.detach()
 
 
-def test_values_of_an_earlier_batch_read_inside_the_model(flat: Any) -> None:
+@pytest.mark.parametrize("size", [B, 2])
+def test_values_of_an_earlier_batch_read_inside_the_model(size: int, flat: Any) -> None:
+    """Whether or not the first batch has enough examples to be compared, which this model would keep too."""
     kept: list[Tensor] = []
     model = Run(lambda x: (kept.append(x.detach().mean()), x * (kept[-2].item() if len(kept) > 1 else 1.0))[1])
     engine = gradients.attach(model)
 
     def two_steps() -> None:
         for _ in range(2):
-            F.cross_entropy(model(X), Y).backward()
+            F.cross_entropy(model(X[:size]), Y[:size]).backward()
             engine.clipped_sum(flat(1.0))
 
     with pytest.raises(RuntimeError, match="reads values of the batch"):

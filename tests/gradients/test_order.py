@@ -376,6 +376,23 @@ def test_nor_in_functions_of_entries_nor_one_by_one(name: str) -> None:
     refused(name, KNOWN[name])
 
 
+def test_runs_of_rows_that_begin_anywhere() -> None:
+    """Of two and three rows: a constant that begins again after two has others for the second record."""
+    model, x = nn.Linear(2, 2), torch.ones(3, 3, 2)
+    x[0, 2] = 0.0
+
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.line(x[x[:, :, 0] > 0.5]) * torch.tensor([1.0, 2.0] * 4).unsqueeze(1)  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="beside the rows of a constant"), gradients.record(picked := Picked()):
+        picked(x).sum().backward()
+
+
 def test_a_gradient_for_each_place() -> None:
     model = Model(lambda m, h, y: ordered(h).sum(1))
     with gradients.record(model, reduction="none"):

@@ -219,6 +219,9 @@ LONGEST: dict[str, Body] = {
     "sum divided by zero": lambda m, x: (unpacked(m, x) / torch.tensor([1.0, 2.0, 0.0])).sum(1),
     "sum divided by the number zero": lambda m, x: (unpacked(m, x) / 0).sum(1),
     "sum of infinite steps": lambda m, x: torch.add(h := unpacked(m, x), h, alpha=float("inf")).sum(1),
+    "sum of everything": lambda m, x: x + (unpacked(m, x) + 1.0).sum(),
+    "positions twice": lambda m, x: unpacked(m, x)[:, torch.tensor([[0, -1], [0, 1]])].flatten(1)[:, :3],
+    "mean of fewer dimensions": lambda m, x: (torch.ones(1, 1, 1, 1) * unpacked(m, x)).mean(2)[0],
     "sum of roots": lambda m, x: (unpacked(m, x).abs() * m.line.bias).sqrt().sum(1),
 }
 
@@ -347,6 +350,101 @@ def test_positions_up_to_the_longest_are_right_one_by_one(naive: Any, compare: A
     with gradients.record(model) as tape:
         loss(X).sum().backward()
     compare(tape, each)
+
+
+MEANS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda out: out.square().mean(),
+    "mean of positions": lambda out: out.square().mean((1, 2)).sum(),
+    "mse_loss": lambda out: F.mse_loss(out, torch.zeros(out.shape)),
+    "cross_entropy": lambda out: F.cross_entropy(out.transpose(1, 2), torch.zeros(out.shape[:2], dtype=torch.long)),
+    "cross_entropy of rows": lambda out: F.cross_entropy(out.flatten(0, 1), torch.zeros(out[..., 0].numel()).long()),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means_that_a_loss_takes_over_the_longest_sequence(name: str) -> None:
+    model = Model(lambda m, x: unpacked(m, x))
+    with pytest.raises(ValueError, match="total_length="), gradients.record(model):
+        MEANS[name](model(X)).backward()
+
+
+def test_sequences_that_a_loss_unpacks(naive: Any, compare: Any) -> None:
+    class Packed(Model):
+        def forward(self, x: Tensor) -> Any:
+            return packed(self, x)
+
+    model = Packed(lambda m, x: x)
+    with pytest.raises(ValueError, match="total_length="), gradients.record(model):
+        pad_packed_sequence(model(X))[0].square().mean().backward()
+
+    def loss(x: Tensor) -> Tensor:
+        return pad_packed_sequence(model(x), total_length=5)[0].square().mean()
+
+    each = naive(model, lambda i: loss(X[i : i + 1]), B)
+    with gradients.record(model) as tape:
+        loss(X).backward()
+    compare(tape, each)
+
+
+OWN_MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "features": lambda out, own: (out.square().mean(2) * own).sum(),
+    "features of rows": lambda out, own: out[own].square().mean(1).sum(),
+    "the last position": lambda out, own: out[torch.arange(len(out)), own.sum(1) - 1].square().mean(),
+    "targets that count": lambda out, own: F.cross_entropy(out.transpose(1, 2), torch.where(own, 0, -100)),
+}
+
+
+@pytest.mark.parametrize("name", OWN_MEANS)
+def test_means_over_what_is_each_examples_own(name: str, naive: Any, compare: Any) -> None:
+    model = Model(lambda m, x: unpacked(m, x))
+
+    def loss(x: Tensor) -> Tensor:
+        out = model(x)
+        return OWN_MEANS[name](out, torch.arange(out.shape[1]) < lengths(x).unsqueeze(1))
+
+    each = naive(model, lambda i: loss(X[i : i + 1]), B)
+    with gradients.record(model, reduction="mean" if name == "targets that count" else None) as tape:
+        loss(X).backward()
+    compare(tape, each)
+
+
+aten = torch.ops.aten
+NUMBERS: dict[str, Body] = {
+    "item": lambda m, x: x * aten.item.default(x.sum()),
+    "item, whatever it is called": lambda m, x: x * aten._local_scalar_dense(x.sum()),
+    "a number": lambda m, x: x * aten.Float.Tensor(x.sum()),
+    "truth": lambda m, x: x * aten.is_nonzero.default(x.sum()),
+    "equal": lambda m, x: x * aten.equal.default(x, x + 1),
+    "item, by keyword": lambda m, x: x * aten.item(self=x.sum()),
+    "truth, by keyword": lambda m, x: x * torch.is_nonzero(input=x.sum()),
+    "equal, by keywords": lambda m, x: x * torch.equal(input=x, other=x + 1),
+    "equal to a constant, by keyword": lambda m, x: x * torch.ones(3).equal(other=x),
+    "size": lambda m, x: x * aten.size.int(rows(x), 0),
+    "sizes": lambda m, x: x * aten.size.default(rows(x))[0],
+    "symbolic size": lambda m, x: x * aten.sym_size.int(rows(x), 0),
+    "symbolic sizes": lambda m, x: x * aten.sym_size.default(rows(x))[0],
+    "symbolic number": lambda m, x: x * aten.sym_numel(rows(x)),
+    "symbolic stride": lambda m, x: x * aten.sym_stride.default(rows(x).t())[0],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_by_the_names_below_pytorchs_own(name: str) -> None:
+    assert "into Python inside the model" in refusal(NUMBERS[name])
+
+
+def test_detached_by_keyword() -> None:
+    model = Model(lambda m, x: x + torch.detach(input=m.line(x)))
+    with gradients.record(model) as tape:
+        model(X).sum().backward()
+    assert len(tape.norms()) == B
+
+
+def test_what_is_told_without_values() -> None:
+    model = Model(lambda m, x: x * (1 + hash(x) * 0) * (2 - x.is_signed()) * aten.size.int(x, 0) * x.dense_dim())
+    with gradients.record(model) as tape:
+        model(X).sum().backward()
+    assert len(tape.norms()) == B
 
 
 def from_storage(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients.layout import Layout, Total, select_examples
+from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.problems import Problems
 from tacit.gradients.recorder import COMPARED, Recorder
@@ -42,6 +43,9 @@ INFLUENCE = (
 )
 
 
+_WRITES = "it writes to its parameters"
+
+
 class NotCompared(Exception):
     """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
 
@@ -59,10 +63,10 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 
     The first examples, `MOST` at the most, are run together and, in other orders, in two halves, twice: everybody's
     outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy
-    of the model, which shares its parameters; hooks that are functions are left out of it. Dropout and noise stand
-    still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters (which a run sees by
-    itself), cannot be copied, fails on a part, or has no output to compare, and for inputs in an irregular order. Of
-    outputs that are as wide as the longest sequence, what they have in common is compared.
+    of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
+    Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
+    (before it does), cannot be copied, fails on a part, or has no output to compare, and for inputs in an irregular
+    order. Of outputs that are as wide as the longest sequence, what they have in common is compared.
     """
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
     if not given or any(tag.owner is not None for tag in given):
@@ -82,7 +86,9 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 
 def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
-        return _run(recorder, examples, seed, lambda batch: _cut(recorder, (args, kwargs), examples, batch, lists))
+        return _run(
+            recorder, examples, seed, lambda n, copies: _Cut(recorder, examples, n, lists, copies).of((args, kwargs))
+        )
 
     several = list(range(min(recorder.batch or 0, MOST)))
     middle = len(several) // 2
@@ -99,12 +105,14 @@ def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     return True
 
 
-def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int], Any]) -> Part:
+def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
     batch = recorder.batch or 0
     try:
-        model = _silenced(copied(recorder.model), seed)
-        with _followed(recorder, len(examples)), seeded(seed), _Still():
-            args, kwargs = cut(batch)
+        copies: dict[int, Any] = {}
+        model = _silenced(copied(recorder.model, copies))
+        with _followed(recorder, len(examples)), seeded(seed), _Still(model):
+            args, kwargs = cut(batch, copies)
+            _advance(copies, seed)
             places = _places(model)
             found = _outputs(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
@@ -113,7 +121,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
         raise NotCompared(f"it raised {type(error).__name__}") from error
     if _places(model) != places:
-        raise NotCompared("it writes to its parameters")
+        raise NotCompared(_WRITES)
     return Part(examples, found)
 
 
@@ -130,40 +138,51 @@ def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
         recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free = kept
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters: what it keeps or counts is its own."""
-    shared: dict[int, Any] = {id(p): p for p in model.parameters()}
+def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
+    """A copy with the same parameters: what it keeps or counts is its own. `copies` will have all that was copied."""
+    shared = {} if copies is None else copies
+    shared |= {id(p): p for p in model.parameters()}
     for module in model.modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
             if not isinstance(owner, nn.Module):
                 shared[id(owner)] = owner
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                shared[id(value)] = value  # a weight that a hook computes anew
+        for value in tensors(list(vars(module).values())):
+            if value.grad_fn is not None:  # a weight that a hook computes anew, or what it kept of the batch before
+                shared[id(value)] = value
     twin = copy.deepcopy(model, shared)
     if not {id(m) for m in model.modules()}.isdisjoint(id(m) for m in twin.modules()):
         raise NotCompared("parts of it refuse to be copied")
     return twin
 
 
-def _silenced(twin: nn.Module, seed: int) -> nn.Module:
-    """A copy to which nobody listens, without dropout; generators of its own begin elsewhere for another seed."""
+def _silenced(twin: nn.Module) -> nn.Module:
+    """A copy to which nobody else listens, without dropout."""
     if calling._global_forward_hooks or calling._global_forward_pre_hooks:
         raise NotCompared("a hook for all modules is set")
+    own = {id(module) for module in twin.modules()}
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [k for k, hook in hooks.items() if isinstance(hook, _FUNCTIONS)]:
+            for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
         if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
             module.dropout = 0.0  # which they hand to code that shows no dropout
-        for value in vars(module).values() if seed else ():
-            if isinstance(value, torch.Generator):
-                torch.rand(seed, generator=value, device=value.device)
-            elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
-                value.random()
     return twin
+
+
+def _is_anothers(hook: Any, own: set[int]) -> bool:
+    """Whether somebody else listens with a hook: not the model, with a method of its own."""
+    return isinstance(hook, _FUNCTIONS) and id(getattr(hook, "__self__", None)) not in own
+
+
+def _advance(copies: dict[int, Any], seed: int) -> None:
+    """Generators that were copied, wherever they are, begin elsewhere for another seed."""
+    for value in [value for key, value in copies.items() if seed and id(value) != key]:
+        if isinstance(value, torch.Generator):
+            torch.rand(seed, generator=value, device=value.device)
+        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+            value.random()
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
@@ -175,27 +194,47 @@ def _places(model: nn.Module) -> list[tuple[int, int, int]]:
     return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
 
 
-def _cut(recorder: Recorder, value: Any, examples: Sequence[int], batch: int, lists: bool) -> Any:
-    """These examples of everything in the arguments that has a part for each; if ``lists``, of lists of numbers too."""
-    if isinstance(value, Tensor):
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """Cuts some examples out of everything that has a part for each; if `lists`, out of lists of numbers too."""
+
+    recorder: Recorder
+    examples: Sequence[int]
+    batch: int
+    lists: bool
+    copies: dict[int, Any]
+    """What was copied with the model, so that what it shares with the arguments is shared again."""
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._rows(value)
+        if isinstance(value, (tuple, list)):
+            if self._is_listed(value) and not tensors(value) and type(value) in (tuple, list):
+                return type(value)(value[i] for i in self.examples)
+            return rebuilt(value, [self.of(v) for v in value])
+        if isinstance(value, dict):
+            pairs = {k: self.of(v) for k, v in value.items()}
+            try:
+                return type(value)(pairs)
+            except TypeError:
+                return pairs
+        if isinstance(value, np.ndarray) and value.ndim and self._is_listed(value):
+            return value[list(self.examples)]
+        if isinstance(value, nn.Module):
+            return value
+        return copy.deepcopy(value, self.copies)  # in which the model may keep something
+
+    def _is_listed(self, value: Any) -> bool:
+        return self.lists and len(value) == self.batch
+
+    def _rows(self, value: Tensor) -> Tensor:
         tag = value._tag if type(value) is Traced else None
         if not isinstance(tag, Layout):
             return value
         bare = plain(value).detach()
-        places = torch.arange(bare.shape[tag.dim], device=bare.device).view(-1, batch, tag.inner)
-        rows = bare.index_select(tag.dim, places[:, list(examples)].flatten())
-        return mark(rows, recorder, Layout(tag.dim, tag.inner))
-    if isinstance(value, (tuple, list)):
-        if lists and len(value) == batch and not tensors(value) and type(value) in (tuple, list):
-            return type(value)(value[i] for i in examples)
-        return rebuilt(value, [_cut(recorder, v, examples, batch, lists) for v in value])
-    if isinstance(value, dict):
-        pairs = {k: _cut(recorder, v, examples, batch, lists) for k, v in value.items()}
-        try:
-            return type(value)(pairs)
-        except TypeError:
-            return pairs
-    return value if isinstance(value, nn.Module) else copy.deepcopy(value)  # in which the model may keep something
+        places = torch.arange(bare.shape[tag.dim], device=bare.device).view(-1, self.batch, tag.inner)
+        rows = bare.index_select(tag.dim, places[:, list(self.examples)].flatten())
+        return mark(rows.requires_grad_(value.requires_grad), self.recorder, Layout(tag.dim, tag.inner))
 
 
 def _outputs(value: Any, depth: int = 0) -> list[Tensor]:
@@ -236,7 +275,8 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         t, at = of.outputs[i], of.examples.index(example)
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
-    return all(_is_same(own(whole, example), own(part, example)) for example in part.examples)
+    free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
+    return all(_is_same(own(whole, example), own(part, example), free) for example in part.examples)
 
 
 def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool:
@@ -254,11 +294,13 @@ def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool
     )
 
 
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    if a.ndim != b.ndim:
+def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
+    """In what they have in common along dimensions whose size data decided, and in all the rest."""
+    for dim in free if a.ndim == b.ndim else ():
+        size = min(a.shape[dim], b.shape[dim])
+        a, b = a.narrow(dim, 0, size), b.narrow(dim, 0, size)
+    if a.shape != b.shape:
         return False
-    for dim, sizes in enumerate(zip(a.shape, b.shape)):
-        a, b = a.narrow(dim, 0, min(sizes)), b.narrow(dim, 0, min(sizes))
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     relative, absolute = _TOLERANCE.get(a.dtype, _HALF)
@@ -270,13 +312,18 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
 
 
-_STANDING = {"rand": 0.5, "rand_like": 0.5, "uniform_": 0.5, "bernoulli": 1.0, "bernoulli_": 1.0} | dict.fromkeys(
-    ("randn", "randn_like", "normal_"), 0.0
+_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
+    ("bernoulli", "bernoulli_"), 1.0
 )
+"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
 
 
 class _Still(TorchFunctionMode):
-    """Every dropout is the identity, and noise is what it is in the middle."""
+    """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._memory = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -286,8 +333,17 @@ class _Still(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+        if self._writes_to_parameters(func, name, args, kwargs):
+            raise NotCompared(_WRITES)
         found = func(*args, **kwargs)
         return found.fill_(_STANDING[name]) if name in _STANDING else found
+
+    def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Asked before it is done: the parameters are the model's own."""
+        assigned = name == "__set__" and func.__self__.__name__ == "data"
+        written = tensors((args[:1] if assigned or writes(func) else (), kwargs.get("out")))
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
 
 
 @contextmanager

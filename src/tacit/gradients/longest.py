@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout
+from tacit.gradients.layout import Layout, Total
 from tacit.gradients.names import words
 from tacit.gradients.propagation import POINTWISE
 from tacit.gradients.rules import Call
@@ -82,11 +82,25 @@ def objection(call: Call, padded: list[Tensor], after: frozenset[int]) -> str | 
         tag = t._tag  # type: ignore[attr-defined]
         for dim in t._free - {tag.dim} if isinstance(tag, Layout) else ():  # type: ignore[attr-defined]
             if _acts_along(call, t, dim, after):
-                return (
-                    f"`{call.name}` acts along positions that are as many as the longest sequence of the batch has: "
-                    "give pad_packed_sequence total_length= (the input's, or a constant)"
-                )
+                return _reason(call)
     return None
+
+
+def objection_to_mean(call: Call, padded: list[Tensor], outs: list[Tensor]) -> str | None:
+    """Why a mean depends on the longest example of the batch, whatever a mask has left of the others."""
+    whole = any(isinstance(t._tag, Total) and t._tag.kind == "mean" for t in outs)  # type: ignore[attr-defined]
+    for t in padded if call.name == "mean" or whole else ():
+        dims = call.dims(1, t.ndim) if call.name == "mean" else None
+        if t._free.intersection(range(t.ndim) if dims is None else dims):  # type: ignore[attr-defined]
+            return _reason(call)
+    return None
+
+
+def _reason(call: Call) -> str:
+    return (
+        f"`{call.name}` acts along positions that are as many as the longest sequence of the batch has: "
+        "give pad_packed_sequence total_length= (the input's, or a constant)"
+    )
 
 
 def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:

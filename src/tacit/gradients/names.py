@@ -23,7 +23,7 @@ METADATA = words(
     shape dtype device ndim requires_grad is_leaf grad_fn size dim numel nelement stride layout is_nested nbytes
     is_cuda is_sparse is_quantized is_floating_point is_complex is_contiguous __len__ is_same_size
     storage_offset data_ptr element_size _version is_mkldnn is_meta names output_nr is_set_to get_device grad
-    _grad _base _backward_hooks retains_grad __set__
+    _grad _base _backward_hooks retains_grad __set__ sym_size sym_numel sym_stride sym_storage_offset
     """
 )
 """Operations that read or write what is known about a tensor, never its values."""
@@ -31,9 +31,13 @@ METADATA = words(
 READS = words(
     """
     item tolist numpy equal allclose is_nonzero __bool__ __float__ __int__ __long__ __index__ __complex__ __contains__
+    _local_scalar_dense
     """
 )
 """Operations that turn a tensor's values into Python values."""
+
+NUMBERS = (bool, int, float, complex)
+_TELLING = words("dense_dim sparse_dim can_cast itemsize")
 
 EXPORTS = words("dlpack __reduce_ex__ storage untyped_storage _typed_storage")
 """Operations that hand a tensor's memory or values to somebody who does not know about examples."""
@@ -61,6 +65,11 @@ def writes(func: Callable[..., Any]) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
+def tells_no_number(name: str) -> bool:
+    """Whether what an operation says in a Python value is known without a tensor's values."""
+    return name in _TELLING or name.startswith(("is_", "_is_", "has_", "__hash"))
+
+
 @cache
 def canonical(func: Callable[..., Any]) -> str:
     """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`; another for somebody's own operation of that name."""
@@ -68,6 +77,8 @@ def canonical(func: Callable[..., Any]) -> str:
     if not qualified.startswith("aten::"):
         return qualified
     name: str = getattr(func, "__name__", str(func))
+    overloaded = name.partition(".")[0]  # `aten.item.default`
+    name = overloaded if overloaded in METADATA | READS | EXPORTS else name
     if name == "__get__":
         name = func.__self__.__name__  # type: ignore[attr-defined]
     elif name == "grad":

@@ -20,7 +20,7 @@ from tacit.gradients.fallback import generic
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
 from tacit.gradients.outer import Outer
-from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters
+from tacit.gradients.products import einsum_arguments, expand_equation, matmul_letters, operands
 from tacit.gradients.recorder import ALWAYS, FROZEN, OPERATIONS, Operation, Recorder
 from tacit.gradients.tap import LinearTap
 from tacit.gradients.traced import Traced, mark, plain
@@ -132,7 +132,7 @@ def frozen_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 @operation("matmul rmatmul mm bmm mv dot")
 def matmul(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     name = getattr(func, "__name__", "matmul")
-    a, b = args[0], args[1] if len(args) > 1 else next(iter(kwargs.values()))
+    a, b = operands(args, kwargs)[:2]
     if "rmatmul" in name:
         a, b = b, a
     left, right, out = matmul_letters(a.ndim, b.ndim)
@@ -141,11 +141,11 @@ def matmul(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 @operation("einsum")
 def einsum(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    equation, operands = einsum_arguments(args)
-    expanded = expand_equation(equation, operands)
-    if expanded is None or len(operands) != 2:
+    equation, given = einsum_arguments(args)
+    expanded = expand_equation(equation, given)
+    if expanded is None or len(given) != 2:
         return fallback(recorder, "einsum", func, args, kwargs)
-    return contraction(recorder, "einsum", func, args, kwargs, expanded[0], expanded[1], operands)
+    return contraction(recorder, "einsum", func, args, kwargs, expanded[0], expanded[1], given)
 
 
 def contraction(
@@ -156,15 +156,15 @@ def contraction(
     kwargs: Any,
     names: Sequence[str],
     output: str,
-    operands: Sequence[Tensor],
+    given: Sequence[Tensor],
 ) -> Any:
     """Two-operand Einstein sums, data × parameter: letters say which dimensions are in, out, block or position."""
     batch = recorder.batch
     assert batch is not None
-    which = [i for i in (0, 1) if layout_of(recorder, operands[i]) is not None]
-    if len(which) != 1 or not trainable(operands[1 - which[0]]):
+    which = [i for i in (0, 1) if layout_of(recorder, given[i]) is not None]
+    if len(which) != 1 or not trainable(given[1 - which[0]]):
         return fallback(recorder, name, func, args, kwargs)
-    x, q = operands[which[0]], operands[1 - which[0]]
+    x, q = given[which[0]], given[1 - which[0]]
     xs, qs = names[which[0]], names[1 - which[0]]
     layout = layout_of(recorder, x)
     assert layout is not None
@@ -213,9 +213,10 @@ def contraction(
 
 @operation("addmm baddbmm addmv")
 def addmm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    product = torch.matmul(args[1], args[2])
+    bias, a, b = operands(args, kwargs)[:3]
+    product = torch.matmul(a, b)
     alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
-    return (product if alpha == 1 else product * alpha) + (args[0] if beta == 1 else args[0] * beta)
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
 
 
 @operation("bilinear")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -40,9 +40,15 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
     return left, right, lead + ("i" if a > 1 else "") + ("j" if b > 1 else "")
 
 
+def operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What is added and multiplied, in PyTorch's order, however it was given."""
+    names = ("self", "input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec", "tensor")
+    return [*args, *(kwargs[name] for name in names if name in kwargs)]
+
+
 @rule("matmul rmatmul mm bmm mv dot inner_")
 def _matmul(call: Call) -> Tag:
-    a, b = call.args[0], call.arg(1, "other", "mat2", "vec", "tensor")
+    a, b = operands(call.args, call.kwargs)[:2]
     if call.name == "rmatmul":
         a, b = b, a
     left, right, out = matmul_letters(a.ndim, b.ndim)
@@ -51,7 +57,7 @@ def _matmul(call: Call) -> Tag:
 
 @rule("addmm baddbmm addmv")
 def _addmm(call: Call) -> Tag:
-    bias, a, b = call.args[:3]
+    bias, a, b = operands(call.args, call.kwargs)[:3]
     left, right, out = matmul_letters(a.ndim, b.ndim)
     names = [n for n, t in zip((left, right, out[len(out) - bias.ndim :]), (a, b, bias)) if isinstance(t, Traced)]
     return letters(call, names, out, [t for t in (a, b, bias) if isinstance(t, Traced)])
@@ -92,7 +98,7 @@ def expand_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str
 
 @rule("linear")
 def _linear(call: Call) -> Tag:
-    x, w = call.args[0], call.arg(1, "weight")
+    x, w = call.main(), call.arg(1, "weight")
     if isinstance(w, Traced):
         return mixes(call, "uses data as a weight matrix")
     if id(x) not in {id(t) for t, _ in call.layouts()}:

@@ -112,7 +112,7 @@ def _after_total(call: Call, totals: int) -> Tag | None:
         )
     if call.name in _LINEAR:
         return first
-    if call.name in _SCALING and totals == 1 and (call.name == "mul" or isinstance(call.args[0], Traced)):
+    if call.name in _SCALING and totals == 1 and (call.name == "mul" or isinstance(call.main(), Traced)):
         if any(isinstance(a, Tensor) and not isinstance(a, Traced) for a in (*call.args, *call.kwargs.values())):
             return Mixed(
                 f"`{call.name}` scales the loss of the batch by a tensor of unknown origin, which may depend on the "

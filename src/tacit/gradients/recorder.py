@@ -14,7 +14,17 @@ from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.metadata import told
-from tacit.gradients.names import EXPORTS, METADATA, PRINTS, READS, SHOWN, canonical, writes
+from tacit.gradients.names import (
+    EXPORTS,
+    METADATA,
+    NUMBERS,
+    PRINTS,
+    READS,
+    SHOWN,
+    canonical,
+    tells_no_number,
+    writes,
+)
 from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
@@ -22,7 +32,7 @@ from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
-from tacit.gradients.traced import Traced, mark, mark_like, opened, plain
+from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 if TYPE_CHECKING:
@@ -148,14 +158,14 @@ class Recorder:
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
         out = self._operate(name, func, args, kwargs, own_rule)
-        if self.inside and (self.free or name in sizes.DECIDING):
+        if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
         return out
 
     def _operate(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
-        if name in EXPORTS and self.inside and self.follows(args[0]):
+        if name in EXPORTS and self.inside and self.follows(args[0]) and not is_compiling():
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
@@ -163,7 +173,7 @@ class Recorder:
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
             return mark_like(shown, args[0]) if copied else shown
-        if (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
+        if args and (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
             refuse_unfollowed(self, name)
@@ -284,7 +294,8 @@ class Recorder:
         else:
             if tagged and writes(func):
                 refuse_unfollowed(self, name)
-            if self.inside and name in READS and any(type(a) is Traced for a in args):
+            numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
+            if self.inside and numbers and any(type(a) is Traced for a in (*args, *kwargs.values())):
                 self.problems.refuse_reading(name)
             return out
         if not tagged:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, _ops
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients import longest
@@ -30,13 +30,19 @@ from tacit.gradients.traced import Traced, mark, opened, plain
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
 
-SIZES = words("shape size numel nelement __len__ stride storage_offset nbytes is_same_size")
+SIZES = words(
+    """
+    shape size numel nelement __len__ stride storage_offset nbytes is_same_size sym_size sym_numel sym_stride
+    sym_storage_offset
+    """
+)
 """Operations that read a tensor's sizes, or what follows from them."""
 
 _ROWS = words("getitem masked_select repeat_interleave _pack_padded_sequence")
 _SHAPED = words("new_zeros new_ones new_full new_empty expand repeat tile narrow tensor_split")
 _LISTING = words("nonzero argwhere where unique unique_consecutive _unique2 unique_dim bincount one_hot")
-DECIDING = _ROWS | _SHAPED | _LISTING | {"_pad_packed_sequence"}
+UNPACKING = "_pad_packed_sequence"
+DECIDING = _ROWS | _SHAPED | _LISTING | {UNPACKING}
 """Operations that may give a size that their arguments' values decide."""
 
 _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
@@ -89,7 +95,7 @@ def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str
     free = {d for t in given for d in t._free}
     if not free or _is_called_by_libraries():
         return out
-    if isinstance(out, tuple) and name != "stride":
+    if isinstance(out, (tuple, list)) and "stride" not in name:
         return Shape(SizeDecidedByData(recorder) if d in free else n for d, n in enumerate(out))
     dim = kwargs["dim"] if "dim" in kwargs else args[1] if name == "size" else 0
     if name not in ("size", "__len__") or dim % given[0].ndim in free:
@@ -102,12 +108,16 @@ def _is_called_by_libraries() -> bool:
     frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
-    while frame.f_back is not None and frame.f_code.co_name in ("__torch_function__", _ENTRY):
+    while frame.f_back is not None and _brings_readings(frame):
         overridden = frame.f_code.co_name == _ENTRY
         frame = frame.f_back
         if overridden and frame.f_back is not None:
             frame = frame.f_back  # the function that asked whether it is overridden
     return frame.f_code.co_filename.startswith(_OWN_FOLDERS)
+
+
+def _brings_readings(frame: FrameType) -> bool:
+    return frame.f_code.co_name in ("__torch_function__", _ENTRY) or frame.f_code.co_filename == _ops.__file__
 
 
 def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,7 +151,7 @@ def after(
         recorder.free = True
         for t in outs:
             t._free = _decided(recorder, call, t)  # type: ignore[attr-defined]
-            zero = name == "_pad_packed_sequence" and args[3] == 0
+            zero = name == UNPACKING and args[3] == 0
             t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
     elif free:
         _pass_on(recorder, call, free, outs)
@@ -177,14 +187,24 @@ def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
 
 
 def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
-    found = _spread(call, free, outs) if outs else []
+    found = _spread(recorder, call, free, outs) if outs else []
     with torch._C.DisableTorchFunctionSubclass():
         zero = longest.stays_zero(call, free)
-        reason = longest.objection(call, free, found[0] if found else frozenset())
+        reason = _objection(recorder, call, free, outs, found[0] if found else frozenset())
     for t, dims in zip(outs, found):
         t._free, t._zero_padded = dims, t._version if zero else -1  # type: ignore[attr-defined]
     if reason is not None:
         recorder.tag_outputs(call.args[0] if call.name == "setitem" else call.out, Mixed(reason), call.tagged)
+
+
+def _objection(
+    recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor], after: frozenset[int]
+) -> str | None:
+    """In the model, to all that may depend on such sizes; in the loss, which may know a mask, to what surely does."""
+    if recorder.inside:
+        return longest.objection(call, free, after)
+    own = call.name in ("cross_entropy_loss", "nll_loss_nd") and recorder.reduction == "mean"  # of targets that count
+    return longest.objection_to_mean(call, free, outs) if not own else None
 
 
 def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -227,11 +247,11 @@ def _unpacking() -> FrameType | None:
 
 def _decided(recorder: Recorder, call: Call, out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
-    if call.name == "_pad_packed_sequence":
+    if call.name == UNPACKING:
         return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(call.args[2])])
     tag = out._tag  # type: ignore[attr-defined]
     cut = call.name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(call.args[1]))
-    wide = _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"
+    wide = recorder.inside and _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"
     rows = call.name in _ROWS and isinstance(tag, Layout) and not cut and not wide
     return frozenset([tag.dim] if rows else range(out.ndim))
 
@@ -241,7 +261,7 @@ def _is_as_wide_as_the_longest(t: Any) -> bool:
     return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
 
 
-def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
+def _spread(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
     """The dimensions of outputs whose sizes follow from sizes that data decided."""
     if call.name in _RECURRENT:
         return [call.args[0]._free if i == 0 else frozenset() for i in range(len(outs))]
@@ -254,9 +274,15 @@ def _spread(call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozense
         larger = []
     every = tensors(call.out)
     if [t.ndim for t in larger] != [t.ndim for t in every]:
-        return [frozenset(range(t.ndim)) for t in outs]
+        return [frozenset(range(t.ndim)) if recorder.inside else _rows(t) for t in outs]
     pairs = [(plain(a).shape, b.shape) for a, b in zip(every, larger) if any(a is t for t in outs)]
     return [frozenset(d for d, n in enumerate(now) if n != then[d]) for now, then in pairs]
+
+
+def _rows(t: Tensor) -> frozenset[int]:
+    """A loss's mask picks rows. (Means over these are over as many as each example has, or refused.)"""
+    tag = t._tag  # type: ignore[attr-defined]
+    return frozenset([tag.dim] if isinstance(tag, Layout) else ())
 
 
 def _larger(t: Tensor) -> Tensor:

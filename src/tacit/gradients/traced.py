@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
+from torch._guards import TracingContext
 
 from tacit.gradients.layout import Tag
 from tacit.gradients.nested import mapped
@@ -65,6 +66,11 @@ class Traced(torch.Tensor):
             return handle(func, args, kwargs)
         finally:
             set_eval_frame(compiler)
+
+
+def is_compiling() -> bool:
+    """Whether the compiler is asking, which looks at a tensor's memory to describe it; no code of a model runs then."""
+    return TracingContext.try_get() is not None
 
 
 def _is_own(frame: types.FrameType) -> bool:
