@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -93,18 +94,78 @@ def test_values_of_an_earlier_batch_read_inside_the_model(size: int, flat: Any) 
     engine.detach()
 
 
-def test_a_state_of_the_batch_before_can_be_detached_inside_the_model(flat: Any) -> None:
-    states = [torch.zeros(B, 4)]
+KEPT: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "a state": lambda x, kept: (h := (x + kept.detach()).tanh(), h),
+    "an average": lambda x, kept: (x - kept, 0.9 * kept + 0.1 * x.detach().mean(0)),
+    "a mean": lambda x, kept: (x - kept.detach(), x.mean(0)),
+    "a queue": lambda x, kept: (x @ kept.T @ kept, x.detach()),
+    "a state without a graph": lambda x, kept: (x + kept, x.detach()),
+}
 
-    def forward(x: Tensor) -> Tensor:
-        states.append((x + states[-1].detach()).tanh())
-        return states[-1]
 
-    model = nn.Sequential(nn.Linear(4, 4), Run(forward))
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, flat: Any) -> None:
+    """A record of the first batch would change the gradients of all the others in the second."""
+
+    class Keeping(nn.Linear):
+        kept = torch.zeros(B, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out, self.kept = KEPT[name](super().forward(x), self.kept[: len(x)])
+            return out
+
+    model = nn.Sequential(Keeping(4, 4), nn.Linear(4, 4))
     engine = gradients.attach(model)
-    for _ in range(2):
+
+    def step() -> None:
         F.cross_entropy(model(X), Y).backward()
         engine.clipped_sum(flat(1.0))
+
+    step()
+    with pytest.raises((ValueError, RuntimeError), match="computed from an earlier batch"):
+        step()
+    engine.detach()
+
+
+def test_an_earlier_loss_takes_no_part_in_the_next(flat: Any) -> None:
+    model = nn.Linear(4, 3)
+    engine = gradients.attach(model)
+    average: Any = None
+    for step in range(2):
+        loss = F.cross_entropy(model(X), Y)
+        with pytest.raises(ValueError, match="computed from an earlier batch") if step else nullcontext():
+            (loss if average is None else loss / average).backward()
+        average = loss.detach()
+        engine.clipped_sum(flat(1.0)) if not step else engine.discard()
+    engine.detach()
+
+
+@pytest.mark.parametrize("when", ["before", "between", "after"])
+def test_a_loop_keeps_count(when: str, flat: Any) -> None:
+    """Of losses and right answers, before backward, before the step or after it."""
+    model = Run(lambda x: x)
+    engine = gradients.attach(model)
+    total, right, losses = torch.zeros(()), torch.zeros((), dtype=torch.long), list[Tensor]()
+
+    def count(out: Tensor, loss: Tensor) -> None:
+        nonlocal total, right
+        total += loss.detach()
+        right = right + (out.argmax(1) == Y).sum()
+        losses.append(loss.detach())
+
+    for _ in range(3):
+        out = model(X)
+        loss = F.cross_entropy(out, Y)
+        if when == "before":
+            count(out, loss)
+        loss.backward()
+        if when == "between":
+            count(out, loss)
+        engine.clipped_sum(flat(1.0))
+        if when == "after":
+            count(out, loss)
+    assert float(total) == pytest.approx(float(torch.stack(losses).sum()))
+    assert 0 <= int(right) <= 3 * B
     engine.detach()
 
 

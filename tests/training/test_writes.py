@@ -185,9 +185,14 @@ def test_a_run_does_not_go_on_with_values_that_are_lost(make: Any, train: Any, t
 
 
 def once(write: Write) -> Write:
-    """Only the first time that the model is called."""
-    left = [write]
-    return lambda model, x: left.pop()(model, x) if left else None
+    """Only the first time that this model, and not a copy of it, is called."""
+
+    def first(model: Any, x: Tensor) -> None:
+        if not hasattr(model, "wrote"):
+            model.wrote = True
+            write(model, x)
+
+    return first
 
 
 def test_a_refused_buffer_does_not_let_a_parameter_pass(make: Any) -> None:

@@ -67,6 +67,12 @@ _DROPPED = (
 )
 
 
+_EARLIER = (
+    "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
+    "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
+)
+
+
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
     """Whether a shared tensor is the same in all the places that `index_select` takes."""
     return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
@@ -173,7 +179,9 @@ class Recorder:
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and self.follows(args[0])
             return mark_like(shown, args[0]) if copied else shown
-        if args and (name == "detach" or (name in READS and not self.inside)) and self._over(args[0]):
+        if args and name == "detach" and self._over(args[0]):
+            return mark_like(plain(args[0]).detach(), args[0], epoch=args[0]._epoch)
+        if args and name in READS and not self.inside and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
             refuse_unfollowed(self, name)
@@ -221,10 +229,12 @@ class Recorder:
             if type(value) is Traced:
                 if value._recorder is self and value._epoch == self.epoch:
                     tagged.append((value, value._tag))
+                elif self.batch is None:
+                    continue  # between batches: a loss, or how many answers were right, for the log
                 elif value.requires_grad:
-                    raise RuntimeError("a tensor computed from an earlier batch took part in this one; detach it first")
-                elif value._recorder is self and value._epoch in self.dropped:
-                    tagged.append((value, Mixed(_DROPPED)))
+                    raise RuntimeError(_EARLIER)
+                elif value._recorder is self:
+                    tagged.append((value, Mixed(_DROPPED if value._epoch in self.dropped else _EARLIER)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):

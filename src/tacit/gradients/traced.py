@@ -100,9 +100,10 @@ def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
     return t
 
 
-def mark_like(t: Tensor, like: Traced) -> Tensor:
-    """Tag an alias or a copy."""
+def mark_like(t: Tensor, like: Traced, epoch: int | None = None) -> Tensor:
+    """Tag an alias or a copy, of the batch at hand or the one of ``epoch``."""
     found = mark(t, like._recorder, like._tag)
+    found._epoch = like._recorder.epoch if epoch is None else epoch  # type: ignore[attr-defined]
     found._free = like._free  # type: ignore[attr-defined]
     return found
 
