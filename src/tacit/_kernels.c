@@ -12,6 +12,7 @@
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
  * outer_squares(left, right, out, of_right, threads)  the squares of rows of two matrices multiplied, those too small for
  *                                          float32 taken for its smallest number; and those of the right one as they are
+ * roots(more, factor, out, *squares) -> whether they are finite  out = (the root of the sum of squares + more) * factor
  * digests(key, threads, *words) -> whole numbers  below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
  * windows_squares(*windows, out)           *windows = image, grad, starts, entries, records, images, blocks, threads;
@@ -90,6 +91,7 @@ static PyMethodDef methods[] = {
     FUNCTION(linear),
     FUNCTION(squares),
     FUNCTION(outer_squares),
+    FUNCTION(roots),
     FUNCTION(digests),
     FUNCTION(max_pool),
     FUNCTION(max_pool_placed),

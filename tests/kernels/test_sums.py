@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tacit import gradients
 from tacit.gradients import contributions, narrow
 from tacit.gradients.contributions import Dense, row_rounding, row_squares
-from tacit.gradients.narrow import outer_squares
+from tacit.gradients.narrow import outer_squares, roots
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import UNIT, call_error, chain_error
 from tacit.gradients.sources import Part, Region, Uses
@@ -349,6 +349,44 @@ def test_squares_of_outer_products_check_their_sizes() -> None:
             kernels.outer_squares(left, right, out, of_right, threads)
     with pytest.raises(BufferError, match="contiguous"):
         kernels.outer_squares(torch.zeros(4, 6)[:, ::2], right, torch.zeros(4), torch.zeros(4), 1)
+
+
+@COMPILED
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_roots_are_rounded_once_by_each_operation(count: int) -> None:
+    squares = [torch.rand(37) * 10.0 ** torch.randint(-30, 30, (37,)) for _ in range(count)]
+    out = torch.full((37, 1), torch.nan)
+    assert roots(squares, 1e-12, 1.0 + 2**-19, out) is True
+    total = squares[0].numpy().copy()
+    for each in squares[1:]:
+        total += each.numpy()
+    assert np.array_equal(out[:, 0].numpy(), (np.sqrt(total) + np.float32(1e-12)) * np.float32(1.0 + 2**-19))
+
+
+@COMPILED
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -1.0])
+@pytest.mark.parametrize("place", [0, 36])
+def test_roots_say_whether_they_are_finite(bad: float, place: int) -> None:
+    squares, out = torch.ones(37), torch.empty(37, 1)
+    squares[place] = bad
+    assert roots([torch.ones(37), squares], -0.0, 1.0, out) is (bad == -1.0)
+    assert roots([squares], 0.0, 1.0, out) is False
+    assert out.isfinite().sum() == 36
+    assert roots([torch.ones(37)], 0.0, torch.finfo(torch.float32).max * 1.5, out) is False
+
+
+@COMPILED
+def test_roots_check_their_sizes() -> None:
+    assert held_module.kernels is not None
+    for squares, out in (
+        (torch.ones(3), torch.ones(4)),
+        (torch.ones(4), torch.ones(3)),
+        (torch.ones(0), torch.ones(1)),
+    ):
+        with pytest.raises(ValueError, match="not as many"):
+            held_module.kernels.roots(0.0, 1.0, out, squares)
+    assert roots([torch.ones(0)], 0.0, 1.0, torch.ones(0, 1)) is True
+    assert roots([torch.ones(3).double()], 0.0, 1.0, torch.ones(3, 1)) is None
 
 
 @pytest.mark.parametrize("copied", [True, False])

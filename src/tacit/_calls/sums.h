@@ -109,6 +109,35 @@ static PyObject *outer_squares(PyObject *module, PyObject *const *arguments, Py_
     Py_RETURN_NONE;
 }
 
+/* The roots of sums of squares, enlarged; whether all are finite. */
+static PyObject *roots(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer out, view;
+    if (count < 3) return PyErr_Format(PyExc_TypeError, "roots takes a sum, a factor and memory first.");
+    float more = (float)PyFloat_AsDouble(arguments[0]), factor = (float)PyFloat_AsDouble(arguments[1]);
+    if (PyErr_Occurred() || look_at(arguments[2], &out, 1) < 0) return NULL;
+    size_t n = (size_t)out.len / 4;
+    float *found = out.buf;
+    int fits = out.len % 4 == 0, finite = 1;
+    if (fits) memset(found, 0, 4 * n);
+    for (Py_ssize_t i = 3; fits && i < count; i++) {
+        if (look_at(arguments[i], &view, 0) < 0) {
+            PyBuffer_Release(&out);
+            return NULL;
+        }
+        fits = view.len == out.len;
+        const float *squares = view.buf;
+        for (size_t j = 0; fits && j < n; j++) found[j] += squares[j];
+        PyBuffer_Release(&view);
+    }
+    for (size_t j = 0; fits && j < n; j++) {
+        found[j] = (sqrtf(found[j]) + more) * factor;
+        finite &= found[j] <= FLT_MAX;
+    }
+    PyBuffer_Release(&out);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the squares are not as many as the roots, %zu.", n);
+    return PyBool_FromLong(finite);
+}
+
 static void some_words(const void *given, size_t i) { best.strip(given, i); }
 
 /* Of one tensor's words; NULL where that is refused. */

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit._compiled import LEAST_COLUMNS, kernels
+from tacit._compiled import kernels
 from tacit._threads import threads
-from tacit.gradients.narrow import added_up
+from tacit.gradients.narrow import rows_added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
 
 CHUNK_BYTES = 16 << 20
@@ -216,10 +216,9 @@ class Dense(Contribution):
         return precise(self.grads[lo:hi])
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        if self.shape.numel() >= LEAST_COLUMNS and total.is_contiguous():
-            grads = precise(self.grads).view(self.batch, -1)
-            if added_up(weights.to(grads.dtype).contiguous().view(-1, 1), grads, total.view(1, -1), CALLS[0]):
-                return
+        grads = precise(self.grads)
+        if rows_added_up(grads, weights.to(grads.dtype).contiguous(), total, CALLS[0]):
+            return
         total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
 
     def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.contributions import Contribution, Dense, added, precise
+from tacit.gradients.narrow import roots
 from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Uses
@@ -49,14 +50,23 @@ class Measured:
         below the truth by its rounding, and by the squares too small for the type; adding the parameters and the root
         round too. The margin covers so much, and only the rest must enlarge the norm. All of it is public.
         """
+        return self._norms(partition, once=once)[0]
+
+    def _norms(self, partition: Sequence[tuple[str, ...]], *, once: bool) -> tuple[Tensor, bool]:
+        """And whether all of them are finite."""
         squares = self.squares(once=once)
-        sums = [added([squares[name] for name in group]) for group in partition]
-        norms = torch.stack(sums, 1).sqrt_() if len(sums) > 1 else sums[0].sqrt().unsqueeze(1)
-        type_info = torch.finfo(norms.dtype)
+        groups = [[squares[name] for name in group] for group in partition]
+        type_info = torch.finfo(groups[0][0].dtype)
         errors = max((uses.relative for uses in self.uses.values()), default=0.0)
         excess = (errors + len(self.shapes) * type_info.eps) / 2 - NORM_SHARE
-        lost = math.sqrt(self._entries * type_info.tiny)
-        return norms.add_(lost).mul_(1 + 16 * type_info.eps + max(0.0, excess))
+        lost, factor = math.sqrt(self._entries * type_info.tiny), 1 + 16 * type_info.eps + max(0.0, excess)
+        if len(groups) == 1:
+            norms = groups[0][0].new_empty(len(groups[0][0]), 1)
+            finite = roots(groups[0], lost, factor, norms)
+            if finite is not None:
+                return norms, finite
+        norms = torch.stack([added(group) for group in groups], 1).sqrt_().add_(lost).mul_(factor)
+        return norms, not norms.numel() or float(norms.max()) < math.inf  # the largest of some NaN is NaN
 
     def squares(self, *, once: bool = False) -> dict[str, Tensor]:
         """Every example's squared norm for every parameter; not kept for another time if they are needed ``once``."""
@@ -113,9 +123,9 @@ class Measured:
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
         partition = checked_partition(clipping.partition(self.shapes), self.shapes)
-        norms = self.norms(partition, once=once)
+        norms, all_finite = self._norms(partition, once=once)
         finite: Tensor | None = None
-        if norms.numel() and not float(norms.max()) < math.inf:  # the largest of some NaN is NaN
+        if not all_finite:
             finite = torch.isfinite(norms).all(1)
             norms = torch.where(finite.unsqueeze(1), norms, 0.0)
         weights = checked_weights(clipping.weights(norms), norms)

@@ -99,7 +99,8 @@ class Memory(dispatching.TorchDispatchMode):
 
     def remove(self) -> None:
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
-        self._recorder.memory, self._held = None, {}
+        if self._recorder.memory is None:
+            return
         above = []
         if any(mode is self for mode in dispatching._get_current_dispatch_mode_stack()):
             while (mode := dispatching._get_current_dispatch_mode()) is not self:
@@ -107,6 +108,7 @@ class Memory(dispatching.TorchDispatchMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             dispatching._push_mode(mode)
+        self._recorder.memory, self._held = None, {}
 
     # -- what is followed --------------------------------------------------------------------------------------------
 

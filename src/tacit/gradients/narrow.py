@@ -1,9 +1,11 @@
-"""Sums and norms of outer products, compiled.
+"""Sums of outer products, and norms, compiled.
 
 Sums are twice as fast as the library's where one factor has few entries, else by little.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +27,15 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
     if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not readable(narrow, wide, out):
         return False
     kernels.outer_sum(narrow, wide, out, rows, records, threads())
+    increment_version(out)
+    return True
+
+
+def rows_added_up(rows: Tensor, weights: Tensor, out: Tensor, records: int) -> bool:
+    """out = Σ_i weights[i]·rows[i], by the same rules."""
+    if kernels is None or out.numel() < LEAST_COLUMNS or not readable(rows, weights, out):
+        return False
+    kernels.outer_sum(weights, rows, out, 1, records, threads())
     increment_version(out)
     return True
 
@@ -55,6 +66,16 @@ def outer_squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
     found, of_right = left.new_empty(len(left)), left.new_empty(len(left))
     kernels.outer_squares(left, right, found, of_right, threads())
     return found, of_right
+
+
+def roots(squares: Sequence[Tensor], more: float, factor: float, out: Tensor) -> bool | None:
+    """out = (√Σ squares + more)·factor, and whether all of it is finite; or None, and nothing done.
+
+    The squares are added one after the other in float32, as `contributions.added` does.
+    """
+    if kernels is None or not readable(out, *squares):
+        return None
+    return kernels.roots(more, factor, out, *squares)
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -247,6 +247,12 @@ def _threads_flush() -> bool:
     return count > 1 and not bool((_smallest(count << 15) * 0.5 * 2).min() > 0)  # so many that all have a part
 
 
+_SETTINGS = {
+    library: {operation: getattr(getattr(torch.backends, library), operation, None) for operation in ("matmul", "conv")}
+    for library in ("mkldnn", "cudnn")
+}
+
+
 def check_precision(device: torch.device) -> None:
     """Refuse settings that let float32 be computed with in a coarser way: nothing here holds for them."""
     if _SMALLEST * 0.5 == 0 or _threads_flush():  # the processor flushes float32 and float64 alike
@@ -257,8 +263,7 @@ def check_precision(device: torch.device) -> None:
         )
     wrong = [] if torch.get_float32_matmul_precision() == "highest" else ["torch.set_float32_matmul_precision"]
     library = "mkldnn" if device.type == "cpu" else "cudnn"
-    for operation in ("matmul", "conv"):
-        setting = getattr(getattr(torch.backends, library), operation, None)
+    for operation, setting in _SETTINGS[library].items():
         if getattr(setting, "fp32_precision", "ieee") not in ("ieee", "none"):
             wrong.append(f"torch.backends.{library}.{operation}.fp32_precision")
     if wrong:

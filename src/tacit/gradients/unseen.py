@@ -40,6 +40,7 @@ class Unseen(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self._is_put = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -65,16 +66,20 @@ class Unseen(TorchFunctionMode):
         return assigned and (isinstance(args[0], nn.Parameter) or id(args[0]) in self._recorder.buffers)
 
     def put(self) -> None:
+        self._is_put = True
         _push_mode(self)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
+        if not self._is_put:
+            return
         above = []
         if any(mode is self for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
                 above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)  # type: ignore[no-untyped-call]
+        self._is_put = False
 
 
 def _is_of_the_batch(t: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tacit.gradients.traced import Traced
 from tacit.training.batch_norm import PrivateBatchNorm
-from tacit.training.held import Held, put_back
+from tacit.training.held import Held, members, put_back
 
 
 class WatchedBuffers:
@@ -35,8 +35,8 @@ class WatchedBuffers:
 
     def _find(self) -> dict[str, Tensor]:
         """All that are watched, read anew: an assignment in ``forward`` puts another object in a buffer's place."""
-        found = self._model.named_buffers(remove_duplicate=False)
-        return {name: buffer for name, buffer in found if name not in self._released}
+        found = members(self._model, "_buffers")
+        return {name: buffer for name, buffer in found.items() if name not in self._released}
 
     def put_back(self) -> list[str]:
         """Undo every change, and name the buffers that had one."""

@@ -44,6 +44,12 @@ class Held:
         """The values of now are right."""
         renew_all([self])
 
+    def remember(self) -> None:
+        """Everything but the digest."""
+        self._memory = local(self.tensor.detach())
+        self._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(self._memory)]
+        self._copy = self._memory.clone() if self._copied else None
+
     def same(self, now: Tensor | None) -> bool:
         """Whether ``now`` is this tensor with these values."""
         return are_same([(self, now)]) == [True]
@@ -87,9 +93,7 @@ class Held:
 def renew_all(several: Sequence[Held]) -> None:
     """The values of now are right."""
     for held in several:
-        held._memory = local(held.tensor.detach())
-        held._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(held._memory)]
-        held._copy = held._memory.clone() if held._copied else None
+        held.remember()
     for held, found in zip(several, digests([held._memory for held in several])):
         held._digest = found
 
@@ -137,6 +141,22 @@ def put_back(
             "batch was worked on; put it back, or make model and run anew."
         )
     return changed, lost
+
+
+def members(model: nn.Module, kind: Kind) -> dict[str, Tensor]:
+    """All parameters or buffers by name, under every name that they have."""
+    found: dict[str, Tensor] = {}
+    _walk(model, "", kind, found)
+    return found
+
+
+def _walk(module: nn.Module, path: str, kind: Kind, found: dict[str, Tensor]) -> None:
+    for name, tensor in getattr(module, kind).items():
+        if tensor is not None:
+            found[path + name] = tensor
+    for name, child in module._modules.items():
+        if child is not None:
+            _walk(child, f"{path}{name}.", kind, found)
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from tacit.gradients.shards import cut_up, sharded_modules
-from tacit.training.held import Held, put_back, renew_all
+from tacit.training.held import Held, members, put_back, renew_all
 
 
 class WatchedParameters:
@@ -30,7 +30,7 @@ class WatchedParameters:
         now: dict[int, Held] = {}  # a parameter with several names is held once
         names: dict[str, Held] = {}
         cut_up(self._sharded)
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+        for name, parameter in members(self._model, "_parameters").items():
             if id(parameter) not in now:
                 now[id(parameter)] = before.get(id(parameter)) or Held(parameter, copied=False)
             names[name] = now[id(parameter)]
@@ -45,7 +45,7 @@ class WatchedParameters:
         if not self._watching:
             return []
         cut_up(self._sharded)  # what was written to gathered parameters is gone with them
-        found: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        found = members(self._model, "_parameters")
         changed, lost = put_back(self._model, "_parameters", self._held, found)
         for name in lost:
             tensor = self._held[name].tensor
@@ -68,7 +68,7 @@ class WatchedParameters:
         self.check()
         if not self._lost:
             return
-        found = dict(self._model.named_parameters(remove_duplicate=False))
+        found = members(self._model, "_parameters")
         self._lost = {
             name: (held, version)
             for name, (held, version) in self._lost.items()
