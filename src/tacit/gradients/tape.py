@@ -51,19 +51,19 @@ class Engine:
     or the examples of one user. A mean loss is then the mean over records of each record's own mean, a sum the sum over
     records of each record's own sum, and a loss for every row belongs to the row's record.
 
-    What the engine cannot see: a number read out of the batch in the user's own loop (`loss.item()`, allowed for
-    logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
-    stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
-    that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
-    gradients; lengths of sequences that were padded before the model, the `batch_sizes` of packed ones, and constants
-    beside the rows of a packed sequence that enters as one; code that asks PyTorch for the plain tensor where it tells
-    nobody: scripted functions (`torch.jit`), `torch.Tensor(x)`, `torch.FloatTensor(x)`, `Variable(x)`, `set_`,
-    `torch.Tensor.as_subclass(x, …)`, `_make_subclass`, `to_dlpack`, nodes of the graph called as functions; and,
-    outside the model or in threads of its own, `torch.tensor` and the like, and text. Much of what outputs come to
-    depend on in such a way is found by running seven examples of the first batch in parts (`independence` says what).
-    Inside the model's forward, reading values, text of them and sizes that they decided is an error, and so are nested
-    tensors of the batch; custom autograd functions that gradients pass, backward hooks on modules and hooks that change
-    gradients of the batch are errors anywhere.
+    What the engine cannot see: a number or tensor that the user's own loop takes from a batch (`loss.item()`, allowed
+    for logging) and puts back into a loss or the model, the batch's size, and labels that never enter the model, beyond
+    the entry that stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or
+    exchanged in a tensor that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph
+    (`grad_fn.register_hook`) do to gradients; lengths of sequences that were padded before the model; sizes that
+    PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out; and threads of the
+    model's own. Code that gets at the batch where PyTorch tells nobody (scripted functions, `torch.Tensor(x)`, `set_`,
+    nodes of the graph called as functions) is found by the memory that it reads (`memory`), in the model's first pass,
+    the second, the fourth, the eighth and so on, not in those between. What comes to depend on the batch's size or on
+    places in it is found by running seven examples of the first batch in parts (`independence` says what). Inside the
+    model's forward, reading values, text of them and sizes that they decided is an error, and so are nested tensors of
+    the batch; custom autograd functions that gradients pass, backward hooks on modules, hooks that change gradients of
+    the batch, and tensors of an earlier batch that gradients depend on are errors anywhere.
     """
 
     _stays_readable = False
