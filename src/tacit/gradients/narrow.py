@@ -18,12 +18,12 @@ MOST_ROWS = 16
 
 
 def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
-    """out = Σ_i narrow[i] ⊗ wide[i], or False, and nothing done, where that is left to the library.
+    """out = Σ_i narrow[i] ⊗ wide[i], each of one row, or False, and nothing done, where that is left to the library.
 
     By the rules of `precision`: so many records a call, in float32, the calls' sums added one after the other. Whether
     it is done here must not depend on how many records there are: one more would change how all are added up.
     """
-    rows, columns = narrow.shape[1], wide.shape[1]
+    rows, columns = narrow.shape[-1], wide.shape[-1]
     if kernels is None or rows > MOST_ROWS or columns < LEAST_COLUMNS or not readable(narrow, wide, out):
         return False
     kernels.outer_sum(narrow, wide, out, rows, records, threads())

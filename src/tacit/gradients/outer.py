@@ -232,12 +232,12 @@ class Outer(Contribution):
         """`assign` for one term an example where a compiled sum serves."""
         a, g = self.factors(0, self.batch)
         if min(self.width_in, self.width_out) > MOST_ROWS:
-            return weighted_sum(g.flatten(1), a.flatten(1), weights, total, records)
+            return weighted_sum(g, a, weights, total, records)
         turned = self.width_in < self.width_out
         narrow, wide = (a, g) if turned else (g, a)
-        weighted = narrow.flatten(1) * weights.to(a.dtype).unsqueeze(1)
+        weighted = narrow * weights.to(a.dtype).view(-1, 1, 1, 1)
         out = total.new_empty(self.width_in, self.width_out) if turned else total
-        done = added_up(weighted, wide.flatten(1), out, records)
+        done = added_up(weighted, wide, out, records)
         if done and turned:
             total.copy_(out.t().view(self.shape))
         return done

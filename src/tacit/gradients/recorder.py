@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tacit.gradients import sizes
 from tacit.gradients.contributions import Contribution
@@ -71,6 +72,10 @@ _EARLIER = (
     "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
     "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
 )
+
+
+_SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
+"""Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
 
 
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
@@ -189,7 +194,7 @@ class Recorder:
         if take_over is not None:
             return take_over(self, func, args, kwargs)
         body = opened(func)
-        if body is not None:
+        if body is not None and (func not in _SIMPLE or len(args) != 1 or kwargs.get("inplace")):
             with self.memory.working(False) if self.memory is not None else nullcontext():
                 return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)

@@ -73,7 +73,7 @@ class Unseen(TorchFunctionMode):
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
         if not self._is_put:
             return
-        above = []
+        above: list[TorchFunctionMode] = []
         if any(mode is self for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
                 above.append(mode)
