@@ -24,6 +24,7 @@ from tacit import gradients
 B = 8
 ALL = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 X = ALL[8:16]
+ONE, NEXT = ALL[13:14], ALL[16:18]
 Body = Callable[["Model", Tensor], Tensor]
 LOOKED = (1, 2, 4, 8)
 UNFOLLOWED, ORDER = "shows to nobody", "order of a packed sequence"
@@ -76,6 +77,27 @@ def of_a_node(model: Model, x: Tensor) -> Tensor:
     return x * (x * weight).grad_fn(torch.ones(B, 4))[1].sum(0).detach()  # type: ignore[misc]
 
 
+def in_a_hook(model: Model, x: Tensor) -> Tensor:
+    """Run by autograd, for gradients with respect to the batch."""
+    found: list[Tensor] = []
+    given = x.detach().requires_grad_()
+    out = given.square()
+    out.register_hook(lambda grad: found.append(plain(given).mean(0)))  # type: ignore[no-untyped-call]
+    torch.autograd.grad(out.sum(), given)
+    return x * found[0]
+
+
+def written(how: Callable[[Tensor, Tensor], Any]) -> Body:
+    """Into a constant, which is then read."""
+
+    def body(model: Model, x: Tensor) -> Tensor:
+        kept = torch.zeros(len(x), 4)
+        how(kept, x)
+        return x * Tensor._make_subclass(Tensor, kept).mean(0)
+
+    return body
+
+
 WAYS: dict[str, Body] = {
     "torch.Tensor": lambda m, x: x * torch.Tensor(x).mean(0),
     "torch.FloatTensor": lambda m, x: x * torch.FloatTensor(x).mean(),
@@ -97,6 +119,10 @@ WAYS: dict[str, Body] = {
     "for a weight": lambda m, x: F.linear(x, plain(x)[:4]),
     "nobody's argument": lambda m, x: x * X.mean(0),
     "nobody's argument, one of it": lambda m, x: x * X[3],
+    "nobody's argument, after a part of the batch": lambda m, x: x * x[:1].square().expand(B, 4) * 0 + x * ONE,
+    "in a hook": in_a_hook,
+    "assigned to a constant": written(lambda kept, x: kept.__setitem__((slice(None), slice(2)), x[:, 2:])),
+    "added to a constant": written(lambda kept, x: kept.add_(x)),
     "somebody's own function": lambda m, x: overridable(x),
     "refusals that are caught": lambda m, x: caught(x),
 }
@@ -210,6 +236,7 @@ HONEST: dict[str, Body] = {
     "memory used again": reused,
     "written": in_place,
     "other rows of the data set": lambda m, x: x - m.centres.mean(0),
+    "the next rows of the data set": lambda m, x: x - NEXT.mean(0),
     "another mode": in_mode,
     "sequences": lambda m, x: m.rnn(packed(x))[1][0][0],
     "sequences and states": lambda m, x: m.rnn(packed(x), (torch.zeros(1, len(x), 4), torch.zeros(1, len(x), 4)))[1][0][
@@ -244,6 +271,82 @@ def test_a_model_is_looked_at_in_its_first_pass_its_second_its_fourth() -> None:
                 with pytest.raises(ValueError, match=UNFOLLOWED) if model.calls + 1 == bad in LOOKED else nullcontext():
                     model(X)
                 tape.discard()
+
+
+def test_a_pass_that_was_refused_is_looked_at_again() -> None:
+    """Who tries again, in a notebook or a loop that goes on after errors, gets the same answer."""
+    model = Model(WAYS["scripted"])
+    with gradients.record(model) as tape:
+        for _ in range(6):
+            with pytest.raises(ValueError, match=UNFOLLOWED):
+                model(X)
+            tape.discard()
+
+
+@pytest.mark.parametrize("next_batch", [False, True])
+@pytest.mark.parametrize("keep", [lambda h: Tensor._make_subclass(Tensor, h.detach()), lambda h: h.detach()])
+def test_memory_that_a_model_keeps_is_not_read_in_its_next_call(keep: Any, next_batch: bool) -> None:
+    kept: list[Tensor] = []
+
+    def body(m: Model, x: Tensor) -> Tensor:
+        kept.append(keep(m.line(x)))
+        return x * Tensor._make_subclass(Tensor, kept[-2]).mean(0) if len(kept) > 1 else x
+
+    model = Model(body)
+    with gradients.record(model) as tape:
+        model(X)
+        if next_batch:
+            tape.discard()
+        with pytest.raises(ValueError, match=UNFOLLOWED):
+            model(X.clone())
+
+
+class Pair(nn.Module):
+    mask: Tensor
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.line, self.rows = nn.Linear(4, 4), rows
+        self.register_buffer("mask", torch.rand(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.sin(self.line(x - self.rows.mean(0))) * y[:, :4] * self.mask.sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["rows between two inputs", "a constant for every example"])
+def test_constants_that_share_memory_with_inputs(kind: str) -> None:
+    model = Pair(ALL[16:20])
+    with gradients.record(model) as tape:
+        model(ALL[:B], ALL[32:40] if kind == "rows between two inputs" else model.mask.expand(B, 4)).sum().backward()
+    assert len(tape.norms()) == B
+
+
+def test_what_a_model_counts_for_the_log() -> None:
+    """Beside the loss, from batch to batch."""
+    counts: list[Tensor] = [torch.zeros(())]
+
+    def body(m: Model, x: Tensor) -> Tensor:
+        counts.append(0.9 * counts[-1] + m.line(x).detach().mean())
+        return x
+
+    model = Model(body)
+    with gradients.record(model) as tape:
+        for _ in range(4):
+            model(X).sum().backward()
+            assert len(tape.norms()) == B
+            tape.discard()
+    assert all(torch.isfinite(count) for count in counts)
+
+
+def test_memory_that_is_gone_is_forgotten() -> None:
+    model = Model(HONEST["plain"])
+    with gradients.record(model) as tape:
+        sizes = []
+        for _ in range(32):
+            model(X.clone()).sum().backward()
+            tape.discard()
+            sizes.append(len(tape._memory._held))
+    assert sizes[-1] <= sizes[0] + 8
 
 
 def test_nothing_is_left_of_an_interrupted_pass() -> None:

@@ -5,6 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -114,7 +115,9 @@ def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def watched(grad: Tensor) -> None:
         version = grad._version
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        answer = hook(shown)
+        memory = recorder.memory
+        with torch._C._EnableTorchFunction(), memory.working(False) if memory is not None else nullcontext():
+            answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or grad._version != version:
             raise ValueError(_HOOK)
 

@@ -25,7 +25,7 @@ from tacit.gradients.names import (
     tells_no_number,
     writes,
 )
-from tacit.gradients.nested import detached
+from tacit.gradients.nested import detached, tensors
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -96,6 +96,8 @@ class Recorder:
         self.active = True
         self.inside = False
         """Whether the model's forward is running."""
+        self.evaluating = False
+        """Whether it is running without gradients, and nothing is captured."""
         self.epoch = 0
         self.batch: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
@@ -171,14 +173,14 @@ class Recorder:
     def _operate(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
-        if name in EXPORTS and self.inside and self.follows(args[0]) and not is_compiling():
+        if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
                 self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
-            copied = isinstance(shown, Tensor) and self.follows(args[0])
-            return mark_like(shown, args[0]) if copied else shown
+            copied = isinstance(shown, Tensor) and type(args[0]) is Traced
+            return mark_like(shown, args[0], epoch=args[0]._epoch) if copied else shown
         if args and name == "detach" and self._over(args[0]):
             return mark_like(plain(args[0]).detach(), args[0], epoch=args[0]._epoch)
         if args and name in READS and not self.inside and self._over(args[0]):
@@ -234,7 +236,8 @@ class Recorder:
                 elif value.requires_grad:
                     raise RuntimeError(_EARLIER)
                 elif value._recorder is self:
-                    tagged.append((value, Mixed(_DROPPED if value._epoch in self.dropped else _EARLIER)))
+                    reason = _DROPPED if value._epoch in self.dropped else _EARLIER
+                    tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
@@ -276,7 +279,8 @@ class Recorder:
                 self.problems.add(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
-            return self.finish(name, func, args, kwargs, out, [(t, Mixed(reason)) for t, _ in tagged])
+            mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
+            return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])
         rule = OPERATIONS.get(name)
         if rule is not None:
             return rule(self, func, args, kwargs)
@@ -309,7 +313,7 @@ class Recorder:
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
-            return out
+            return self._as_before(out_tensors, args, kwargs, out) if self.evaluating else out
         assert self.batch is not None
         in_place = writes(func)
         if in_place and not known(name, POINTWISE):
@@ -323,6 +327,14 @@ class Recorder:
         self.tag_outputs(out_tensors, tag, tagged)
         if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
             sizes.told_by_data(self, name, args, kwargs, out_tensors)
+        return out
+
+    def _as_before(self, written: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What a model that is evaluated between batches makes of what it kept is as much of an earlier batch."""
+        kept = [t for t in tensors((args, kwargs)) if type(t) is Traced]
+        for t in tensors(written) if kept and self.batch is None else ():
+            if type(t) in (Tensor, Traced):
+                mark_like(t, kept[0], epoch=kept[0]._epoch)
         return out
 
     def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:

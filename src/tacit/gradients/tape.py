@@ -118,7 +118,10 @@ class Engine:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._forget_ended_calls()
         self._calls.append(id(sys._getframe(1)))
-        if len(self._calls) > 1 or not torch.is_grad_enabled():
+        if len(self._calls) > 1:
+            return None
+        if not torch.is_grad_enabled():
+            self._recorder.evaluating = True
             return None
         backward.refuse_module_hooks(self._recorder.model)
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
@@ -140,6 +143,7 @@ class Engine:
             if output is not None:
                 self._recorder.problems.check()
                 self._comparison.conclude()
+                self._memory.end()
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
@@ -162,7 +166,7 @@ class Engine:
         self._memory.put(marked)
 
     def _stop_watching(self) -> None:
-        self._recorder.inside = False
+        self._recorder.inside = self._recorder.evaluating = False
         self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
