@@ -425,3 +425,21 @@ def test_somebodys_own_operation_is_not_trusted_for_its_name() -> None:
     model = Centring()
     with gradients.record(model), pytest.raises(ValueError, match="tacit_tests::relu"):
         model(torch.randn(5, 4))
+
+
+def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
+    """A decomposition fails for a batch if it does for one of its matrices."""
+
+    def tried(x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(torch.diag_embed(x)).sum(1)
+        except RuntimeError:
+            return x * 2
+
+    model, good = Run(tried), torch.rand(B, 4) + 0.1
+    with gradients.record(model) as tape:
+        model(good).sum().backward()
+        assert len(tape.norms()) == B
+        tape.discard()
+        with pytest.raises(ValueError, match="failed for the values of some example"):
+            model(torch.cat([good[:-1], -good[:1]]))

@@ -211,7 +211,7 @@ def _range(t: Any) -> tuple[int, int, int] | None:
     with torch._C.DisableTorchFunction():
         if isinstance(t, torch.UntypedStorage):
             begin, first, length = t.data_ptr(), t.data_ptr(), t.nbytes()
-        elif t.is_nested or not torch._C._has_storage(t) or isinstance(t, FakeTensor):
+        elif t.is_nested or not torch._C._has_storage(t) or isinstance(t, FakeTensor) or torch._is_functional_tensor(t):
             return None
         else:
             begin, first = t.untyped_storage().data_ptr(), t.data_ptr()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 
 from tacit.gradients import sizes
 from tacit.gradients.contributions import Contribution
@@ -33,6 +34,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
+from tacit.gradients.unseen import TRANSFORMED
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 if TYPE_CHECKING:
@@ -70,6 +72,12 @@ _DROPPED = (
 _EARLIER = (
     "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
     "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
+)
+
+
+_FAILED = (
+    "an operation failed for the values of some example (a matrix without inverse), and the model went on in another "
+    "way for all of them; use what tells of each example (torch.linalg.cholesky_ex) with torch.where"
 )
 
 
@@ -165,7 +173,12 @@ class Recorder:
             return told(self, name, func, args, kwargs)
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
-        out = self._operate(name, func, args, kwargs, own_rule)
+        try:
+            out = self._operate(name, func, args, kwargs, own_rule)
+        except torch.linalg.LinAlgError:
+            if self.inside:  # and if the model goes on
+                self.problems.add(_FAILED)
+            raise
         if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
         return out
@@ -224,6 +237,8 @@ class Recorder:
         self._scan(args, tagged, shared)
         if kwargs:
             self._scan(kwargs.values(), tagged, shared)
+        if tagged and peek_interpreter_stack() is not None:
+            self.problems.refuse_now(TRANSFORMED)
         return tagged, shared
 
     def _scan(self, values: Iterable[Any], tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]) -> None:
