@@ -175,7 +175,7 @@ class Recorder:
             sizes.before(self, name, args, kwargs)
         try:
             out = self._operate(name, func, args, kwargs, own_rule)
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             if self.inside:  # and if the model goes on
                 self.problems.add(_FAILED)
             raise
