@@ -443,3 +443,31 @@ def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
         tape.discard()
         with pytest.raises(ValueError, match="failed for the values of some example"):
             model(torch.cat([good[:-1], -good[:1]]))
+
+
+PSEUDO: dict[str, Callable[[Tensor], Tensor]] = {
+    "another's": lambda out: out.argmax(1).flip(0),
+    "after centring": lambda out: (out - out.mean(0)).argmax(1),
+    "shifted by all": lambda out: (out.argmax(1) + out.argmax(1).sum()) % 3,
+}
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, lambda out, y, **how: F.nll_loss(out.log_softmax(1), y, **how)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", PSEUDO)
+def test_targets_made_of_other_examples(name: str, reduction: str, loss: Any) -> None:
+    model = nn.Linear(4, 3)
+    with gradients.record(model), pytest.raises(ValueError, match="no per-example gradients"):
+        out = model(X)
+        loss(out, PSEUDO[name](out.detach()), reduction=reduction).sum().backward()
+
+
+def test_gradients_given_to_backward_are_not_of_an_earlier_batch() -> None:
+    model, given = nn.Linear(4, 3), torch.ones(B)
+    with gradients.record(model) as tape:
+        for step in range(2):
+            losses = F.cross_entropy(model(X), Y, reduction="none")
+            with pytest.raises(ValueError, match="computed from an earlier batch") if step else nullcontext():
+                losses.backward(given)
+            given = losses.detach()
+            tape.discard()

@@ -17,7 +17,7 @@ from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.order import alike, stride
 from tacit.gradients.pooling import Pool
-from tacit.gradients.recorder import ALWAYS, Recorder
+from tacit.gradients.recorder import ALWAYS, EARLIER, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
@@ -144,6 +144,9 @@ def refuse_module_hooks(model: nn.Module) -> None:
 def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
     """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
     own = layout_of(recorder, root)
+    if type(gradient) is Traced and not recorder.follows(gradient):
+        recorder.problems.add(EARLIER)
+        return
     if not recorder.follows(gradient):
         ordered = own is not None and own.by_data and recorder.batch != 1 and isinstance(gradient, Tensor)
         if ordered and own is not None and not alike(gradient, own.dim, stride(own)):

@@ -69,7 +69,7 @@ _DROPPED = (
 )
 
 
-_EARLIER = (
+EARLIER = (
     "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
     "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
 )
@@ -249,9 +249,9 @@ class Recorder:
                 elif self.batch is None:
                     continue  # between batches: a loss, or how many answers were right, for the log
                 elif value.requires_grad:
-                    raise RuntimeError(_EARLIER)
+                    raise RuntimeError(EARLIER)
                 elif value._recorder is self:
-                    reason = _DROPPED if value._epoch in self.dropped else _EARLIER
+                    reason = _DROPPED if value._epoch in self.dropped else EARLIER
                     tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
