@@ -371,6 +371,26 @@ def test_nothing_is_left_of_an_interrupted_pass() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
+def test_modes_that_an_interrupted_pass_left_open_stay() -> None:
+    """One of somebody's own above the engine's, which goes alone."""
+
+    class Open(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def stop(m: Model, x: Tensor) -> Tensor:
+        Open().__enter__()
+        raise KeyboardInterrupt
+
+    model = Model(stop)
+    with gradients.record(model), pytest.raises(KeyboardInterrupt):
+        model(X)
+    left = _get_current_dispatch_mode_stack()
+    assert [type(mode) for mode in left] == [Open]
+    left[0].__exit__(None, None, None)
+    assert not _get_current_dispatch_mode_stack()
+
+
 def test_another_thread_is_no_excuse() -> None:
     """What one thread does with tensors of the batch does not hide what this one does."""
 

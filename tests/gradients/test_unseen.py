@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -593,3 +594,28 @@ def test_transforms_of_constants_by_functions_that_know_the_batch(name: str) -> 
     model = Closing(4, 2)
     with gradients.record(model), pytest.raises(ValueError, match="hide operations on the batch"):
         model(torch.randn(8, 4))
+
+
+@pytest.mark.parametrize("length", [-1, 0, 6])
+def test_sequences_unpacked_by_hand(length: int) -> None:
+    """Without a length of its own, the operation gives as many positions as the longest sequence has."""
+
+    class Unpacking(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls < 3:  # passes that are looked at closely: there nobody takes batch_sizes by hand
+                return super().forward(x[:, 0])
+            lengths = (5 * x[:, 0, 0].sigmoid()).long().cpu() + 1
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            padded = torch._VF._pad_packed_sequence(packed.data, packed.batch_sizes, True, 0.0, length)[0]  # type: ignore[attr-defined]
+            return super().forward(x[:, 0]) * padded.shape[1]
+
+    model, x = Unpacking(4, 2), torch.randn(8, 6, 4)
+    with gradients.record(model) as tape:
+        for _ in range(2):
+            model(x)
+            tape.discard()
+        with pytest.raises(RuntimeError, match="reads a size") if length < 1 else nullcontext():
+            model(x)

@@ -55,9 +55,11 @@ class Engine:
     logging) and put back into a loss, the batch's size, and labels that never enter the model, beyond the entry that
     stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or exchanged in a tensor
     that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph (`grad_fn.register_hook`) do to
-    gradients; lengths of sequences that were padded before the model, the `batch_sizes` of packed ones, and constants
-    beside the rows of a packed sequence that enters as one; code that asks PyTorch for the plain tensor where it tells
-    nobody: scripted functions (`torch.jit`), `torch.Tensor(x)`, `torch.FloatTensor(x)`, `Variable(x)`, `set_`,
+    gradients, and hooks on saved tensors (`saved_tensors_hooks`) to what is kept; what somebody's own operators
+    (`torch.library`) and dispatch modes do beside their results; lengths of sequences that were padded before the
+    model; in passes that are not looked at closely (`memory`: all but the first, the second, the fourth and so on), the
+    `batch_sizes` of packed ones and code that asks PyTorch for the plain tensor where it tells nobody: scripted
+    functions (`torch.jit`), `torch.Tensor(x)`, `torch.FloatTensor(x)`, `Variable(x)`, `set_`,
     `torch.Tensor.as_subclass(x, …)`, `_make_subclass`, `to_dlpack`, nodes of the graph called as functions; and,
     outside the model or in threads of its own, `torch.tensor` and the like, and text. Much of what outputs come to
     depend on in such a way is found by running seven examples of the first batch in parts (`independence` says what).
