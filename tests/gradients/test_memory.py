@@ -321,6 +321,12 @@ def test_constants_that_share_memory_with_inputs(kind: str) -> None:
     assert len(tape.norms()) == B
 
 
+def test_rows_of_the_first_of_two_inputs_that_share_memory() -> None:
+    model = Pair(ALL[2:4])
+    with gradients.record(model), pytest.raises(ValueError, match=UNFOLLOWED):
+        model(ALL[:B], ALL[32:40])
+
+
 def test_what_a_model_counts_for_the_log() -> None:
     """Beside the loss, from batch to batch."""
     counts: list[Tensor] = [torch.zeros(())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -144,6 +145,28 @@ def test_an_earlier_batch_is_one_without_its_graph_too(loop: bool, taken: Callab
         tape.discard()
         with pytest.raises(ValueError, match="computed from an earlier batch"):
             step()
+
+
+def test_an_earlier_batch_is_not_handed_out_as_bytes() -> None:
+    kept: list[Tensor] = []
+    model = Run(lambda x: (kept.append(x), x * pickle.loads(pickle.dumps(kept[-2])) if len(kept) > 1 else x)[1])
+    with gradients.record(model) as tape:
+        model(X)
+        tape.discard()
+        with pytest.raises(RuntimeError, match="reads values of the batch"):
+            model(X)
+
+
+def test_an_earlier_batch_of_one_with_parameters_in_the_loss() -> None:
+    model, kept = nn.Linear(4, 4), list[Tensor]()
+    with gradients.record(model) as tape:
+        for _ in range(2):
+            out = model(X[:1])
+            loss = (out * F.linear(kept[-1], model.weight) if kept else out).sum()
+            with pytest.raises(ValueError, match="computed from an earlier batch") if kept else nullcontext():
+                loss.backward()
+            tape.discard()
+            kept.append(out.detach())
 
 
 def test_what_a_model_keeps_is_not_free_after_an_evaluation(flat: Any) -> None:
