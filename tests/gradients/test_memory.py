@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.nn.utils.rnn import pack_sequence as packed_from
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import from_dlpack, to_dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,6 +25,7 @@ from tacit import gradients
 B = 8
 ALL = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 X = ALL[8:16]
+ONE, NEXT = ALL[13:14], ALL[16:18]
 Body = Callable[["Model", Tensor], Tensor]
 LOOKED = (1, 2, 4, 8)
 UNFOLLOWED, ORDER = "shows to nobody", "order of a packed sequence"
@@ -76,6 +78,27 @@ def of_a_node(model: Model, x: Tensor) -> Tensor:
     return x * (x * weight).grad_fn(torch.ones(B, 4))[1].sum(0).detach()  # type: ignore[misc]
 
 
+def in_a_hook(model: Model, x: Tensor) -> Tensor:
+    """Run by autograd, for gradients with respect to the batch."""
+    found: list[Tensor] = []
+    given = x.detach().requires_grad_()
+    out = given.square()
+    out.register_hook(lambda grad: found.append(plain(given).mean(0)))  # type: ignore[no-untyped-call]
+    torch.autograd.grad(out.sum(), given)
+    return x * found[0]
+
+
+def written(how: Callable[[Tensor, Tensor], Any]) -> Body:
+    """Into a constant, which is then read."""
+
+    def body(model: Model, x: Tensor) -> Tensor:
+        kept = torch.zeros(len(x), 4)
+        how(kept, x)
+        return x * Tensor._make_subclass(Tensor, kept).mean(0)
+
+    return body
+
+
 WAYS: dict[str, Body] = {
     "torch.Tensor": lambda m, x: x * torch.Tensor(x).mean(0),
     "torch.FloatTensor": lambda m, x: x * torch.FloatTensor(x).mean(),
@@ -97,6 +120,10 @@ WAYS: dict[str, Body] = {
     "for a weight": lambda m, x: F.linear(x, plain(x)[:4]),
     "nobody's argument": lambda m, x: x * X.mean(0),
     "nobody's argument, one of it": lambda m, x: x * X[3],
+    "nobody's argument, after a part of the batch": lambda m, x: x * x[:1].square().expand(B, 4) * 0 + x * ONE,
+    "in a hook": in_a_hook,
+    "assigned to a constant": written(lambda kept, x: kept.__setitem__((slice(None), slice(2)), x[:, 2:])),
+    "added to a constant": written(lambda kept, x: kept.add_(x)),
     "somebody's own function": lambda m, x: overridable(x),
     "refusals that are caught": lambda m, x: caught(x),
 }
@@ -210,6 +237,7 @@ HONEST: dict[str, Body] = {
     "memory used again": reused,
     "written": in_place,
     "other rows of the data set": lambda m, x: x - m.centres.mean(0),
+    "the next rows of the data set": lambda m, x: x - NEXT.mean(0),
     "another mode": in_mode,
     "sequences": lambda m, x: m.rnn(packed(x))[1][0][0],
     "sequences and states": lambda m, x: m.rnn(packed(x), (torch.zeros(1, len(x), 4), torch.zeros(1, len(x), 4)))[1][0][
@@ -246,6 +274,88 @@ def test_a_model_is_looked_at_in_its_first_pass_its_second_its_fourth() -> None:
                 tape.discard()
 
 
+def test_a_pass_that_was_refused_is_looked_at_again() -> None:
+    """Who tries again, in a notebook or a loop that goes on after errors, gets the same answer."""
+    model = Model(WAYS["scripted"])
+    with gradients.record(model) as tape:
+        for _ in range(6):
+            with pytest.raises(ValueError, match=UNFOLLOWED):
+                model(X)
+            tape.discard()
+
+
+@pytest.mark.parametrize("next_batch", [False, True])
+@pytest.mark.parametrize("keep", [lambda h: Tensor._make_subclass(Tensor, h.detach()), lambda h: h.detach()])
+def test_memory_that_a_model_keeps_is_not_read_in_its_next_call(keep: Any, next_batch: bool) -> None:
+    kept: list[Tensor] = []
+
+    def body(m: Model, x: Tensor) -> Tensor:
+        kept.append(keep(m.line(x)))
+        return x * Tensor._make_subclass(Tensor, kept[-2]).mean(0) if len(kept) > 1 else x
+
+    model = Model(body)
+    with gradients.record(model) as tape:
+        model(X)
+        if next_batch:
+            tape.discard()
+        with pytest.raises(ValueError, match=UNFOLLOWED):
+            model(X.clone())
+
+
+class Pair(nn.Module):
+    mask: Tensor
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.line, self.rows = nn.Linear(4, 4), rows
+        self.register_buffer("mask", torch.rand(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.sin(self.line(x - self.rows.mean(0))) * y[:, :4] * self.mask.sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["rows between two inputs", "a constant for every example"])
+def test_constants_that_share_memory_with_inputs(kind: str) -> None:
+    model = Pair(ALL[16:20])
+    with gradients.record(model) as tape:
+        model(ALL[:B], ALL[32:40] if kind == "rows between two inputs" else model.mask.expand(B, 4)).sum().backward()
+    assert len(tape.norms()) == B
+
+
+def test_rows_of_the_first_of_two_inputs_that_share_memory() -> None:
+    model = Pair(ALL[2:4])
+    with gradients.record(model), pytest.raises(ValueError, match=UNFOLLOWED):
+        model(ALL[:B], ALL[32:40])
+
+
+def test_what_a_model_counts_for_the_log() -> None:
+    """Beside the loss, from batch to batch."""
+    counts: list[Tensor] = [torch.zeros(())]
+
+    def body(m: Model, x: Tensor) -> Tensor:
+        counts.append(0.9 * counts[-1] + m.line(x).detach().mean())
+        return x
+
+    model = Model(body)
+    with gradients.record(model) as tape:
+        for _ in range(4):
+            model(X).sum().backward()
+            assert len(tape.norms()) == B
+            tape.discard()
+    assert all(torch.isfinite(count) for count in counts)
+
+
+def test_memory_that_is_gone_is_forgotten() -> None:
+    model = Model(HONEST["plain"])
+    with gradients.record(model) as tape:
+        sizes = []
+        for _ in range(32):
+            model(X.clone()).sum().backward()
+            tape.discard()
+            sizes.append(len(tape._memory._held))
+    assert sizes[-1] <= sizes[0] + 8
+
+
 def test_nothing_is_left_of_an_interrupted_pass() -> None:
     class Stopped(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -268,6 +378,26 @@ def test_nothing_is_left_of_an_interrupted_pass() -> None:
     assert not _get_current_dispatch_mode_stack()
 
 
+def test_modes_that_an_interrupted_pass_left_open_stay() -> None:
+    """One of somebody's own above the engine's, which goes alone."""
+
+    class Open(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def stop(m: Model, x: Tensor) -> Tensor:
+        Open().__enter__()
+        raise KeyboardInterrupt
+
+    model = Model(stop)
+    with gradients.record(model), pytest.raises(KeyboardInterrupt):
+        model(X)
+    left = _get_current_dispatch_mode_stack()
+    assert [type(mode) for mode in left] == [Open]
+    left[0].__exit__(None, None, None)
+    assert not _get_current_dispatch_mode_stack()
+
+
 def test_another_thread_is_no_excuse() -> None:
     """What one thread does with tensors of the batch does not hide what this one does."""
 
@@ -279,3 +409,38 @@ def test_another_thread_is_no_excuse() -> None:
 
     with pytest.raises(ValueError, match=UNFOLLOWED), gradients.record(Model(body)) as tape:
         tape._recorder.model(X)
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 3])
+def test_passes_without_gradients_do_not_count(evaluations: int) -> None:
+    model = Model(lambda m, x: x * torch.Tensor(x).mean(0) if torch.is_grad_enabled() else x)
+    with gradients.record(model):
+        for _ in range(evaluations):
+            with torch.no_grad():
+                model(X)
+        with pytest.raises(ValueError, match=UNFOLLOWED):
+            model(X)
+
+
+def coarse(m: Model, x: Tensor) -> Tensor:
+    """Activations kept in few bits, with one scale for all examples."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t):
+        return m.line(x).exp()
+
+
+def test_hooks_on_saved_tensors() -> None:
+    with pytest.raises(ValueError, match="saved_tensors_hooks"), gradients.record(Model(coarse)) as tape:
+        tape._recorder.model(X)
+    for body in (
+        lambda m, x: checkpoint(m.line, x, use_reentrant=False),
+        lambda m, x: on_cpu(m, x),
+    ):
+        model = Model(body)
+        with gradients.record(model) as tape:
+            model(X).sum().backward()
+        assert tape.norms().isfinite().all()
+
+
+def on_cpu(m: Model, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return m.line(x).exp()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -103,8 +105,9 @@ KEPT: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+@pytest.mark.parametrize("size", [B, 1])
 @pytest.mark.parametrize("name", KEPT)
-def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, flat: Any) -> None:
+def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, size: int, flat: Any) -> None:
     """A record of the first batch would change the gradients of all the others in the second."""
 
     class Keeping(nn.Linear):
@@ -118,13 +121,98 @@ def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, flat
     engine = gradients.attach(model)
 
     def step() -> None:
-        F.cross_entropy(model(X), Y).backward()
+        F.cross_entropy(model(X[:size]), Y[:size]).backward()
         engine.clipped_sum(flat(1.0))
 
     step()
     with pytest.raises((ValueError, RuntimeError), match="computed from an earlier batch"):
         step()
     engine.detach()
+
+
+@pytest.mark.parametrize("taken", [lambda t: t.detach(), copy.deepcopy])
+@pytest.mark.parametrize("loop", [False, True])
+def test_an_earlier_batch_is_one_without_its_graph_too(loop: bool, taken: Callable[[Tensor], Tensor]) -> None:
+    kept: list[Tensor] = []
+    model = Run(lambda x: (kept.append(x), x * taken(kept[-2]) if len(kept) > 1 and not loop else x)[1])
+
+    def step() -> None:
+        losses = F.cross_entropy(model(X), Y, reduction="none")
+        (losses * taken(kept[-2])[:, 0] if loop and len(kept) > 1 else losses).sum().backward()
+
+    with gradients.record(model) as tape:
+        step()
+        tape.discard()
+        with pytest.raises(ValueError, match="computed from an earlier batch"):
+            step()
+
+
+def test_an_earlier_batch_is_not_handed_out_as_bytes() -> None:
+    kept: list[Tensor] = []
+    model = Run(lambda x: (kept.append(x), x * pickle.loads(pickle.dumps(kept[-2])) if len(kept) > 1 else x)[1])
+    with gradients.record(model) as tape:
+        model(X)
+        tape.discard()
+        with pytest.raises(RuntimeError, match="reads values of the batch"):
+            model(X)
+
+
+def test_an_earlier_batch_of_one_with_parameters_in_the_loss() -> None:
+    model, kept = nn.Linear(4, 4), list[Tensor]()
+    with gradients.record(model) as tape:
+        for _ in range(2):
+            out = model(X[:1])
+            loss = (out * F.linear(kept[-1], model.weight) if kept else out).sum()
+            with pytest.raises(ValueError, match="computed from an earlier batch") if kept else nullcontext():
+                loss.backward()
+            tape.discard()
+            kept.append(out.detach())
+
+
+def test_what_a_model_keeps_is_not_free_after_an_evaluation(flat: Any) -> None:
+    """In which it makes something new of it, while there is no batch."""
+
+    class Keeping(nn.Linear):
+        kept = torch.ones(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x) * self.kept
+            self.kept = out.detach().mean(0) if self.training else 0.5 * self.kept + out.mean(0)
+            return out
+
+    model = Keeping(4, 3)
+    engine = gradients.attach(model)
+    F.cross_entropy(model(X), Y).backward()
+    engine.clipped_sum(flat(1.0))
+    model.eval()
+    with torch.no_grad():
+        model(X.clone())
+    model.train()
+    with pytest.raises(ValueError, match="computed from an earlier batch"):
+        F.cross_entropy(model(X), Y).backward()
+    engine.detach()
+
+
+def test_a_batch_of_one_is_no_excuse_for_what_it_was_cut_from() -> None:
+    model = Run(lambda x: x * x._base.mean(0))
+    with gradients.record(model), pytest.raises(ValueError, match="was cut from"):
+        model(torch.rand(B, 4)[3:4])
+
+
+def test_what_a_hook_computes_inside_the_model() -> None:
+    """For gradients with respect to the batch: the hook sees those of all examples."""
+
+    def run(x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        given = x.detach().requires_grad_()
+        out = given.square()
+        out.register_hook(lambda grad: found.append((grad * given).mean(0)))  # type: ignore[no-untyped-call]
+        torch.autograd.grad(out.square().sum(), given)
+        return x * found[0]
+
+    model = Run(run)
+    with gradients.record(model), pytest.raises(ValueError, match="gradient hook"):
+        model(X)
 
 
 def test_an_earlier_loss_takes_no_part_in_the_next(flat: Any) -> None:
@@ -360,3 +448,51 @@ def test_somebodys_own_operation_is_not_trusted_for_its_name() -> None:
     model = Centring()
     with gradients.record(model), pytest.raises(ValueError, match="tacit_tests::relu"):
         model(torch.randn(5, 4))
+
+
+def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
+    """A decomposition fails for a batch if it does for one of its matrices."""
+
+    def tried(x: Tensor) -> Tensor:
+        try:
+            return torch.linalg.cholesky(torch.diag_embed(x)).sum(1)
+        except RuntimeError:
+            return x * 2
+
+    model, good = Run(tried), torch.rand(B, 4) + 0.1
+    with gradients.record(model) as tape:
+        model(good).sum().backward()
+        assert len(tape.norms()) == B
+        tape.discard()
+        with pytest.raises(ValueError, match="failed for the values of some example"):
+            model(torch.cat([good[:-1], -good[:1]]))
+
+
+PSEUDO: dict[str, Callable[[Tensor], Tensor]] = {
+    "another's": lambda out: out.argmax(1).flip(0),
+    "after centring": lambda out: (out - out.mean(0)).argmax(1),
+    "shifted by all": lambda out: (out.argmax(1) + out.argmax(1).sum()) % 3,
+}
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, lambda out, y, **how: F.nll_loss(out.log_softmax(1), y, **how)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", PSEUDO)
+def test_targets_made_of_other_examples(name: str, reduction: str, loss: Any) -> None:
+    model = nn.Linear(4, 3)
+    with gradients.record(model):
+        out = model(X)
+        total = loss(out, PSEUDO[name](out.detach()), reduction=reduction).sum()
+        with pytest.raises(ValueError, match="no per-example gradients"):
+            total.backward()
+
+
+def test_gradients_given_to_backward_are_not_of_an_earlier_batch() -> None:
+    model, given = nn.Linear(4, 3), torch.ones(B)
+    with gradients.record(model) as tape:
+        for step in range(2):
+            losses = F.cross_entropy(model(X), Y, reduction="none")
+            with pytest.raises(ValueError, match="computed from an earlier batch") if step else nullcontext():
+                losses.backward(given)
+            given = losses.detach()
+            tape.discard()

@@ -207,3 +207,14 @@ def test_a_batch_of_one(model: nn.Module, naive: Any, compare: Any) -> None:
         with gradients.record(model) as tape:
             F.cross_entropy(model(X[:1]), Y[:1], reduction=reduction).backward()
         compare(tape, each)
+
+
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+def test_a_part_of_the_loss_that_contradicts_what_was_declared(declared: Any) -> None:
+    """Its share of every example's loss would have the number of examples as a factor."""
+    model = nn.Linear(4, 3)
+    with gradients.record(model, reduction=declared) as tape:
+        out = model(torch.randn(6, 4))
+        (out.sin().mean() + out.cos().sum()).backward()
+    with pytest.raises(ValueError, match="was declared"):
+        tape.norms()

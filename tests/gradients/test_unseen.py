@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -572,3 +573,49 @@ def test_modes_around_the_model_see_what_is_followed() -> None:
     model(2 * X[:1]).sum().backward()
     own = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     assert found == pytest.approx(expected, rel=1e-5) and found[0] == pytest.approx(float(own), rel=1e-2)
+
+
+CLOSED_OVER: dict[str, Callable[[Tensor], Tensor]] = {
+    "vmap": lambda x: torch.vmap(lambda c: (c * x).mean(0))(torch.ones(3, 4))[0],
+    "vmap, of nothing else": lambda x: torch.vmap(lambda c: x.mean(0))(torch.ones(3, 4))[0],
+    "jvp": lambda x: torch.func.jvp(lambda w: (w * x).mean(0), (torch.ones(4),), (torch.ones(4),))[1],
+    "jacfwd": lambda x: torch.func.jacfwd(lambda w: (w * x).sum(0))(torch.ones(4)).sum(0),
+    "grad": lambda x: torch.func.grad(lambda w: (x @ w).sum())(torch.ones(4)),
+    "functionalize": lambda x: torch.func.functionalize(lambda w: (w * x).mean(0))(torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_OVER)
+def test_transforms_of_constants_by_functions_that_know_the_batch(name: str) -> None:
+    class Closing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * CLOSED_OVER[name](x))
+
+    model = Closing(4, 2)
+    with gradients.record(model), pytest.raises(ValueError, match="hide operations on the batch"):
+        model(torch.randn(8, 4))
+
+
+@pytest.mark.parametrize("length", [-1, 0, 6])
+def test_sequences_unpacked_by_hand(length: int) -> None:
+    """Without a length of its own, the operation gives as many positions as the longest sequence has."""
+
+    class Unpacking(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls < 3:  # passes that are looked at closely: there nobody takes batch_sizes by hand
+                return super().forward(x[:, 0])
+            lengths = (5 * x[:, 0, 0].sigmoid()).long().cpu() + 1
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            padded = torch._VF._pad_packed_sequence(packed.data, packed.batch_sizes, True, 0.0, length)[0]  # type: ignore[attr-defined]
+            return super().forward(x[:, 0]) * padded.shape[1]
+
+    model, x = Unpacking(4, 2), torch.randn(8, 6, 4)
+    with gradients.record(model) as tape:
+        for _ in range(2):
+            model(x)
+            tape.discard()
+        with pytest.raises(RuntimeError, match="reads a size") if length < 1 else nullcontext():
+            model(x)

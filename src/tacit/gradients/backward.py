@@ -5,6 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.order import alike, stride
 from tacit.gradients.pooling import Pool
-from tacit.gradients.recorder import ALWAYS, Recorder
+from tacit.gradients.recorder import ALWAYS, EARLIER, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
@@ -114,7 +115,9 @@ def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def watched(grad: Tensor) -> None:
         version = grad._version
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        answer = hook(shown)
+        memory = recorder.memory
+        with torch._C._EnableTorchFunction(), memory.working(False) if memory is not None else nullcontext():
+            answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or grad._version != version:
             raise ValueError(_HOOK)
 
@@ -141,6 +144,9 @@ def refuse_module_hooks(model: nn.Module) -> None:
 def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
     """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
     own = layout_of(recorder, root)
+    if type(gradient) is Traced and not recorder.follows(gradient):
+        recorder.problems.add(EARLIER)
+        return
     if not recorder.follows(gradient):
         ordered = own is not None and own.by_data and recorder.batch != 1 and isinstance(gradient, Tensor)
         if ordered and own is not None and not alike(gradient, own.dim, stride(own)):

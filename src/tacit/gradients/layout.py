@@ -70,13 +70,15 @@ class Mixed:
 
     `order` marks the indices of a sort over examples, and is the layout of what was sorted: they may still be used to
     put examples in another order. What a sort gives beside them (`sorted_by`), and the inverse of indices (`inverts`),
-    know their tag.
+    know their tag. `foreign` are entries that may depend on examples of other batches, which one example alone does not
+    make its own.
     """
 
     reason: str
     order: Layout | None = None
     sorted_by: Mixed | None = field(default=None, compare=False)
     inverts: Mixed | None = field(default=None, compare=False)
+    foreign: bool = False
     by_data: ClassVar[bool] = False
 
 

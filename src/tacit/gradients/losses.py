@@ -223,13 +223,17 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
-        elif hard and (total := _summed(recorder, func, args, kwargs, tagged)) is not None:
+        elif hard and _have_layouts(tagged) and (total := _summed(recorder, func, args, kwargs, tagged)) is not None:
             return mean_of_sum(recorder, total, x, layout, plain(target).numel() // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
+
+
+def _have_layouts(tagged: list[tuple[Tensor, Tag]]) -> bool:
+    return all(isinstance(tag, Layout) for _, tag in tagged)
 
 
 def _summed(recorder: Recorder, func: Any, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:

@@ -7,13 +7,12 @@ memory that it reads. What reads memory of the batch while no followed operation
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, _tensor, nn, overrides
@@ -24,6 +23,7 @@ from torch.nn.utils import rnn as packing
 from torch.utils import _python_dispatch as dispatching
 
 from tacit.gradients import traced, unseen
+from tacit.gradients.layout import Layout
 from tacit.gradients.names import METADATA, canonical, words, writes
 from tacit.gradients.nested import tensors
 
@@ -55,8 +55,22 @@ _READERS |= _codes(packing._packed_sequence_init_args)
 _ASKING = words("select _local_scalar_dense index_select getitem device size cpu __int__ dim zeros")
 """What that code does to `batch_sizes` and to indices of the order by themselves."""
 
+_PACKING = (
+    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
+    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
+)
+
 _PACKED = words("lstm gru rnn_tanh rnn_relu _pad_packed_sequence")
 """What it does with them to tensors of the batch."""
+
+
+class Held(NamedTuple):
+    """Part of some memory that nobody may read unfollowed."""
+
+    memory: StorageWeakRef
+    first: int
+    last: int
+    reason: str
 
 
 class Memory(dispatching.TorchDispatchMode):
@@ -72,30 +86,40 @@ class Memory(dispatching.TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._passes = 0
-        self._held: dict[int, tuple[StorageWeakRef, int, int, str]] = {}
-        """By where the memory begins: which it is, its first and last byte of the batch, and why nobody may read it."""
+        """How many came to an end in which nothing was found."""
+        self._is_begun = False
+        self._held: dict[int, list[Held]] = {}
+        """By where memory begins, what of it is the batch's, or was an earlier one's and is kept by somebody."""
         self._working: set[int] = set()
         """Threads in which the engine is at work on tensors of the batch."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
-        return Memory(copy.deepcopy(self._recorder, memo))  # memory is not watched in a copy of the model
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_held": {}, "_working": set()}  # memory is not watched in a copy of the model
 
     # -- when --------------------------------------------------------------------------------------------------------
 
     def put(self, inputs: Any) -> None:
         """A pass begins with these tensors of the batch."""
-        self._passes += 1
-        if self._passes & (self._passes - 1) or self._recorder.sharded:
+        self._is_begun = True
+        if self._passes & (self._passes + 1) or self._recorder.sharded:
             return
-        self._held = {}
+        self._held = {begin: held for begin in self._held if (held := self._found(begin))}
         for t in tensors(inputs):
-            if self._recorder.follows(t):
+            if self._recorder.follows(t) and not _is_one_for_all(t):
                 self.hold(t)
         for packed in _packed(inputs):
             self._hold_order(packed[1:])
         self._recorder.memory = self
         self._working.discard(get_ident())
         self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """A pass came to its end, and nothing was found: one that is refused is looked at again.
+
+        Passes without gradients do not begin, and do not count.
+        """
+        self._passes += self._is_begun
+        self._is_begun = False
 
     def remove(self) -> None:
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
@@ -108,7 +132,7 @@ class Memory(dispatching.TorchDispatchMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             dispatching._push_mode(mode)
-        self._recorder.memory, self._held = None, {}
+        self._recorder.memory = None
 
     # -- what is followed --------------------------------------------------------------------------------------------
 
@@ -127,12 +151,15 @@ class Memory(dispatching.TorchDispatchMode):
         """An operation on tensors of the batch, which holds what comes of it."""
         given = tensors((args, kwargs))
         others = [t for t in given if not recorder.follows(t)]
-        self.look(canonical(func), others, _ASKING | _PACKED)
+        unknown = [t for t in others if type(t) is not traced.Traced or t._recorder is not recorder]
+        self.look(canonical(func), unknown, _ASKING | _PACKED)
+        if _are_others_packing():
+            self._recorder.problems.add(_PACKING)
         with self.working():
             constants = [_range(t) for t in others]
             out = recorder.handle(func, args, kwargs)
-            for t in [*tensors(out), *(given if writes(func) else ())]:
-                if recorder.follows(t) and (writes(func) or not any(_meet(_range(t), c) for c in constants)):
+            for t in filter(recorder.follows, [*tensors(out), *(given if writes(func) else ())]):
+                if writes(func) or not (_is_one_for_all(t) or any(_meet(_range(t), c) for c in constants)):
                     self.hold(t)  # not what was a constant and is one to others: a mask that was expanded
             if canonical(func) == "_pack_padded_sequence":
                 self._hold_order(out[1:])
@@ -145,15 +172,16 @@ class Memory(dispatching.TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             memory = StorageWeakRef(t.untyped_storage())  # type: ignore[no-untyped-call]
         for begin in {*found[:2]}:  # memory that comes back by DLPack begins with the tensor that left
-            first, last = found[1:]
-            held = self._found(begin)
-            if held is not None:
-                first, last = min(first, held[1]), max(last, held[2])
-            self._held[begin] = memory, first, last, reason
+            first, last, apart = *found[1:], list[Held]()
+            for held in self._found(begin):
+                if held.first <= last and first <= held.last:
+                    first, last = min(first, held.first), max(last, held.last)
+                else:
+                    apart.append(held)
+            self._held[begin] = [*apart, Held(memory, first, last, reason)]
 
-    def _found(self, begin: int) -> tuple[StorageWeakRef, int, int, str] | None:
-        held = self._held.get(begin)
-        return None if held is None or held[0].expired() else held  # type: ignore[no-untyped-call]
+    def _found(self, begin: int) -> list[Held]:
+        return [h for h in self._held.get(begin, ()) if not h.memory.expired()]  # type: ignore[no-untyped-call]
 
     def _hold_order(self, order: Any) -> None:
         for t in tensors(order):
@@ -173,12 +201,18 @@ class Memory(dispatching.TorchDispatchMode):
         if get_ident() in self._working:
             return
         for found in filter(None, map(_range, _memories(value))):
-            held = self._found(found[0])
-            if held is None or not _meet(found, (found[0], held[1], held[2])):
-                continue
-            allowed = name in asking and _is_asked_by_pytorch() if held[3] is ORDER else name in METADATA
-            if not allowed:
-                self._recorder.problems.add(held[3])
+            for held in self._found(found[0]):
+                if not _meet(found, (found[0], held.first, held.last)):
+                    continue
+                allowed = name in asking and _is_asked_by_pytorch() if held.reason is ORDER else name in METADATA
+                if not allowed:
+                    self._recorder.problems.add(held.reason)
+
+
+def _are_others_packing() -> bool:
+    """Whether hooks on saved tensors are set that are not PyTorch's own."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)
 
 
 def _is_asked_by_pytorch() -> bool:
@@ -198,13 +232,19 @@ def _range(t: Any) -> tuple[int, int, int] | None:
     with torch._C.DisableTorchFunction():
         if isinstance(t, torch.UntypedStorage):
             begin, first, length = t.data_ptr(), t.data_ptr(), t.nbytes()
-        elif t.is_nested or not torch._C._has_storage(t) or isinstance(t, FakeTensor):
+        elif t.is_nested or not torch._C._has_storage(t) or isinstance(t, FakeTensor) or torch._is_functional_tensor(t):
             return None
         else:
             begin, first = t.untyped_storage().data_ptr(), t.data_ptr()
             whole = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
             length = whole * t.element_size() if t.numel() else 0
     return (begin, first, first + length) if begin and length else None
+
+
+def _is_one_for_all(t: Any) -> bool:
+    """Whether every example has the same entries, in the same memory: a constant that was expanded before the model."""
+    with torch._C.DisableTorchFunction():
+        return isinstance(t._tag, Layout) and t.shape[t._tag.dim] > 1 and not t.stride(t._tag.dim)
 
 
 def _meet(a: tuple[int, int, int] | None, b: tuple[int, int, int] | None) -> bool:

@@ -32,7 +32,7 @@ def told(recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[An
     if recorder.free and recorder.inside and name in SIZES:
         return shown(recorder, name, args, kwargs, out)
     if name in ("grad", "_grad") and isinstance(out, Tensor) and recorder.follows(args[0]):
-        return mark(plain(out).detach(), recorder, Mixed(_GRAD))
+        return mark(plain(out).detach(), recorder, Mixed(_GRAD, foreign=True))
     if name == "_base" and isinstance(out, Tensor) and recorder.follows(args[0]) and not recorder.follows(out):
-        return mark(plain(out).detach(), recorder, Mixed(_BASE))
+        return mark(plain(out).detach(), recorder, Mixed(_BASE, foreign=True))
     return out

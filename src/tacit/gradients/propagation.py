@@ -58,13 +58,16 @@ _SCALING = frozenset(["mul", "div", "true_divide"])
 
 def propagate(call: Call) -> Any:
     """The tag (or one tag per output) of a finished call; None for a result that is the same for any batch."""
+    foreign = next((tag for _, tag in call.tagged if isinstance(tag, Mixed) and tag.foreign), None)
+    if foreign is not None:
+        return foreign
     found = _propagate(call)
     if call.batch != 1:
         for _, tag in call.tagged:
             if tag.by_data:
                 return in_order(call, found, pointwise=call.name in POINTWISE)
         return found
-    # A batch of one cannot mix: whatever a rule objects to, every entry belongs to the one example.
+    # A batch of one cannot mix: whatever else a rule objects to, every entry belongs to the one example.
     if isinstance(found, list):
         return [_alone(call, tag, out) for tag, out in zip(found, call.out)]
     if isinstance(call.out, (tuple, list)) and not isinstance(found, Layout):

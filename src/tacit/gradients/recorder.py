@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 
 from tacit.gradients import sizes
@@ -26,7 +27,7 @@ from tacit.gradients.names import (
     tells_no_number,
     writes,
 )
-from tacit.gradients.nested import detached
+from tacit.gradients.nested import detached, tensors
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -34,6 +35,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
+from tacit.gradients.unseen import TRANSFORMED
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ _DROPPED = (
 )
 
 
-_EARLIER = (
+EARLIER = (
     "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
     "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
 )
@@ -76,6 +78,12 @@ _EARLIER = (
 
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
 """Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
+
+
+_FAILED = (
+    "an operation failed for the values of some example (a matrix without inverse), and the model went on in another "
+    "way for all of them; use what tells of each example (torch.linalg.cholesky_ex) with torch.where"
+)
 
 
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
@@ -101,6 +109,8 @@ class Recorder:
         self.active = True
         self.inside = False
         """Whether the model's forward is running."""
+        self.evaluating = False
+        """Whether it is running without gradients, and nothing is captured."""
         self.epoch = 0
         self.batch: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
@@ -168,7 +178,12 @@ class Recorder:
             return told(self, name, func, args, kwargs)
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
-        out = self._operate(name, func, args, kwargs, own_rule)
+        try:
+            out = self._operate(name, func, args, kwargs, own_rule)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            if self.inside:  # and if the model goes on
+                self.problems.add(_FAILED)
+            raise
         if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
         return out
@@ -176,14 +191,14 @@ class Recorder:
     def _operate(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
-        if name in EXPORTS and self.inside and self.follows(args[0]) and not is_compiling():
+        if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
                 self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
-            copied = isinstance(shown, Tensor) and self.follows(args[0])
-            return mark_like(shown, args[0]) if copied else shown
+            copied = isinstance(shown, Tensor) and type(args[0]) is Traced
+            return mark_like(shown, args[0], epoch=args[0]._epoch) if copied else shown
         if args and name == "detach" and self._over(args[0]):
             return mark_like(plain(args[0]).detach(), args[0], epoch=args[0]._epoch)
         if args and name in READS and not self.inside and self._over(args[0]):
@@ -227,6 +242,8 @@ class Recorder:
         self._scan(args, tagged, shared)
         if kwargs:
             self._scan(kwargs.values(), tagged, shared)
+        if tagged and peek_interpreter_stack() is not None:
+            self.problems.refuse_now(TRANSFORMED)
         return tagged, shared
 
     def _scan(self, values: Iterable[Any], tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]) -> None:
@@ -237,9 +254,10 @@ class Recorder:
                 elif self.batch is None:
                     continue  # between batches: a loss, or how many answers were right, for the log
                 elif value.requires_grad:
-                    raise RuntimeError(_EARLIER)
+                    raise RuntimeError(EARLIER)
                 elif value._recorder is self:
-                    tagged.append((value, Mixed(_DROPPED if value._epoch in self.dropped else _EARLIER)))
+                    reason = _DROPPED if value._epoch in self.dropped else EARLIER
+                    tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
@@ -281,7 +299,8 @@ class Recorder:
                 self.problems.add(reason)
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
-            return self.finish(name, func, args, kwargs, out, [(t, Mixed(reason)) for t, _ in tagged])
+            mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
+            return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])
         rule = OPERATIONS.get(name)
         if rule is not None:
             return rule(self, func, args, kwargs)
@@ -314,7 +333,7 @@ class Recorder:
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
-            return out
+            return self._as_before(out_tensors, args, kwargs, out) if self.evaluating else out
         assert self.batch is not None
         in_place = writes(func)
         if in_place and not known(name, POINTWISE):
@@ -328,6 +347,14 @@ class Recorder:
         self.tag_outputs(out_tensors, tag, tagged)
         if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
             sizes.told_by_data(self, name, args, kwargs, out_tensors)
+        return out
+
+    def _as_before(self, written: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What a model that is evaluated between batches makes of what it kept is as much of an earlier batch."""
+        kept = [t for t in tensors((args, kwargs)) if type(t) is Traced]
+        for t in tensors(written) if kept and self.batch is None else ():
+            if type(t) in (Tensor, Traced):
+                mark_like(t, kept[0], epoch=kept[0]._epoch)
         return out
 
     def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:

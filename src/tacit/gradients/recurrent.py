@@ -195,6 +195,8 @@ def _objection(
     if layout.owner is not None and sizes is not None and not steps_agree(layout.owner, sizes):
         return "the rows of a packed sequence belong to other examples than those of its first step"
     for state, own in recorder.scan(states, {})[0]:
+        if isinstance(own, Mixed):
+            return own.reason
         if (
             not isinstance(own, Layout)
             or own.dim != 1

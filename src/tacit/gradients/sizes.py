@@ -232,10 +232,10 @@ def _is_cut_by_data(recorder: Recorder, part: slice) -> bool:
     return any(recorder.follows(bound) for bound in (part.start, part.stop, part.step))
 
 
-def _is_length_given() -> bool:
-    """Whether the running `pad_packed_sequence` has total_length; called by hand, its operation has a length."""
+def _is_length_given(call: Call) -> bool:
+    """Whether the running `pad_packed_sequence` has total_length; called by hand, its operation has one above zero."""
     frame = _unpacking()
-    return frame is None or frame.f_locals["total_length"] is not None
+    return bool(call.args[4] > 0) if frame is None else frame.f_locals["total_length"] is not None
 
 
 def _unpacking() -> FrameType | None:
@@ -248,7 +248,7 @@ def _unpacking() -> FrameType | None:
 def _decided(recorder: Recorder, call: Call, out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
     if call.name == UNPACKING:
-        return frozenset() if out.ndim == 1 or _is_length_given() else frozenset([int(call.args[2])])
+        return frozenset() if out.ndim == 1 or _is_length_given(call) else frozenset([int(call.args[2])])
     tag = out._tag  # type: ignore[attr-defined]
     cut = call.name == "getitem" and not any(_is_mask(recorder, p) for p in tensors(call.args[1]))
     wide = recorder.inside and _is_as_wide_as_the_longest(call.main()) and call.name != "_pack_padded_sequence"

@@ -55,7 +55,8 @@ class Engine:
     for logging) and puts back into a loss or the model, the batch's size, and labels that never enter the model, beyond
     the entry that stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or
     exchanged in a tensor that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph
-    (`grad_fn.register_hook`) do to gradients; lengths of sequences that were padded before the model; sizes that
+    (`grad_fn.register_hook`) do to gradients; what somebody's own operators (`torch.library`) and dispatch modes do
+    beside their results; lengths of sequences that were padded before the model; sizes that
     PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out; and threads of the
     model's own. Code that gets at the batch where PyTorch tells nobody (scripted functions, `torch.Tensor(x)`, `set_`,
     nodes of the graph called as functions) is found by the memory that it reads (`memory`), in the model's first pass,
@@ -118,7 +119,10 @@ class Engine:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._forget_ended_calls()
         self._calls.append(id(sys._getframe(1)))
-        if len(self._calls) > 1 or not torch.is_grad_enabled():
+        if len(self._calls) > 1:
+            return None
+        if not torch.is_grad_enabled():
+            self._recorder.evaluating = True
             return None
         backward.refuse_module_hooks(self._recorder.model)
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
@@ -140,6 +144,7 @@ class Engine:
             if output is not None:
                 self._recorder.problems.check()
                 self._comparison.conclude()
+                self._memory.end()
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
@@ -162,7 +167,7 @@ class Engine:
         self._memory.put(marked)
 
     def _stop_watching(self) -> None:
-        self._recorder.inside = False
+        self._recorder.inside = self._recorder.evaluating = False
         self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()

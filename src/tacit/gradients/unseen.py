@@ -22,7 +22,7 @@ from tacit.gradients.traced import Traced
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
 
-_TRANSFORMED = (
+TRANSFORMED = (
     "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
     "torch.autograd.grad"
 )
@@ -57,7 +57,7 @@ class Unseen(TorchFunctionMode):
                 if t.is_nested:
                     self._recorder.problems.refuse_now(_NESTED)
                 if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
-                    self._recorder.problems.refuse_now(_TRANSFORMED)
+                    self._recorder.problems.refuse_now(TRANSFORMED)
         return func(*args, **kwargs)
 
     def _is_found_by_value(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
