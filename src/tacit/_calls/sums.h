@@ -138,6 +138,37 @@ static PyObject *roots(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     return PyBool_FromLong(finite);
 }
 
+typedef struct {
+    float *out, by;
+    size_t size;
+} Quotient;
+
+#define QUOTIENTS 32768 /* that one task takes */
+
+static void some_quotients(const void *given, size_t i) {
+    const Quotient *q = given;
+    size_t end = at_most((i + 1) * QUOTIENTS, q->size);
+    for (size_t j = i * QUOTIENTS; j < end; j++) q->out[j] /= q->by;
+}
+
+static PyObject *divide(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer view;
+    if (count < 2) return PyErr_Format(PyExc_TypeError, "divide takes a divisor and a number of threads first.");
+    Quotient q = {.by = (float)PyFloat_AsDouble(arguments[0])};
+    size_t threads = PyLong_AsSize_t(arguments[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (!is_count(threads)) return PyErr_Format(PyExc_ValueError, "%zu threads cannot divide.", threads);
+    for (Py_ssize_t i = 2; i < count; i++) {
+        if (look_at(arguments[i], &view, 1) < 0) return NULL;
+        q.out = view.buf, q.size = (size_t)view.len / 4;
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(some_quotients, &q, parts(q.size, QUOTIENTS), threads);
+        Py_END_ALLOW_THREADS
+        PyBuffer_Release(&view);
+    }
+    Py_RETURN_NONE;
+}
+
 static void some_words(const void *given, size_t i) { best.strip(given, i); }
 
 /* Of one tensor's words; NULL where that is refused. */

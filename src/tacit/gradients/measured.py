@@ -117,7 +117,6 @@ class Measured:
                     "the clipped sum first, or leave the batch and its activations alone until then"
                 )
 
-    @torch.no_grad()
     def weights(
         self, clipping: Clipping, scale: float, *, once: bool = False
     ) -> tuple[dict[str, Tensor], Tensor | None]:

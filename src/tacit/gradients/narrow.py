@@ -78,6 +78,15 @@ def roots(squares: Sequence[Tensor], more: float, factor: float, out: Tensor) ->
     return kernels.roots(more, factor, out, *squares)
 
 
+def divide(tensors: Sequence[Tensor], by: float) -> None:
+    """Every entry divided, in place."""
+    if kernels is None or not readable(*tensors):
+        torch._foreach_div_(list(tensors), by)
+        return
+    kernels.divide(by, threads(), *tensors)
+    increment_version(tensors)
+
+
 def readable(*tensors: Tensor) -> bool:
     """Whether compiled loops can read the memory of all of them as it is."""
     return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in tensors)

@@ -259,7 +259,8 @@ class Engine:
 
         To be run to its end, which forgets the batch.
         """
-        column, finite = self._measured.weights(clipping, 1.0)
+        with torch.no_grad():
+            column, finite = self._measured.weights(clipping, 1.0)
         for name in self._recorder.parameters:
             self._measured.refuse_writes()  # since the one before
             with torch.no_grad():

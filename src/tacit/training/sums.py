@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
+from tacit.gradients.narrow import divide
 from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping
@@ -54,11 +55,11 @@ class GradientSums:
         if not self._batches:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
         # The type that a sum is released in is public: it does not depend on how many batches there were.
-        sums = {name: self._sums.pop(name).to(released_in(dtype, lot_size)) for name, dtype in self._dtypes.items()}
+        sums = {name: _as(self._sums.pop(name), released_in(kind, lot_size)) for name, kind in self._dtypes.items()}
         self._add_noise_(sums, receipt, clipping, source)
-        torch._foreach_div_(list(sums.values()), lot_size)
+        divide(list(sums.values()), lot_size)
         for name, parameter in self._parameters.items():
-            parameter.grad = as_part_of(parameter, sums.pop(name).to(parameter.dtype))
+            parameter.grad = as_part_of(parameter, _as(sums.pop(name), parameter.dtype))
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, sums, source)
@@ -72,3 +73,7 @@ class GradientSums:
             for vector in group.vectors
             for name in vector.names
         }
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
