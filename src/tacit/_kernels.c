@@ -13,6 +13,7 @@
  * outer_squares(left, right, out, of_right, threads)  the squares of rows of two matrices multiplied, those too small for
  *                                          float32 taken for its smallest number; and those of the right one as they are
  * roots(more, factor, out, *squares) -> whether they are finite  out = (the root of the sum of squares + more) * factor
+ * quotients(bound, norms, out) -> the largest norm, or NaN if one is  out = bound / norm, at most 1
  * divide(by, threads, *tensors)            every entry divided, in place
  * digests(key, threads, *words) -> whole numbers  below 2^61, which other words have with probability 2^-27 for a random key
  * windows_form(*windows, out)              out = the gradient of a convolution for every record (_loops/windows.h), with
@@ -93,6 +94,7 @@ static PyMethodDef methods[] = {
     FUNCTION(squares),
     FUNCTION(outer_squares),
     FUNCTION(roots),
+    FUNCTION(quotients),
     FUNCTION(divide),
     FUNCTION(digests),
     FUNCTION(max_pool),

@@ -630,3 +630,33 @@ def test_all_threads_are_asked_whether_they_flush() -> None:
         torch.set_flush_denormal(False)
     with pytest.raises(ValueError, match="0 threads"):
         kernels.flushes(0)
+
+
+@COMPILED
+def test_quotients_are_what_single_operations_give() -> None:
+    kernels = held_module.kernels
+    assert kernels is not None
+    norms, out = torch.rand(1001, 1) * 10.0 ** torch.randint(-30, 30, (1001, 1)), torch.empty(1001, 1)
+    assert kernels.quotients(0.7, norms, out) == float(norms.max())
+    assert torch.equal(out, (torch.tensor(0.7) / norms).clamp_(max=1.0))
+    for place in (0, 500, 1000):
+        broken = norms.clone()
+        broken[place] = torch.nan
+        assert np.isnan(kernels.quotients(0.7, broken, out))
+    with pytest.raises(ValueError, match="not as many"):
+        kernels.quotients(0.7, norms, torch.empty(1000))
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_division_is_that_of_single_entries(threads: int) -> None:
+    kernels = held_module.kernels
+    assert kernels is not None
+    values = [torch.randn(n) for n in (0, 1, 7, 32_768, 100_003)]
+    expected = [v / 600.0 for v in values]
+    kernels.divide(600.0, threads, *values)
+    assert all(torch.equal(a, b) for a, b in zip(values, expected))
+    with pytest.raises(BufferError, match="contiguous"):
+        kernels.divide(2.0, threads, torch.ones(4, 4).t()[:2])
+    with pytest.raises(ValueError, match="threads"):
+        kernels.divide(2.0, 0, values[1])

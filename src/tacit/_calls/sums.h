@@ -138,6 +138,25 @@ static PyObject *roots(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     return PyBool_FromLong(finite);
 }
 
+/* The largest norm, NaN if one is. */
+static PyObject *quotients(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[2]; /* norms, out */
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "quotients takes 3 arguments, not %zd.", count);
+    float bound = (float)PyFloat_AsDouble(arguments[0]), largest = 0;
+    if (PyErr_Occurred() || take(arguments + 1, views, 2, 1) < 0) return NULL;
+    int fits = views[0].len == views[1].len && views[0].len % 4 == 0;
+    const float *norms = views[0].buf;
+    float *out = views[1].buf;
+    for (size_t i = 0; fits && i < (size_t)views[0].len / 4; i++) {
+        float quotient = bound / norms[i];
+        out[i] = quotient > 1.0f ? 1.0f : quotient;
+        largest = norms[i] <= largest ? largest : isnan(largest) ? largest : norms[i];
+    }
+    give_back(views, 2);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "there are not as many quotients as norms.");
+    return PyFloat_FromDouble(largest);
+}
+
 typedef struct {
     float *out, by;
     size_t size;

@@ -61,8 +61,7 @@ def averaged(
 
 def mean_of_sum(recorder: Recorder, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
     """The mean over all examples of a sum over the `own` entries of each that was computed from `x`; see `averaged`."""
-    with torch.no_grad():
-        total.detach().div_(own * (recorder.batch or 1))
+    total.data.div_(own * (recorder.batch or 1))
     return _told(recorder, total, x, layout, own)
 
 

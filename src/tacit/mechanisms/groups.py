@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from tacit._compiled import kernels
 from tacit.ledger.events import GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation
 from tacit.mechanisms.lattice import add_noise_, charged, gaussian_sum, lattice_of
@@ -113,8 +114,8 @@ class Clipping:
         if not bound.simple:
             return self._exact(norms, bound, dtype)
         # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
-        factors = (bound.quotient(dtype) / norms).clamp_(max=1.0)
-        if float(norms.sum(dtype=dtype)) < bound.largest:
+        factors, largest = _quotients(bound, norms, dtype)
+        if largest < bound.largest:
             return factors
         # Whether a record's factor is a plain quotient depends on that record alone, not on the others in the batch.
         plain = (norms < bound.largest).all(dim=1, keepdim=True)
@@ -211,12 +212,23 @@ class _Bounds:
         """Whether every group is one vector, clipped: its factor is a quotient."""
         self.largest = 2.0**100 * min([g.clip_norm * g.vectors[0].scale for g in groups], default=0.0)
         self._quotients: dict[torch.dtype, torch.Tensor] = {}
+        self.single = float(self.quotient(torch.float32)[0]) if len(groups) == 1 and self.simple else math.nan
+        """What to divide by the norms of one simple group in float32."""
 
     def quotient(self, dtype: torch.dtype) -> torch.Tensor:
         """What to divide by the norms of simple groups."""
         if dtype not in self._quotients:
             self._quotients[dtype] = (self.norms * self.scales).to(dtype)
         return self._quotients[dtype]
+
+
+def _quotients(bound: _Bounds, norms: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
+    """Bound by norm, at most 1, and what no norm is larger than; NaN if one is."""
+    usual = norms.dtype == dtype == torch.float32 and norms.is_cpu and norms.is_contiguous()
+    if kernels is None or not usual or norms.shape[1] != 1 or norms.requires_grad:
+        return (bound.quotient(dtype) / norms).clamp_(max=1.0), float(norms.sum(dtype=dtype))
+    factors = norms.new_empty(norms.shape)
+    return factors, kernels.quotients(bound.single, norms, factors)
 
 
 def _rounded_down(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
