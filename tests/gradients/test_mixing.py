@@ -215,6 +215,42 @@ def test_what_a_hook_computes_inside_the_model() -> None:
         model(X)
 
 
+WRITTEN: dict[str, Callable[[Tensor, Tensor], Any] | None] = {
+    "never": None,
+    "in place": lambda kept, x: kept.add_(x),
+    "a part": lambda kept, x: kept[:3].copy_(x[:3]),
+    "unseen": lambda kept, x: kept.data.add_(x),
+    "exchanged": lambda kept, x: setattr(kept, "data", x),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.parametrize(
+    "make", [torch.zeros_like, torch.ones_like, lambda x: torch.full_like(x, 0.5)], ids=["zeros", "ones", "full"]
+)
+def test_constants_that_a_model_keeps(make: Callable[[Tensor], Tensor], how: str, flat: Any) -> None:
+    """They are like the first batch in size alone, unless something of it was written to them."""
+
+    class Keeping(nn.Linear):
+        kept: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = make(x) if self.kept is None else self.kept
+            out = super().forward(x + self.kept)
+            if write is not None:
+                write(self.kept, x.detach())
+            return out
+
+    model, write = Keeping(4, 3), WRITTEN[how]
+    engine = gradients.attach(model)
+    for step in range(3):
+        refused = write is not None and step > 0
+        with pytest.raises(ValueError, match="no per-example gradients") if refused else nullcontext():
+            F.cross_entropy(model(X), Y).backward()
+        engine.discard() if refused else engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
 def test_an_earlier_loss_takes_no_part_in_the_next(flat: Any) -> None:
     model = nn.Linear(4, 3)
     engine = gradients.attach(model)

@@ -76,6 +76,16 @@ EARLIER = (
 )
 
 
+_FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "full_like": None}
+"""Operations that give every entry one number: this one, or an argument."""
+
+
+def _is_filled(t: Traced) -> bool:
+    """Whether all entries are the public number that they were at first, so that nothing of a batch is in them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return t._filled_with is not None and bool((t == t._filled_with).all())
+
+
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
 """Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
 
@@ -251,8 +261,8 @@ class Recorder:
             if type(value) is Traced:
                 if value._recorder is self and value._epoch == self.epoch:
                     tagged.append((value, value._tag))
-                elif self.batch is None:
-                    continue  # between batches: a loss, or how many answers were right, for the log
+                elif self.batch is None or _is_filled(value):
+                    continue  # between batches: what is for the log; or zeros that are kept
                 elif value.requires_grad:
                     raise RuntimeError(EARLIER)
                 elif value._recorder is self:
@@ -345,6 +355,11 @@ class Recorder:
         if in_place and id(out_tensors) not in self.buffers:
             settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
         self.tag_outputs(out_tensors, tag, tagged)
+        if name in _FILLED and len(tagged) == 1 and not self.free:
+            fill = _FILLED[name]
+            out_tensors._filled_with = (
+                Call(name, func, args, kwargs, out, 0, []).arg(1, "fill_value") if fill is None else fill
+            )
         if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
             sizes.told_by_data(self, name, args, kwargs, out_tensors)
         return out

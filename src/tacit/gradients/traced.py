@@ -34,6 +34,8 @@ class Traced(torch.Tensor):
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
     _free: frozenset[int] = frozenset()
     """The dimensions whose sizes data of the batch decided (see `sizes`)."""
+    _filled_with: float | None = None
+    """The public number that all entries were at first, where no size was decided by data."""
     _zero_padded: int = -1
     """The version in which positions beyond an example's own length are zero (see `longest`)."""
 
