@@ -16,6 +16,9 @@ from torch.nn.utils.rnn import PackedSequence, invert_permutation, pack_padded_s
 
 import tacit
 from tacit import gradients
+from tacit.gradients import order
+from tacit.gradients.layout import Layout
+from tacit.gradients.rules import Call
 
 B = 5
 Body = Callable[["Model", Tensor, Tensor], Tensor]
@@ -524,3 +527,25 @@ def test_the_trial_leaves_the_random_numbers_alone() -> None:
     found = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(found, torch.rand(3))
+
+
+def test_a_trial_that_fails_shows_nothing() -> None:
+    """What could not be tried with a constant that has a row for each place is taken to depend on places."""
+
+    def only_as_given(x: Tensor, constant: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            raise RuntimeError("another type")
+        return x + constant.sum()
+
+    x, constant = torch.rand(4, 3), torch.rand(4, 3)
+    call = Call("", only_as_given, (x, constant), {}, x, 4, [(x, Layout(0, by_data=True))])
+    assert order._minds(call, Layout(0, by_data=True))
+    tried = Call("", lambda x, constant: x + constant.sum(), (x, constant), {}, x, 4, call.tagged)
+    assert not order._minds(tried, Layout(0, by_data=True))
+
+
+@pytest.mark.parametrize(("layout", "rows"), [(Layout(0), 1), (Layout(0, 2), 2), (Layout(1, 3), 3)])
+def test_examples_move_on_with_all_their_rows(layout: Layout, rows: int) -> None:
+    t = torch.arange(36).view(6, 6)
+    assert torch.equal(order._moved(t, layout), t.roll(rows, layout.dim))
+    assert order._moved(t, None) is t
