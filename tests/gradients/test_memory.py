@@ -422,6 +422,16 @@ def test_passes_without_gradients_do_not_count(evaluations: int) -> None:
             model(X)
 
 
+def test_a_refused_pass_does_not_count_when_the_model_is_evaluated_after_it() -> None:
+    model = Model(lambda m, x: x * torch.Tensor(x).mean(0) if torch.is_grad_enabled() else x)
+    with gradients.record(model):
+        for _ in range(4):
+            with pytest.raises(ValueError, match=UNFOLLOWED):
+                model(X)
+            with torch.no_grad():
+                model(X)
+
+
 def coarse(m: Model, x: Tensor) -> Tensor:
     """Activations kept in few bits, with one scale for all examples."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t):

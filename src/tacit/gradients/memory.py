@@ -87,7 +87,6 @@ class Memory(dispatching.TorchDispatchMode):
         self._recorder = recorder
         self._passes = 0
         """How many came to an end in which nothing was found."""
-        self._is_begun = False
         self._held: dict[int, list[Held]] = {}
         """By where memory begins, what of it is the batch's, or was an earlier one's and is kept by somebody."""
         self._working: set[int] = set()
@@ -100,7 +99,6 @@ class Memory(dispatching.TorchDispatchMode):
 
     def put(self, inputs: Any) -> None:
         """A pass begins with these tensors of the batch."""
-        self._is_begun = True
         if self._passes & (self._passes + 1) or self._recorder.sharded:
             return
         self._held = {begin: held for begin in self._held if (held := self._found(begin))}
@@ -114,12 +112,8 @@ class Memory(dispatching.TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """A pass came to its end, and nothing was found: one that is refused is looked at again.
-
-        Passes without gradients do not begin, and do not count.
-        """
-        self._passes += self._is_begun
-        self._is_begun = False
+        """A pass with gradients came to its end, and nothing was found: one that is refused is looked at again."""
+        self._passes += 1
 
     def remove(self) -> None:
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
