@@ -451,6 +451,32 @@ def test_hooks_on_saved_tensors() -> None:
         assert tape.norms().isfinite().all()
 
 
+@pytest.mark.parametrize("calls", [1, 3])
+def test_hooks_on_what_a_loss_saves(calls: int) -> None:
+    """As in the model, in passes that are looked at closely and in others."""
+    model = Model(lambda m, x: x)
+    with gradients.record(model) as tape:
+        for _ in range(calls - 1):
+            model(X).square().sum().backward()
+            tape.discard()
+        out = model(X)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t):
+            loss = out.square().sum()
+        with pytest.raises(ValueError, match="saved_tensors_hooks"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_hooks_on_saved_tensors_in_any_pass(calls: int) -> None:
+    model = Model(lambda m, x: coarse(m, x) if m.calls > calls else x)
+    with gradients.record(model) as tape:
+        for _ in range(calls):
+            model(X)
+            tape.discard()
+        with pytest.raises(ValueError, match="saved_tensors_hooks"):
+            model(X)
+
+
 def on_cpu(m: Model, x: Tensor) -> Tensor:
     with torch.autograd.graph.save_on_cpu():
         return m.line(x).exp()

@@ -55,11 +55,6 @@ _READERS |= _codes(packing._packed_sequence_init_args)
 _ASKING = words("select _local_scalar_dense index_select getitem device size cpu __int__ dim zeros")
 """What that code does to `batch_sizes` and to indices of the order by themselves."""
 
-_PACKING = (
-    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
-    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
-)
-
 _PACKED = words("lstm gru rnn_tanh rnn_relu _pad_packed_sequence")
 """What it does with them to tensors of the batch."""
 
@@ -147,8 +142,6 @@ class Memory(dispatching.TorchDispatchMode):
         others = [t for t in given if not recorder.follows(t)]
         unknown = [t for t in others if type(t) is not traced.Traced or t._recorder is not recorder]
         self.look(canonical(func), unknown, _ASKING | _PACKED)
-        if _are_others_packing():
-            self._recorder.problems.add(_PACKING)
         with self.working():
             constants = [_range(t) for t in others]
             out = recorder.handle(func, args, kwargs)
@@ -201,12 +194,6 @@ class Memory(dispatching.TorchDispatchMode):
                 allowed = name in asking and _is_asked_by_pytorch() if held.reason is ORDER else name in METADATA
                 if not allowed:
                     self._recorder.problems.add(held.reason)
-
-
-def _are_others_packing() -> bool:
-    """Whether hooks on saved tensors are set that are not PyTorch's own."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)
 
 
 def _is_asked_by_pytorch() -> bool:

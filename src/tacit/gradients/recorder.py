@@ -36,7 +36,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
-from tacit.gradients.unseen import TRANSFORMED
+from tacit.gradients.unseen import PACKING, TRANSFORMED, are_others_packing
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ class Recorder:
         name = canonical(func)
         if name in METADATA:
             return told(self, name, func, args, kwargs)
+        if self.batch is not None and are_others_packing():
+            self.problems.add(PACKING)
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
         try:
