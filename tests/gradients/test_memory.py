@@ -422,6 +422,16 @@ def test_passes_without_gradients_do_not_count(evaluations: int) -> None:
             model(X)
 
 
+def test_a_refused_pass_does_not_count_when_the_model_is_evaluated_after_it() -> None:
+    model = Model(lambda m, x: x * torch.Tensor(x).mean(0) if torch.is_grad_enabled() else x)
+    with gradients.record(model):
+        for _ in range(4):
+            with pytest.raises(ValueError, match=UNFOLLOWED):
+                model(X)
+            with torch.no_grad():
+                model(X)
+
+
 def coarse(m: Model, x: Tensor) -> Tensor:
     """Activations kept in few bits, with one scale for all examples."""
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t):
@@ -439,6 +449,32 @@ def test_hooks_on_saved_tensors() -> None:
         with gradients.record(model) as tape:
             model(X).sum().backward()
         assert tape.norms().isfinite().all()
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_hooks_on_what_a_loss_saves(calls: int) -> None:
+    """As in the model, in passes that are looked at closely and in others."""
+    model = Model(lambda m, x: x)
+    with gradients.record(model) as tape:
+        for _ in range(calls - 1):
+            model(X).square().sum().backward()
+            tape.discard()
+        out = model(X)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t / t.abs().max(), lambda t: t):
+            loss = out.square().sum()
+        with pytest.raises(ValueError, match="saved_tensors_hooks"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_hooks_on_saved_tensors_in_any_pass(calls: int) -> None:
+    model = Model(lambda m, x: coarse(m, x) if m.calls > calls else x)
+    with gradients.record(model) as tape:
+        for _ in range(calls):
+            model(X)
+            tape.discard()
+        with pytest.raises(ValueError, match="saved_tensors_hooks"):
+            model(X)
 
 
 def on_cpu(m: Model, x: Tensor) -> Tensor:

@@ -504,6 +504,54 @@ def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
             model(torch.cat([good[:-1], -good[:1]]))
 
 
+FAILING: dict[str, Callable[[Tensor], Any]] = {
+    "embedding": lambda x: F.embedding((9 * x).long(), torch.eye(4)),
+    "gather": lambda x: x.gather(1, (9 * x).long()),
+    "index": lambda x: torch.eye(4)[(9 * x).long()],
+    "one_hot": lambda x: F.one_hot((9 * x).long(), 4),
+    "cross_entropy": lambda x: F.cross_entropy(x, (9 * x[:, 0]).long(), reduction="none"),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(4 * x, x, reduction="none"),
+    "multinomial": lambda x: torch.multinomial(0.5 - x, 1),
+    "division": lambda x: 3 // (x - 0.5).long(),
+    "assertion": lambda x: torch._assert_async((x < 0.5).all()),
+}
+OF_SHAPES: dict[str, Callable[[Tensor], Any]] = {
+    "view": lambda x: x.t().view(-1),
+    "add": lambda x: x + torch.ones(7),
+    "index": lambda x: x[:, 9],
+    "cat": lambda x: torch.cat([x, torch.ones(B, 4, 4)]),
+    "gather": lambda x: x.gather(1, torch.zeros(B, 4, 4, dtype=torch.long)),
+    "type": lambda x: torch.fft.fft(x.bfloat16()),
+    "reading": lambda x: x.sum().item(),
+}
+
+
+def trying(operation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    def tried(x: Tensor) -> Tensor:
+        try:
+            operation(x)
+        except (RuntimeError, IndexError):
+            return x * 2
+        raise AssertionError("it did not fail")
+
+    return tried
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_operations_that_fail_for_values(name: str) -> None:
+    model = Run(trying(FAILING[name]))
+    with gradients.record(model), pytest.raises(ValueError, match="failed for the values of some example"):
+        model(torch.full((B, 4), 0.9))
+
+
+@pytest.mark.parametrize("name", OF_SHAPES)
+def test_operations_that_fail_for_shapes_may_be_tried(name: str) -> None:
+    model = Run(trying(OF_SHAPES[name]))
+    with gradients.record(model) as tape:
+        model(X).sum().backward()
+    assert tape.norms().isfinite().all()
+
+
 PSEUDO: dict[str, Callable[[Tensor], Tensor]] = {
     "another's": lambda out: out.argmax(1).flip(0),
     "after centring": lambda out: (out - out.mean(0)).argmax(1),

@@ -55,11 +55,6 @@ _READERS |= _codes(packing._packed_sequence_init_args)
 _ASKING = words("select _local_scalar_dense index_select getitem device size cpu __int__ dim zeros")
 """What that code does to `batch_sizes` and to indices of the order by themselves."""
 
-_PACKING = (
-    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
-    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
-)
-
 _PACKED = words("lstm gru rnn_tanh rnn_relu _pad_packed_sequence")
 """What it does with them to tensors of the batch."""
 
@@ -87,7 +82,6 @@ class Memory(dispatching.TorchDispatchMode):
         self._recorder = recorder
         self._passes = 0
         """How many came to an end in which nothing was found."""
-        self._is_begun = False
         self._held: dict[int, list[Held]] = {}
         """By where memory begins, what of it is the batch's, or was an earlier one's and is kept by somebody."""
         self._working: set[int] = set()
@@ -100,7 +94,6 @@ class Memory(dispatching.TorchDispatchMode):
 
     def put(self, inputs: Any) -> None:
         """A pass begins with these tensors of the batch."""
-        self._is_begun = True
         if self._passes & (self._passes + 1) or self._recorder.sharded:
             return
         self._held = {begin: held for begin in self._held if (held := self._found(begin))}
@@ -114,12 +107,8 @@ class Memory(dispatching.TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """A pass came to its end, and nothing was found: one that is refused is looked at again.
-
-        Passes without gradients do not begin, and do not count.
-        """
-        self._passes += self._is_begun
-        self._is_begun = False
+        """A pass with gradients came to its end, and nothing was found: one that is refused is looked at again."""
+        self._passes += 1
 
     def remove(self) -> None:
         """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
@@ -153,8 +142,6 @@ class Memory(dispatching.TorchDispatchMode):
         others = [t for t in given if not recorder.follows(t)]
         unknown = [t for t in others if type(t) is not traced.Traced or t._recorder is not recorder]
         self.look(canonical(func), unknown, _ASKING | _PACKED)
-        if _are_others_packing():
-            self._recorder.problems.add(_PACKING)
         with self.working():
             constants = [_range(t) for t in others]
             out = recorder.handle(func, args, kwargs)
@@ -207,12 +194,6 @@ class Memory(dispatching.TorchDispatchMode):
                 allowed = name in asking and _is_asked_by_pytorch() if held.reason is ORDER else name in METADATA
                 if not allowed:
                     self._recorder.problems.add(held.reason)
-
-
-def _are_others_packing() -> bool:
-    """Whether hooks on saved tensors are set that are not PyTorch's own."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)
 
 
 def _is_asked_by_pytorch() -> bool:

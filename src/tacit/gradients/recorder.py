@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from tacit.gradients import sizes
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
+from tacit.gradients.failures import FAILURES, is_of_values
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.metadata import told
 from tacit.gradients.names import (
@@ -35,7 +36,7 @@ from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
 from tacit.gradients.tap import Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
-from tacit.gradients.unseen import TRANSFORMED
+from tacit.gradients.unseen import PACKING, TRANSFORMED, are_others_packing
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.l
 
 
 _FAILED = (
-    "an operation failed for the values of some example (a matrix without inverse), and the model went on in another "
-    "way for all of them; use what tells of each example (torch.linalg.cholesky_ex) with torch.where"
+    "an operation failed for the values of some example (a matrix without inverse, an index out of range), and the "
+    "model went on in another way for all of them; use what tells of each example (torch.linalg.cholesky_ex, a "
+    "comparison) with torch.where"
 )
 
 
@@ -186,13 +188,15 @@ class Recorder:
         name = canonical(func)
         if name in METADATA:
             return told(self, name, func, args, kwargs)
+        if self.batch is not None and are_others_packing():
+            self.problems.add(PACKING)
         if self.free and self.inside:
             sizes.before(self, name, args, kwargs)
         try:
             out = self._operate(name, func, args, kwargs, own_rule)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            if self.inside:  # and if the model goes on
-                self.problems.add(_FAILED)
+        except FAILURES as error:
+            if self.inside and opened(func) is None and is_of_values(error, func, args, kwargs):
+                self.problems.add(_FAILED)  # if the model goes on
             raise
         if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)

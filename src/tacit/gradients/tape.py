@@ -140,11 +140,13 @@ class Engine:
             return
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
         if not self._calls:
+            evaluated = self._recorder.evaluating
             self._stop_watching()
             if output is not None:
                 self._recorder.problems.check()
-                self._comparison.conclude()
-                self._memory.end()
+                if not evaluated:  # else what the last pass left, which was refused, would count
+                    self._comparison.conclude()
+                    self._memory.end()
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""

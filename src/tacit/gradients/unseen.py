@@ -22,6 +22,10 @@ from tacit.gradients.traced import Traced
 if TYPE_CHECKING:
     from tacit.gradients.recorder import Recorder
 
+PACKING = (
+    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
+    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
+)
 TRANSFORMED = (
     "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
     "torch.autograd.grad"
@@ -90,3 +94,9 @@ def _unwrapped(t: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(t):
         t = _functorch.get_unwrapped(t)
     return t
+
+
+def are_others_packing() -> bool:
+    """Whether hooks on saved tensors are set that are not PyTorch's own."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)
