@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit import gradients
+from tacit.gradients.kept import note_fill
+from tacit.gradients.rules import Call
+from tacit.gradients.traced import Traced
 
 B = 12
 X = torch.randn(B, 4, generator=torch.Generator().manual_seed(0))
@@ -580,3 +583,11 @@ def test_gradients_given_to_backward_are_not_of_an_earlier_batch() -> None:
                 losses.backward(given)
             given = losses.detach()
             tape.discard()
+
+
+@pytest.mark.parametrize(("fill", "noted"), [(0.5, 0.5), (2, 2), (torch.tensor(0.5), None)], ids=["0.5", "2", "tensor"])
+def test_a_fill_is_noted_only_if_it_is_a_number(fill: Any, noted: float | None) -> None:
+    """A tensor may hold anything, and be written to."""
+    out = torch.zeros(2).as_subclass(Traced)
+    note_fill(Call("full_like", torch.full_like, (out, fill), {}, out, 2, []))
+    assert out._filled_with == noted

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
+from tacit.gradients.kept import EARLIER
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.order import alike, stride
 from tacit.gradients.pooling import Pool
-from tacit.gradients.recorder import ALWAYS, EARLIER, Recorder
+from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on

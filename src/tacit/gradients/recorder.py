@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from tacit.gradients import sizes
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
-from tacit.gradients.failures import FAILURES, is_of_values
+from tacit.gradients.failures import FAILED, FAILURES, is_of_values
+from tacit.gradients.kept import DROPPED, EARLIER, FILLED, is_filled, mark_as_before, note_fill
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.metadata import told
 from tacit.gradients.names import (
@@ -28,7 +29,7 @@ from tacit.gradients.names import (
     tells_no_number,
     writes,
 )
-from tacit.gradients.nested import detached, tensors
+from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -65,37 +66,8 @@ _REASONS: dict[type, str] = {
 """Why a tensor of the batch cannot be fed to parameters."""
 
 
-_DROPPED = (
-    "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
-    "other data under torch.no_grad() only"
-)
-
-
-EARLIER = (
-    "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
-    "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
-)
-
-
-_FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "full_like": None}
-"""Operations that give every entry one number: this one, or an argument."""
-
-
-def _is_filled(t: Traced) -> bool:
-    """Whether all entries are the public number that they were at first, so that nothing of a batch is in them."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return t._filled_with is not None and bool((t == t._filled_with).all())
-
-
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
 """Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
-
-
-_FAILED = (
-    "an operation failed for the values of some example (a matrix without inverse, an index out of range), and the "
-    "model went on in another way for all of them; use what tells of each example (torch.linalg.cholesky_ex, a "
-    "comparison) with torch.where"
-)
 
 
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
@@ -174,7 +146,7 @@ class Recorder:
         self.inputs += inputs
 
     def reset(self) -> None:
-        """Forget the batch: what was captured is gone and its tensors are constants from now on."""
+        """Forget the batch: what was captured is gone, and its tensors take part in nothing that follows (`kept`)."""
         self.epoch += 1
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
@@ -196,7 +168,7 @@ class Recorder:
             out = self._operate(name, func, args, kwargs, own_rule)
         except FAILURES as error:
             if self.inside and opened(func) is None and is_of_values(error, func, args, kwargs):
-                self.problems.add(_FAILED)  # if the model goes on
+                self.problems.add(FAILED)  # if the model goes on
             raise
         if self.free or name == sizes.UNPACKING or (self.inside and name in sizes.DECIDING):
             sizes.after(self, name, func, args, kwargs, out)
@@ -265,12 +237,12 @@ class Recorder:
             if type(value) is Traced:
                 if value._recorder is self and value._epoch == self.epoch:
                     tagged.append((value, value._tag))
-                elif self.batch is None or _is_filled(value):
+                elif self.batch is None or is_filled(value):
                     continue  # between batches: what is for the log; or zeros that are kept
                 elif value.requires_grad:
                     raise RuntimeError(EARLIER)
                 elif value._recorder is self:
-                    reason = _DROPPED if value._epoch in self.dropped else EARLIER
+                    reason = DROPPED if value._epoch in self.dropped else EARLIER
                     tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
@@ -347,7 +319,9 @@ class Recorder:
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
-            return self._as_before(out_tensors, args, kwargs, out) if self.evaluating else out
+            if self.evaluating and self.batch is None:
+                mark_as_before(out_tensors, (args, kwargs))
+            return out
         assert self.batch is not None
         in_place = writes(func)
         if in_place and not known(name, POINTWISE):
@@ -355,25 +329,15 @@ class Recorder:
         if name in COUNTING:
             refuse_counting(self, name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
-            tag = propagate(Call(name, func, args, kwargs, out_tensors, self.batch, tagged))
+            call = Call(name, func, args, kwargs, out_tensors, self.batch, tagged)
+            tag = propagate(call)
         if in_place and id(out_tensors) not in self.buffers:
             settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
         self.tag_outputs(out_tensors, tag, tagged)
-        if name in _FILLED and len(tagged) == 1 and not self.free:
-            fill = _FILLED[name]
-            out_tensors._filled_with = (
-                Call(name, func, args, kwargs, out, 0, []).arg(1, "fill_value") if fill is None else fill
-            )
+        if name in FILLED and len(tagged) == 1 and not self.free:
+            note_fill(call)
         if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
             sizes.told_by_data(self, name, args, kwargs, out_tensors)
-        return out
-
-    def _as_before(self, written: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What a model that is evaluated between batches makes of what it kept is as much of an earlier batch."""
-        kept = [t for t in tensors((args, kwargs)) if type(t) is Traced]
-        for t in tensors(written) if kept and self.batch is None else ():
-            if type(t) in (Tensor, Traced):
-                mark_like(t, kept[0], epoch=kept[0]._epoch)
         return out
 
     def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:
