@@ -58,6 +58,55 @@ def test_account_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
+def test_account_gives_a_receipt_that_detects_rollback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    step, other = (
+        Step(Poisson(rate=0.01), (GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise),)) for noise in (4, 1)
+    )
+    with Ledger.open(path) as ledger:
+        ledger.record(step)
+        older = path.read_bytes()
+        ledger.record(step)
+        _, out, _ = run(capsys, "account", str(path), "--delta", "1e-5", "--json")
+        facts = json.loads(out)
+        assert (facts["steps"], facts["digest"], facts["notes"]) == (2, ledger.digest, [])
+        assert "expected_steps" not in facts
+        receipt = facts["digest"]
+        code, out, _ = run(capsys, "account", str(path), "--expect", receipt)
+        assert (code, out) == (0, f"receipt: 2 steps, digest {receipt}\nexpected: found after 2 steps, the newest.\n")
+        ledger.record(other)
+    _, out, _ = run(capsys, "account", str(path), "--expect", receipt.upper(), "--delta", "1e-5")
+    assert f"receipt: 3 steps, digest {ledger.digest}\n" in out
+    assert out.endswith("expected: found after 2 steps; 1 were recorded since.\n")
+    _, out, _ = run(capsys, "account", str(path), "--expect", receipt, "--json")
+    assert json.loads(out) == {"steps": 3, "digest": ledger.digest, "notes": [], "expected_steps": 2}
+    path.write_bytes(older)
+    code, out, err = run(capsys, "account", str(path), "--expect", receipt, "--delta", "1e-5")
+    assert (code, out) == (2, "")
+    assert f"never had the digest {receipt}: it has 1 steps now" in err and "Restore" in err
+    for wrong in ("x" * 64, receipt[:-1], ""):
+        code, _, err = run(capsys, "account", str(path), "--expect", wrong)
+        assert (code, "64 hexadecimal digits" in err) == (2, True)
+    code, _, err = run(capsys, "account", *PLAN, "--delta", "1e-5", "--expect", receipt)
+    assert (code, "give the ledger file" in err) == (2, True)
+
+
+def test_account_prints_the_notes_that_opening_for_writing_logs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger.open(path) as ledger:
+        ledger.record(Step(Poisson(rate=0.01), (GaussianSum(group="gradients", clip_norm=1.0, noise_std=4.0),)))
+    path.write_bytes(path.read_bytes() + b'{"kind":"st')
+    _, out, _ = run(capsys, "account", str(path), "--delta", "1e-5")
+    note = "line 5 is torn and is left out; nothing was released for it"
+    assert out.endswith(f"\nnote: {note}.\n")
+    _, out, _ = run(capsys, "account", str(path), "--delta", "1e-5", "--json")
+    assert json.loads(out)["notes"] == [note]
+    Ledger.open(path).close()
+    assert note in caplog.text
+
+
 def test_lines_for_people_are_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "account", *PLAN, "--delta", "1e-5")
     assert out.startswith("(ε = 0.947, δ = 1e-05) example-level, add/remove, Poisson, pld\n")

@@ -93,18 +93,23 @@ def test_a_torn_last_line_is_cut_off_by_the_next_writer_only(tmp_path: Path, cap
     assert path.read_bytes() == written([*STEPS, A])
 
 
-@pytest.mark.parametrize("line", [1, 2])
-def test_a_torn_counter_counts_one_more_and_is_mended(tmp_path: Path, line: int) -> None:
+@pytest.mark.parametrize("cut", [40, 60, 140, 200])
+@pytest.mark.parametrize("taken", [3, 4])
+def test_a_torn_counter_counts_one_more_and_is_mended(tmp_path: Path, taken: int, cut: int) -> None:
     path = tmp_path / "ledger.jsonl"
-    steps = [B, A, A]
-    lines = written(steps).splitlines(keepends=True)
-    lines[line] = lines[line][:40] + b"\0" * (len(lines[line]) - 40)
-    path.write_bytes(b"".join(lines))
-    assert Ledger.load(path).entries == ((B, 1), (A, 2 if line == 2 else 3))
+    steps = [B, A, A, A][:taken]
+    old, new = (written(steps[:count]).splitlines(keepends=True) for count in (taken - 1, taken))
+    line = 1 + taken % 2
+    old[line] = new[line][:cut] + old[line][cut:]
+    path.write_bytes(b"".join(old))
+    ledger = Ledger.load(path)
+    assert ledger.entries == ((B, 1), (A, taken - 1))
+    assert ledger.notes == (f"the counter on line {line + 1} is torn; it counts as one more step of the last run",)
     with Ledger.open(path) as ledger:
-        assert path.read_bytes() == written([B, A, A] if line == 2 else [B, A, A, A])
+        assert path.read_bytes() == written(steps)
         ledger.record(C)
     assert Ledger.load(path).entries[-1] == (C, 1)
+    assert Ledger.load(path).notes == ()
 
 
 def test_a_failed_write_leaves_the_ledger_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

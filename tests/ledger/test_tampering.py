@@ -55,10 +55,9 @@ def test_a_changed_byte_is_refused_or_counts_no_less(steps: list[Step]) -> None:
             refused, found = attempt(bytes(changed))
             if refused:
                 assert refused in (line, line + 1) or (line == 3 and refused == 2)
-            else:
+            else:  # the changed byte is one that a torn counter can have
                 assert line in (2, 3)
-                assert found[: len(steps)] == steps
-                assert len(found) <= len(steps) + 1
+                assert found in (steps, [*steps, steps[-1]])
 
 
 @pytest.mark.parametrize("steps", [STEPS, [], [A], [A, A], [A, B]], ids=len)
@@ -82,11 +81,10 @@ def test_a_line_removed_doubled_or_moved_is_refused() -> None:
                 if lines == LINES:
                     continue
                 refused, found = attempt(b"".join(lines))
-                if not refused and lines[: len(LINES)] == LINES:
+                if lines[: len(LINES)] == LINES:
                     assert found == STEPS  # a torn line at the end, with both counters whole
-                elif not refused:
-                    assert sorted(lines[1:3]) == sorted([LINES[2]] * 2)
-                    assert found == [*STEPS, C]
+                else:
+                    assert refused
 
 
 def test_several_lines_at_the_end_are_refused() -> None:
@@ -95,11 +93,11 @@ def test_several_lines_at_the_end_are_refused() -> None:
             read(DATA + extra, "j")
 
 
-def test_one_counter_for_the_other_counts_no_less() -> None:
+def test_one_counter_in_the_place_of_the_other_is_refused() -> None:
     header, even, odd, *rest = LINES
-    with pytest.raises(LedgerCorrupt, match="line 2"):
-        read(b"".join([header, odd, even, *rest]), "j")
-    assert steps_of(b"".join([header, odd, odd, *rest])) == [*STEPS, C]
+    for first, second in ((odd, even), (odd, odd), (even, even)):
+        with pytest.raises(LedgerCorrupt, match=r"line [23]"):
+            read(b"".join([header, first, second, *rest]), "j")
     with pytest.raises(LedgerCorrupt, match=r"line 3|line 7"):  # the newest gone, and the line that only it counts
         read(b"".join([header, even, even, *rest[:-1], rest[-1][:50]]), "j")
 
@@ -134,14 +132,12 @@ def test_any_bytes_at_all_are_refused(data: bytes) -> None:
 def sealed(*texts: str) -> bytes:
     """A forged journal whose hashes are right."""
     (start, contents), lines = Contents.new(Header()), b""
-    for text in texts:
+    pair = [contents.counter()] * 2
+    for number, text in enumerate(texts, 1):
         line, contents.tail = seal(text, contents.tail)
         lines += line
-    contents.steps, contents.lines = len(texts), 3 + len(texts)
-    contents.steps -= 1
-    first = contents.counter()
-    contents.steps += 1
-    pair = [contents.counter(), first] if contents.steps % 2 == 0 else [first, contents.counter()]
+        contents.steps, contents.lines = number, 3 + number
+        pair[number % 2] = contents.counter()
     return start[: contents.counters_at] + b"".join(pair) + lines
 
 

@@ -158,11 +158,12 @@ def written(tmp_path: Path) -> Callable[..., Path]:
     def write(entries: Iterable[tuple[Step, int]], **header: Any) -> Path:
         start, contents = Contents.new(Header(**header))
         lines = []
+        before = newest = contents.counter()
         for step, count in entries:
             lines.append(contents.add(step))
             contents.steps, contents.runs[-1] = contents.steps + count - 1, (step, count)
-        newest = contents.counter()
-        before = counter_line(contents.steps - 1, contents.lines, contents.tail, contents.origin)[0]
+            same_line = counter_line(contents.steps - 1, contents.lines, contents.tail, contents.origin)[0]
+            before, newest = (same_line if count > 1 else newest), contents.counter()
         counters = [newest, before] if contents.steps % 2 == 0 else [before, newest]
         path = tmp_path / "ledger.jsonl"
         path.write_bytes(b"".join([start[: contents.counters_at], *counters, *lines]))

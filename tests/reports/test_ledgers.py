@@ -202,3 +202,9 @@ def test_spending_ends_at_the_claim_and_never_falls(written: Callable[..., Path]
         assert [step for step, _ in by_name[name].points][:2] == [0, 1]
     assert by_name["pld"].points[-1][1] == pytest.approx(facts.epsilon, rel=2e-3)
     assert "one kind of step only" in by_name["strong"].refusal
+
+
+def test_an_unfinished_write_in_the_ledger_is_reported(written: Callable[..., Path]) -> None:
+    path = written([(LAPLACE, 3)])
+    path.write_bytes(path.read_bytes() + b'{"kind":"st')
+    assert "left unfinished by a crash: line 5 is torn and is left out; nothing was released for it." in read(path)

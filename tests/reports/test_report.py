@@ -61,7 +61,8 @@ def test_says_what_the_checklists_ask_for(trained: Path, tmp_path: Path) -> None
         "Learning rate over the steps",
         "no histogram",
         "Version of torch",
-        f"Ledger digest {ledger.digest}",
+        f"Steps in the ledger 31 Ledger digest {ledger.digest}",
+        f"tacit account ledger.jsonl --expect {ledger.digest}",
         "front.dimensions 3",
     ):
         assert words in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from tacit.cli.output import number, show, whole
 
 if TYPE_CHECKING:
     from tacit.accounting import Guarantee
+    from tacit.ledger import Ledger
 
 
 def account(
@@ -32,9 +34,14 @@ def account(
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
     ] = None,
+    expect: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="Fail unless the ledger holds the state of this receipt.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """ε (or δ) of a plan, or of what a ledger lists.
+    """ε (or δ) of a plan, or of what a ledger lists, with a receipt for the ledger: its steps and its digest.
+
+    Keep the receipt away from the ledger: --expect DIGEST then fails if the file was put back to an older copy.
 
     \b
     Examples:
@@ -42,6 +49,7 @@ def account(
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
+      tacit account runs/mnist/ledger.jsonl --expect 5b2c…
     """
     from tacit.accounting import guarantee
     from tacit.accounting.plan import gradients
@@ -56,12 +64,19 @@ def account(
             raise ValueError(f"{', '.join(given)} is for plans; the ledger {ledger} says it itself.")
         book = Ledger.load(ledger)
         entries, header = list(book.entries), book.header
+        receipt, lines = _receipt(book, ledger, expect)
+        if expect is not None and delta is None and epsilon is None and plot is None:
+            show(receipt, lines, as_json=as_json)
+            return
     else:
+        if expect is not None:
+            raise ValueError("--expect compares a ledger with a receipt; give the ledger file as well.")
         if sampling_rate is None or noise_multiplier is None or steps is None:
             missing = [name for name, value in planned.items() if value is None]
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
+        receipt, lines = {}, []
         query = gradients(noise_multiplier, noise)
         entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
     if delta is None and epsilon is None:
@@ -73,7 +88,32 @@ def account(
         from tacit.reports.figures import epsilon_over_steps
 
         epsilon_over_steps(entries, header, delta=delta, path=plot)
-    show(_facts(found), _lines(found, plot), as_json=as_json)
+    show(_facts(found) | receipt, [*_lines(found, plot), *lines], as_json=as_json)
+
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def _receipt(book: Ledger, path: Path, expect: str | None) -> tuple[dict[str, object], list[str]]:
+    """The ledger's receipt and the notes about it, as facts and as lines; refused if it never was as expected."""
+    facts: dict[str, object] = {"steps": len(book), "digest": book.digest, "notes": list(book.notes)}
+    lines = [f"receipt: {len(book)} steps, digest {book.digest}", *(f"note: {note}." for note in book.notes)]
+    if expect is None:
+        return facts, lines
+    digest = expect.strip().lower()
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"--expect is {expect!r}; it must be a receipt's digest, 64 hexadecimal digits.")
+    then = book.steps_at(digest)
+    if then is None:
+        raise ValueError(
+            f"{path} never had the digest {digest}: it has {len(book)} steps now, and was put back to an older copy or "
+            "is another ledger. Restore the newest copy, and charge again what was released after it was made."
+        )
+    since = len(book) - then
+    lines.append(
+        f"expected: found after {then} steps" + (f"; {since} were recorded since." if since else ", the newest.")
+    )
+    return facts | {"expected_steps": then}, lines
 
 
 def _facts(found: Guarantee) -> dict[str, object]:

@@ -140,6 +140,25 @@ class Ledger:
         """A hash of everything in the ledger, the same for the same header and steps in memory or in a file."""
         return self._contents.digest
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a crash had left unfinished in the journal when it was read, and how it was counted."""
+        return tuple(self._contents.notes)
+
+    def steps_at(self, digest: str) -> int | None:
+        """Return after how many steps the ledger had this digest, or None if it never had.
+
+        None for a digest that this ledger once gave means that its file was put back to an older copy, or replaced.
+
+        >>> ledger = Ledger()
+        >>> receipt = ledger.digest, len(ledger)
+        >>> ledger.steps_at(receipt[0])
+        0
+        >>> ledger.steps_at("0" * 64) is None
+        True
+        """
+        return self._contents.steps_at(digest)
+
     def __len__(self) -> int:
         return self._contents.steps
 

@@ -107,3 +107,20 @@ class Contents:
     def digest(self) -> str:
         """The hash of the newest counter, which seals everything."""
         return counter_line(self.steps, self.lines, self.tail, self.origin)[1]
+
+    def steps_at(self, digest: str) -> int | None:
+        """Return after how many steps the digest was this one, or None if it never was."""
+        if digest == self.digest:
+            return self.steps
+        _, replay = Contents.new(self.header)
+        if digest == replay.digest:
+            return 0
+        for step, count in self.runs:
+            replay.add(step)
+            for _ in range(count):
+                if digest == replay.digest:
+                    return replay.steps
+                replay.steps += 1
+            replay.steps -= 1
+            replay.runs[-1] = (step, count)
+        return None

@@ -23,11 +23,14 @@ off the torn line, wait for the disk, then write the counter of the number just 
 there reads as that same number, by case 2). If a disk breaks the assumption and harms neighbouring bytes, a hash no
 longer fits: refused.
 
-**What is detected** beside crashes: any changed byte, and any line removed, inserted, moved or cut off, is refused
-with its line number, except that damage to one counter alone, or to bytes after the last line, is harmless and is
-forgiven as above. **What no file can detect by itself**: that all of it was put back to an older genuine state, or
-removed, or forged by somebody who computes the hashes afresh (they are not keyed). Keep `Ledger.digest` elsewhere,
-in a report say, where that matters.
+**What is detected** beside crashes: any changed byte, and any line removed, inserted, moved or cut off, alone or
+together, is refused with its line number unless the bytes are exactly those that a crash can leave; bytes after the
+last line are left out as a torn line. In particular a damaged counter cannot hide that the line it counted was cut
+off: it is forgiven only where each of its bytes is that of the counter before or of one more step of the last run,
+and a counter that names another line has other hashes. **What no file can detect by itself**: that it was put back to
+an older genuine state (all of it, or a counter with the lines that it alone counts), or removed, or forged by somebody
+who computes the hashes afresh (they are not keyed). The receipt of the newest state, `Ledger.digest` and the number of
+steps, kept elsewhere, detects that: `Ledger.steps_at`.
 """
 
 from __future__ import annotations

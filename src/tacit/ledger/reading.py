@@ -26,17 +26,21 @@ Corrupt = Callable[[int, str], LedgerCorrupt]
 
 
 def read(data: bytes, name: str) -> Contents:
-    """What the bytes of the journal called ``name`` say; damage that is not forgiven raises `LedgerCorrupt`.
+    """Return what the bytes of the journal called ``name`` say, or raise `LedgerCorrupt`.
 
-    Guarantee: for bytes that a crash of the writer can leave (see `tacit.ledger.journal`), the steps returned are all
-    those whose `record` returned, and at most the one in flight besides. Forgiven, never in favour of fewer steps:
+    Guarantee: the bytes are accepted only if a crash of the writer (see `tacit.ledger.journal`) can leave exactly
+    these, and then the steps returned are all those whose `record` had returned, and at most the one in flight besides.
+    So damage is refused, and fewer steps are returned only for bytes that a shorter history leaves: a rollback.
 
-    * one unreadable counter. The other says n, so the lost one said n - 1 or n + 1, and n + 1 steps are counted: one
-      more of the last run, or the step on the line after the last one that n counts;
-    * one line after the last line counted: a step on its way in. If it is whole it is counted; if it is torn, its
-      counter was never written, so nothing was released for it.
+    Let n be what the newest readable counter says. The bytes of the other counter are each those of n - 1 or of n + 1,
+    and a crash leaves one of
 
-    Both at once cannot come from one crash, since a counter is written only when its line is safe; it is refused.
+    * nothing after the last line that n counts. A mixture means that one more step of the last run was on its way in,
+      since the line of any other step is on the disk before its counter is touched: n + 1 steps;
+    * one whole line after it, a step on its way in: n + 1 steps;
+    * a torn line after it. Its counter was not begun, so nothing was released for it: n steps.
+
+    Bytes of the other counter that are neither may have counted a line that is gone: they are refused.
     """
 
     def corrupt(line: int, what: str) -> LedgerCorrupt:
@@ -47,15 +51,16 @@ def read(data: bytes, name: str) -> Contents:
         )
 
     contents = _read_start(data, corrupt)
-    counter, torn = _newest(data, contents, corrupt)
-    contents.steps, contents.lines, tail = counter
+    contents.steps, contents.lines, tail = _newest(data, contents, corrupt)
+    other = data[contents.counters_at + (contents.steps + 1) % 2 * WIDTH :][:WIDTH]
     *whole, rest = data[contents.size :].split(b"\n")
     counted = contents.lines + 1 - FIRST
-    sealed = 0
+    sealed, before = 0, contents.tail
     for number, line in enumerate(whole[:counted], FIRST):
         opened = _open(line, contents.tail)
         if opened is None:
             raise corrupt(number, "the line does not match its hash and the line before it.")
+        before = contents.tail
         sealed += _take(opened, number, contents, corrupt)
         contents.size += len(line) + 1
     if len(whole) < counted:
@@ -67,7 +72,9 @@ def read(data: bytes, name: str) -> Contents:
         contents.runs[-1] = (contents.runs[-1][0], run)
     if (run < 1) if contents.runs else (run != 0):
         raise corrupt(2, f"the counter says {contents.steps} steps, the lines before the last run {sealed}.")
-    _read_end(whole[counted:], rest, run, torn, contents, corrupt)
+    older = (contents.lines - 1, before) if run == 1 else (contents.lines, contents.tail)
+    old = counter_line(max(contents.steps - 1, 0), *older, contents.origin)[0]
+    _read_end(whole[counted:], rest, run, (old, other), contents, corrupt)
     return contents
 
 
@@ -89,25 +96,22 @@ def _read_start(data: bytes, corrupt: Corrupt) -> Contents:
     return contents
 
 
-def _newest(data: bytes, contents: Contents, corrupt: Corrupt) -> tuple[tuple[int, int, str], int]:
-    """The newest counter (steps, lines, tail), and the line number of the one that cannot be read (0 if both can)."""
+def _newest(data: bytes, contents: Contents, corrupt: Corrupt) -> tuple[int, int, str]:
+    """Return the newest readable counter: steps, lines, tail."""
     found: list[tuple[int, int, str]] = []
-    torn = 0
     for slot in range(2):
         line = data[contents.counters_at + slot * WIDTH :][:WIDTH]
         match = _COUNTER.match(line)
         steps, lines, tail = (int(match[1]), int(match[2]), match[3].decode()) if match else (0, 0, "")
         genuine = bool(match) and line == counter_line(steps, lines, tail, contents.origin)[0]
-        if genuine and (steps % 2 == slot or steps == 0) and lines >= FIRST - 1:
+        if genuine and lines >= FIRST - 1 and (steps % 2 == slot or (steps == 0 and found)):
             found.append((steps, lines, tail))
-        else:
-            torn = 2 + slot
     if not found:
-        raise corrupt(2, "neither of the two counters matches its hash.")
+        raise corrupt(2, "no counter matches its hash and its place.")
     counts = [steps for steps, _, _ in found]
     if len(found) == 2 and abs(counts[0] - counts[1]) != 1 and max(counts) > 0:
         raise corrupt(2, f"the two counters say {counts[0]} and {counts[1]} steps; they are never more than one apart.")
-    return max(found), torn
+    return max(found)
 
 
 def _take(opened: tuple[str, str], number: int, contents: Contents, corrupt: Corrupt) -> int:
@@ -133,27 +137,45 @@ def _take(opened: tuple[str, str], number: int, contents: Contents, corrupt: Cor
     return int(previous)
 
 
-def _read_end(extra: list[bytes], rest: bytes, run: int, torn: int, contents: Contents, corrupt: Corrupt) -> None:
-    """What lies after the last line counted, and what an unreadable counter stands for."""
+def _read_end(
+    extra: list[bytes], rest: bytes, run: int, counters: tuple[bytes, bytes], contents: Contents, corrupt: Corrupt
+) -> None:
+    """Read what lies after the last line counted, and the other counter: as it was before the last write, and now."""
     number = contents.lines + 1
     if len(extra) + bool(rest) > 1:
         raise corrupt(number, f"lines follow, but the counter says there are {contents.lines}.")
+    old, other = counters
+    at = 2 + (contents.steps + 1) % 2
+    damaged = corrupt(
+        at,
+        f"the counter is damaged as no crash leaves it, and a line that only it counted may be gone; the other counter "
+        f"says {contents.steps} steps.",
+    )
     opened = _open(extra[0], contents.tail) if extra else None
     if opened is not None:
         if _take(opened, number, contents, corrupt) != run:
             raise corrupt(number, f"the run before this line has {run} steps, not as many as it says.")
         contents.lines, contents.size, contents.steps = number, contents.size + len(extra[0]) + 1, contents.steps + 1
+        if not _is_mixture(other, old, contents.counter()):
+            raise damaged
         contents.notes.append(f"line {number} was written but not yet counted; it counts as one step")
-    elif torn and (extra or rest):
-        raise corrupt(number, f"the line is torn and so is the counter on line {torn}; no single crash does that.")
     elif extra or rest:
+        if other != old:
+            raise damaged
         contents.notes.append(f"line {number} is torn and is left out; nothing was released for it")
-    elif torn and not contents.runs:
-        raise corrupt(torn, "the counter is unreadable and there is no line that it could count.")
-    elif torn:
+    elif other != old:
+        if not contents.runs:
+            raise damaged
         contents.runs[-1] = (contents.runs[-1][0], run + 1)
         contents.steps += 1
-        contents.notes.append(f"the counter on line {torn} is torn; it counts as one more step of the last run")
+        if not _is_mixture(other, old, contents.counter()):
+            raise damaged
+        contents.notes.append(f"the counter on line {at} is torn; it counts as one more step of the last run")
+
+
+def _is_mixture(found: bytes, old: bytes, new: bytes) -> bool:
+    """Return whether a torn write of ``new`` over ``old`` can leave what was ``found``."""
+    return all(byte in pair for byte, *pair in zip(found, old, new, strict=True))
 
 
 def _open(line: bytes, before: str) -> tuple[str, str] | None:

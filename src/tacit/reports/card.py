@@ -23,7 +23,7 @@ def card(run: Run, facts: Findings) -> str:
         powers = zip(charts.RATES, facts.attack_power(charts.RATES), strict=True)
         found = ", ".join(f"{statement.percent(power)} at {100 * rate:g} %" for rate, power in powers)
         rows.append(("Best possible attack", f"true positives at false positives: at most {found}"))
-    rows.append(("Software", f"tacit {__version__}; ledger digest {run.ledger.digest}"))
+    rows.append(("Software", f"tacit {__version__}; {len(run.ledger)} steps, ledger digest {run.ledger.digest}"))
     parts = [f"## Privacy: {mark(named(run))}", ""]
     for text in (*facts.alarms, *facts.remarks):
         parts += [f"> **{mark(text)}**", ""]

@@ -256,4 +256,5 @@ def _remarks(run: Run) -> list[str]:
     held, named = run.ledger.header.fingerprint, run.said.text("dataset", "fingerprint")
     if held and named and held != named:
         remarks.append("The data set's fingerprint in run.json is not the one in the ledger.")
+    remarks += [f"The ledger had been left unfinished by a crash: {note}." for note in run.ledger.notes]
     return remarks

@@ -138,6 +138,7 @@ def _origin(run: Run, facts: Findings) -> str:
     header, said = run.ledger.header, run.said
     ledger = run.files[-1].name  # not where it lies: that says more about the machine than about the run
     rows = [
+        ("Steps in the ledger", f"{len(run.ledger)}"),
         ("Ledger digest", run.ledger.digest),
         ("Ledger written by", clean(header.library) or "–"),
         ("Report written by", f"tacit {__version__}"),
@@ -151,10 +152,11 @@ def _origin(run: Run, facts: Findings) -> str:
     recipe = said.flat("recipe")
     notes = said.value("notes")
     noted = [clean(note) for note in notes[:50] if isinstance(note, str)] if isinstance(notes, list) else []
-    command = f"tacit account {shlex.quote(clean(ledger))} --delta {facts.delta:g}"
+    command = f"tacit account {shlex.quote(clean(ledger))}"
     return (
-        f"<p>Account for the ledger again: <code>{escape(command)}</code>. The digest names this very ledger: whoever "
-        "keeps it can tell if the file was changed later.</p>"
+        f"<p>Account for the ledger again: <code>{escape(command)} --delta {facts.delta:g}</code>. The digest and the "
+        "number of steps are a receipt for this very ledger: if the file is changed, replaced or put back to an older "
+        f"copy later, <code>{escape(command)} --expect {run.ledger.digest}</code> fails.</p>"
         + _facts(rows)
         + (f"<h3>Recipe</h3>{_facts(recipe)}" if recipe else "")
         + (f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in noted)}</ul>" if noted else "")

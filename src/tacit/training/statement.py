@@ -77,7 +77,8 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         _tuning(found),
         "Audit: no audit result is attached to this statement.",
         _arithmetic(entries),
-        f"Software: tacit {__version__}; ledger written by {header.library}; ledger digest {ledger.digest}.",
+        f"Software: tacit {__version__}; ledger written by {header.library}; "
+        f"receipt: {len(ledger)} steps, ledger digest {ledger.digest}.",
     ]
     return "\n".join(lines)
 
