@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -62,5 +63,19 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
     cached(pictures(), fitted(), tmp_path, configuration="a")
     (path,) = tmp_path.iterdir()
     np.save(path, np.zeros(3, np.float16))
-    with pytest.raises(ValueError, match="remove it"):
+    with pytest.raises(ValueError, match="remove it") as error:
         cached(pictures(), fitted(), tmp_path, configuration="a")
+    assert path.stem.removeprefix("features-") not in str(error.value)
+
+
+def test_no_log_and_no_error_says_the_hash_of_the_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        cached(pictures(), fitted(), tmp_path, configuration="a")
+    (path,) = tmp_path.iterdir()
+    assert "features of 20 images" in caplog.text
+    assert path.stem.removeprefix("features-") not in caplog.text
+    with path.open("wb") as file:
+        np.savez(file, features=np.zeros(3))
+    with pytest.raises(ValueError, match="archive") as error:
+        cached(pictures(), fitted(), tmp_path, configuration="a")
+    assert path.stem.removeprefix("features-") not in str(error.value)

@@ -1,7 +1,7 @@
 """Features kept on disk, computed once: a .npy file in half precision, written and read piece by piece.
 
 What is in such a file is as secret as the images it was made from: only its owner may read it, and it is no part of
-what a run releases.
+what a run releases. Its name is a hash of all images, which confirms a guess at them: no log and no error says it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ def cached(images: Tensor, fitted: Fitted, directory: str | Path, *, configurati
         folder.mkdir(parents=True, exist_ok=True)
         _write(path, images, fitted, shape)
     found = np.load(path, mmap_mode="c", allow_pickle=False)  # copied on write: the file stays as it is
+    # Texts name the folder: a file's name is a hash of all images, and confirms a guess at them.
     if not isinstance(found, np.ndarray):
-        raise ValueError(f"{path} is not an array but an archive; remove it.")
+        raise ValueError(f"a file of features is an archive, not an array; remove it: {folder}/features-*.npy.")
     if found.shape != shape or found.dtype != np.float16:
-        raise ValueError(f"{path} has {found.dtype} of shape {found.shape}, not float16 of {shape}; remove it.")
+        raise ValueError(
+            f"a file of features has {found.dtype} of shape {found.shape}, not float16 of {shape}; remove it: "
+            f"{folder}/features-*.npy."
+        )
     return torch.from_numpy(found)
 
 
@@ -60,7 +64,7 @@ def _write(path: Path, images: Tensor, fitted: Fitted, shape: tuple[int, ...]) -
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    log.info("features of %d images written to %s", shape[0], path)
+    log.info("features of %d images written to a file in %s", shape[0], path.parent)
 
 
 def _fill(rows: npt.NDArray[np.float16], images: Tensor, fitted: Fitted) -> None:
