@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,61}[A-Za-z0-9._-])?")
 _DAYS = 825
 _SKEW = datetime.timedelta(minutes=10)  # clocks differ
 
@@ -52,19 +53,35 @@ class Credentials:
 
 
 def check_name(name: str) -> str:
-    """Names end up in certificates, file names and pages."""
+    """Return ``name`` if it can be a participant's: names end up in certificates, file names and pages."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name; use at most 63 letters, digits, spaces, dots, dashes, underscores.")
+        raise ValueError(
+            f"{name[:80]!r} is not a name; use at most 63 of the letters A-Z and a-z, digits, dots, dashes and "
+            "underscores, with spaces between them."
+        )
     return name
 
 
 def common_name(certificate: x509.Certificate) -> str:
+    """Return the one name that a certificate is for, exactly as it stands there.
+
+    Whoever compares it compares every character: names that differ in case or are written in another way are the names
+    of different participants. A second name, or a character that a name cannot have (NUL, a line break, a letter that
+    looks like another one), is refused: what reads only the beginning of a name would take it for another's.
+    """
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(found) != 1 or not isinstance(found[0].value, str):
-        raise ValueError("the certificate has no common name, or several; it must have one.")
-    if not found[0].value.isprintable():
-        raise ValueError("the certificate's common name is not printable text.")
-    return found[0].value
+    if len(found) != 1:
+        raise ValueError(f"the certificate has {len(found)} common names; it must have one.")
+    value = found[0].value
+    if not isinstance(value, str):
+        raise ValueError("the certificate's common name is not text.")
+    return check_name(value)
+
+
+@lru_cache(maxsize=1024)
+def peer_name(certificate: bytes) -> str:
+    """Return who the certificate (in PEM) of a connection's other end is for."""
+    return common_name(x509.load_pem_x509_certificate(certificate))
 
 
 def make_keys(folder: Path, *, servers: Sequence[str] = (), participants: Sequence[str] = ()) -> list[Path]:
@@ -120,9 +137,12 @@ def _leaf(
     hosts: Sequence[str] = (),
 ) -> None:
     if (folder / f"{name}.pem").exists():
-        held = common_name(x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()))
-        if held != subject:
-            raise ValueError(f"{folder / name}.pem is for {held!r}, not {subject!r}; remove it or use another folder.")
+        held = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()).subject
+        if held != _subject(subject):
+            raise ValueError(
+                f"{folder / name}.pem is for {held.rfc4514_string()!r}, not {subject!r}; remove it or "
+                "use another folder."
+            )
         return
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_subject(subject), authority.subject, key.public_key())

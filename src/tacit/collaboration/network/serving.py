@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tacit.collaboration.network.codec import OVERHEAD
-from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.network.keys import Credentials, peer_name
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.server import Reason, Refused
 
@@ -93,16 +93,18 @@ class GrpcServer:
 
     def _answering(self, method: str, answer: Callable[[str, bytes], bytes]) -> Callable[[bytes, Any], bytes]:
         def handle(request: bytes, context: Any) -> bytes:
-            name = _certified(context) if self._secure else _claimed(context)
-            if name is None:
-                self._refuse(context, method, "somebody", "unauthenticated", grpc.StatusCode.UNAUTHENTICATED)
             try:
-                return answer(str(name), request)
+                name = _certified(context) if self._secure else _claimed(context)
+            except ValueError as error:
+                self._refuse(context, method, "somebody", str(error), grpc.StatusCode.UNAUTHENTICATED)
+                raise AssertionError from error  # abort does not return
+            try:
+                return answer(name, request)
             except Refused as refusal:
                 code = STATUS.get(refusal.reason, grpc.StatusCode.INVALID_ARGUMENT)
                 context.set_trailing_metadata(((REASON, refusal.reason.name),))
-                self._refuse(context, method, str(name), str(refusal), code)
-                raise AssertionError from refusal  # abort does not return
+                self._refuse(context, method, name, str(refusal), code)
+                raise AssertionError from refusal
 
         return handle
 
@@ -132,18 +134,22 @@ def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
     return found
 
 
-def _certified(context: Any) -> str | None:
-    """The common name of the certificate that the connection was made with."""
-    names = context.auth_context().get("x509_common_name", ())
-    try:
-        return names[0].decode() if len(names) == 1 else None
-    except UnicodeDecodeError:
-        return None
+def _certified(context: Any) -> str:
+    """Return the name in the certificate that the connection was made with; raises ValueError if it has not one.
+
+    The certificate itself is read, not gRPC's ``x509_common_name``: that is the first name up to the first NUL.
+    """
+    certificates = context.auth_context().get("x509_pem_cert", ())
+    if len(certificates) != 1:
+        raise ValueError("the connection has no certificate.")
+    return peer_name(certificates[0])
 
 
-def _claimed(context: Any) -> str | None:
+def _claimed(context: Any) -> str:
     names = [value for key, value in context.invocation_metadata() if key == PARTICIPANT]
-    return str(names[0]) if len(names) == 1 else None
+    if len(names) != 1:
+        raise ValueError(f"the call says {len(names)} times who makes it.")
+    return str(names[0])
 
 
 def is_loopback(address: str) -> bool:
