@@ -1,4 +1,4 @@
-"""``tacit collaborate keys|serve|admit|revoke|join``: the collaboration over a real network."""
+"""``tacit collaborate serve|join``: the collaboration over a real network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tacit.cli.admission import State
 from tacit.cli.output import number, show, whole
 from tacit.cli.shared import (
     Batch,
@@ -33,41 +34,15 @@ if TYPE_CHECKING:
 _Keys = Annotated[
     Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
 ]
+_DAY = 86400.0
 _Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Without TLS, for a test on this machine: names are believed as given."),
 ]
-_State = Annotated[Path, typer.Option("--state", help="The folder with the server's state.")]
-_Person = Annotated[str, typer.Argument(help="The participant, by the common name of its certificate.")]
-
-
-def keys(
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("keys"),
-    server: Annotated[
-        list[str] | None, typer.Option(help="Host name or address under which participants reach a server.")
-    ] = None,
-    participant: Annotated[list[str] | None, typer.Option(help="Name of a participant; can be given often.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Make a certificate authority and certificates for a server and participants; what is there stays.
-
-    \b
-    Give each participant its own NAME.pem and NAME.key, and ca.pem; keep ca.key to yourself.
-
-    \b
-    Examples:
-      tacit collaborate keys --server training.example.org --participant north --participant south
-      tacit collaborate keys --participant east
-    """
-    from tacit.collaboration.network import make_keys
-
-    written = make_keys(out, servers=server or (), participants=participant or ())
-    paths = [str(path) for path in written]
-    show({"written": paths}, paths or [f"nothing to do: {out} has them all"], as_json=as_json)
 
 
 def serve(
-    state: _State,
+    state: State,
     listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:8470",
     keys: _Keys = None,
     model: Annotated[str | None, typer.Option(help="mlp or cnn; needed once, to begin.")] = None,
@@ -126,6 +101,7 @@ def serve(
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     credentials = _credentials(keys, "server", insecure)
+    _warn(credentials)
     public = None if validate is None else public_records(validate)
     terms = Terms(model=model, bound=bound, upload=upload, protocol=protocol, pool=pool, part=_slice(part))
     service = Service(open_state(state, terms, admit or (), public), lease=lease, patience=patience)
@@ -144,43 +120,12 @@ def serve(
     lines = [f"listening on {address}" + ("" if credentials is not None else ", without TLS")]
     show(facts, [*lines, *([] if page is None else [f"status page {page.address}"])], as_json=as_json)
     sys.stdout.flush()
-    ended.wait()
+    while not ended.wait(_DAY):
+        _warn(credentials)
     for other in (page, judge):
         if other is not None:
             other.stop()
     server.stop()
-
-
-def admit(name: _Person, state: _State, as_json: Json = False) -> None:
-    """Let a participant take part; a server that is running notices.
-
-    \b
-    Example: tacit collaborate admit east --state run
-    """
-    from tacit.collaboration.network import Store
-    from tacit.collaboration.network.keys import check_name
-
-    store = Store(state, sole=False)
-    store.admit(check_name(name))
-    revoked = store.people()[name]
-    store.close()
-    if revoked:
-        raise ValueError(f"{name!r} was revoked, for good; admit another name, with a certificate of its own.")
-    show({"admitted": name}, [f"{name} can take part"], as_json=as_json)
-
-
-def revoke(name: _Person, state: _State, as_json: Json = False) -> None:
-    """Take nothing more from a participant; a server that is running notices. What was added stays.
-
-    \b
-    Example: tacit collaborate revoke east --state run
-    """
-    from tacit.collaboration.network import Store
-
-    store = Store(state, sole=False)
-    store.revoke(name)
-    store.close()
-    show({"revoked": name}, [f"nothing more is taken from {name}"], as_json=as_json)
 
 
 def join(
@@ -204,6 +149,13 @@ def join(
             "it [default: OUT/ledger.jsonl]."
         ),
     ] = None,
+    after_lost_key: Annotated[
+        bool,
+        typer.Option(
+            "--after-lost-key",
+            help="Go on after uploads that somebody else made with a lost key; OUT and the ledger must be the newest.",
+        ),
+    ] = False,
     epochs: Epochs = 15,
     epsilon: Epsilon = None,
     mechanism: Mechanism = "dp-sgd",
@@ -231,14 +183,15 @@ def join(
     from safetensors.torch import save_file
 
     from tacit.collaboration.network import Link, find_shards
+    from tacit.collaboration.network.certificates import check_name
     from tacit.collaboration.network.joining import agreed_settings
     from tacit.collaboration.network.joining import join as take_part
-    from tacit.collaboration.network.keys import check_name
     from tacit.collaboration.network.records import training_records
 
     if (epsilon is None) != without_noise:
         raise ValueError("say --epsilon E for private uploads, or --without-noise for plain ones; one of them.")
     credentials = _credentials(keys, check_name(name), insecure)
+    _warn(credentials)
     records = training_records(data)
     links = [Link(address, credentials, name=name) for address in server]
     shards = find_shards(links)
@@ -256,7 +209,16 @@ def join(
     folder = out or Path("runs") / name
     with _bar(epochs) as progress:
         stand = take_part(
-            shards, name, credentials, records, folder, settings, pool=pool, ledger=ledger, progress=progress
+            shards,
+            name,
+            credentials,
+            records,
+            folder,
+            settings,
+            pool=pool,
+            ledger=ledger,
+            lost_key=after_lost_key,
+            progress=progress,
         )
     for link in links:
         link.close()
@@ -270,6 +232,14 @@ def _credentials(keys: Path | None, name: str, insecure: bool) -> Credentials | 
     if (keys is None) != insecure:
         raise ValueError("give --keys with the certificates (or, for a test on this machine, --insecure-loopback).")
     return None if keys is None else Credentials.read(keys, name)
+
+
+def _warn(credentials: Credentials | None) -> None:
+    """Say in time which certificates expire; refuse to begin with one that has."""
+    import logging
+
+    for warning in [] if credentials is None else credentials.warnings():
+        logging.getLogger("tacit").warning("%s", warning)
 
 
 def _slice(text: str | None) -> tuple[int, int] | None:

@@ -8,6 +8,8 @@ import random
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -318,6 +320,18 @@ def test_a_disk_that_fails_stops_the_server(tmp_path: Path) -> None:
     again = Service(Store(tmp_path))
     assert again.push("ann", codec.pack_token(0) + body) == APPLIED
     again.close()
+
+
+def test_a_second_connection_of_a_process_leaves_the_log_to_the_first(tmp_path: Path) -> None:
+    """Else another program that looks at the state and goes takes the log away, and what is committed is lost."""
+    service = Service(begin(tmp_path, agreement()))
+    script = "import sys, pathlib; from tacit.collaboration.network import Store; "
+    script += "store = Store(pathlib.Path(sys.argv[1]), sole=False); store.admit(sys.argv[2]); store.close()"
+    for name in ("dora", "emil"):
+        subprocess.run([sys.executable, "-c", script, str(tmp_path), name], check=True)
+        assert (tmp_path / "server.sqlite-wal").exists()
+        service.agree(name)
+    service.close()
 
 
 def test_a_state_that_is_locked_for_a_while_does_not_stop_the_server(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -14,11 +15,19 @@ _CHECKPOINT = 1024  # pages, 64 MiB
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open or create a database; whoever uses it from several threads holds a lock of their own."""
+    # A file that is there is not opened here: closing it would let go of the locks that SQLite holds on it for another
+    # connection of this process, and the next program to close the database would then take its log away.
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # for its owner alone; the log beside it follows
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))  # for its owner alone; so is its log
+    except FileExistsError:
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise ValueError(f"{path} cannot be used: {os.strerror(errno.EACCES)}.") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be used: {error.strerror}.") from error
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} cannot be used: {error}.") from error
     try:
         connection.execute(f"PRAGMA page_size = {_PAGE}")
         mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]

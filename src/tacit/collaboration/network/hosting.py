@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.collaboration.exchange import Protocol
+from tacit.collaboration.network.certificates import check_name
 from tacit.collaboration.network.codec import Agreement
-from tacit.collaboration.network.keys import check_name
 from tacit.collaboration.network.records import moments, normalised
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.store import Store, rules_for

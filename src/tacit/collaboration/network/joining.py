@@ -111,13 +111,15 @@ def join(
     *,
     pool: int = 0,
     ledger: Path | None = None,
+    lost_key: bool = False,
     progress: Callable[[Stand], None] | None = None,
 ) -> Stand:
     """Exchange until the planned epochs are done or the budget is spent; after a crash, call it again.
 
     The ledger is FOLDER/ledger.jsonl; the position, what is not acknowledged and what must not change are in
     FOLDER/participant.sqlite. With ``pool`` uploads are masked among so many, or none is made. Another ``ledger``, of
-    another collaboration, is continued: the budget is then for all that is in it.
+    another collaboration, is continued: the budget is then for all that is in it. ``lost_key`` says that somebody else
+    may have uploaded under this name: their uploads are skipped, and this folder, its ledger and its budget go on.
     """
     agreement = shards[0].agreement
     model = builder(agreement.model, channels=len(agreement.mean))()
@@ -157,10 +159,16 @@ def join(
                 download=settings.download,
                 charged=lambda: account.steps,
                 ready=lambda: account.check(workshop.step),
+                lost_key=lost_key,
             )
         else:
             membership = Membership(
-                participant, shards, outbox, download=settings.download, charged=lambda: account.steps
+                participant,
+                shards,
+                outbox,
+                download=settings.download,
+                charged=lambda: account.steps,
+                lost_key=lost_key,
             )
 
         def stand(stopped: str | None = None) -> Stand:

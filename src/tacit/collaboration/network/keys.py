@@ -1,7 +1,7 @@
-"""Certificates for a collaboration: an authority of one's own, a server, participants.
+"""Certificates for a collaboration: an authority of one's own, a server, participants; and new ones for old.
 
 Enough for a test or for a few organisations that trust whoever runs this command; larger ones have an authority
-already, and any certificates will do whose common name is the participant's name. What each may be used for is part of
+already, and its certificates will do (docs/collaboration.md says what they need). What each may be used for is part of
 it: a participant's certificate does not pass for a server's, nor the other way round. Masked uploads want more: the
 authority is the first certificate in ca.pem and issues participants' certificates directly, for keys of an elliptic
 curve and with client authentication among the extended key usages. Revoking is for the server to do: participants know
@@ -13,10 +13,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -24,8 +22,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,61}[A-Za-z0-9._-])?")
-_DAYS = 825
+from tacit.collaboration.network.certificates import check_name, common_name, expiry, serial_text
+
+_DAYS, _AUTHORITY_DAYS = 825, 3650
 _SKEW = datetime.timedelta(minutes=10)  # clocks differ
 
 
@@ -51,37 +50,14 @@ class Credentials:
         """The common name: who one is."""
         return common_name(x509.load_pem_x509_certificate(self.certificate))
 
-
-def check_name(name: str) -> str:
-    """Return ``name`` if it can be a participant's: names end up in certificates, file names and pages."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{name[:80]!r} is not a name; use at most 63 of the letters A-Z and a-z, digits, dots, dashes and "
-            "underscores, with spaces between them."
-        )
-    return name
-
-
-def common_name(certificate: x509.Certificate) -> str:
-    """Return the one name that a certificate is for, exactly as it stands there.
-
-    Whoever compares it compares every character: names that differ in case or are written in another way are the names
-    of different participants. A second name, or a character that a name cannot have (NUL, a line break, a letter that
-    looks like another one), is refused: what reads only the beginning of a name would take it for another's.
-    """
-    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if len(found) != 1:
-        raise ValueError(f"the certificate has {len(found)} common names; it must have one.")
-    value = found[0].value
-    if not isinstance(value, str):
-        raise ValueError("the certificate's common name is not text.")
-    return check_name(value)
-
-
-@lru_cache(maxsize=1024)
-def peer_name(certificate: bytes) -> str:
-    """Return who the certificate (in PEM) of a connection's other end is for."""
-    return common_name(x509.load_pem_x509_certificate(certificate))
+    def warnings(self) -> list[str]:
+        """Return a sentence for each certificate that expires soon; one that has expired is refused."""
+        own = x509.load_pem_x509_certificate(self.certificate).subject.rfc4514_string()
+        again = "have a new one made (tacit collaborate keys --renew NAME) and put it in the place of this one"
+        return [
+            *expiry(f"the certificate of {own}", self.certificate, remedy=again),
+            *expiry("the authority's certificate", self.authority, remedy="agree on a new authority with all others"),
+        ]
 
 
 def make_keys(folder: Path, *, servers: Sequence[str] = (), participants: Sequence[str] = ()) -> list[Path]:
@@ -106,6 +82,43 @@ def make_keys(folder: Path, *, servers: Sequence[str] = (), participants: Sequen
     return written
 
 
+@dataclass(frozen=True, kw_only=True)
+class Renewed:
+    """A name, the serial number of its new certificate, that of the one before, and where the old files are now."""
+
+    name: str
+    serial: str
+    before: str
+    kept: Path
+
+
+def renew(folder: Path, name: str) -> Renewed:
+    """Make another key and certificate for ``name`` (``server`` for the server's), for the same subject and use.
+
+    The old files stay, as NAME.SERIAL.pem and NAME.SERIAL.key. The old certificate is good until it expires or its
+    serial number is revoked; the new one is the same participant's, so its folder, ledger and budget go on.
+    """
+    path = folder / f"{name}.pem"
+    if not path.exists() or name == "ca":
+        raise ValueError(f"there is no participant or server {name!r} in {folder}; make it with `keys --participant`.")
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    authority, authority_key = _authority(folder, [])
+    if old.issuer != authority.subject:
+        raise ValueError(f"{path} is of another authority than {folder / 'ca.pem'}; ask that one for another.")
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(old.subject, authority.subject, key.public_key())
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, critical=extension.critical)
+    before = serial_text(old.serial_number)
+    kept = folder / f"{name}.{before}.pem"
+    path.rename(kept)
+    if (folder / f"{name}.key").exists():
+        (folder / f"{name}.key").rename(folder / f"{name}.{before}.key")
+    made = builder.sign(authority_key, hashes.SHA256())
+    _write(folder, name, made, key, [])
+    return Renewed(name=name, serial=serial_text(made.serial_number), before=before, kept=kept)
+
+
 def _authority(folder: Path, written: list[Path]) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
     if certificate_path.exists():
@@ -118,7 +131,7 @@ def _authority(folder: Path, written: list[Path]) -> tuple[x509.Certificate, ec.
     key = ec.generate_private_key(ec.SECP256R1())
     name = _subject("Tacit collaboration")
     usage = x509.KeyUsage(**{**_NOTHING, "key_cert_sign": True, "crl_sign": True})
-    builder = _builder(name, name, key.public_key())
+    builder = _builder(name, name, key.public_key(), days=_AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     certificate = builder.add_extension(usage, critical=True).sign(key, hashes.SHA256())
     _write(folder, "ca", certificate, key, written)
@@ -139,10 +152,8 @@ def _leaf(
     if (folder / f"{name}.pem").exists():
         held = x509.load_pem_x509_certificate((folder / f"{name}.pem").read_bytes()).subject
         if held != _subject(subject):
-            raise ValueError(
-                f"{folder / name}.pem is for {held.rfc4514_string()!r}, not {subject!r}; remove it or "
-                "use another folder."
-            )
+            other = held.rfc4514_string().removeprefix("CN=")
+            raise ValueError(f"{folder / name}.pem is for {other!r}, not {subject!r}; remove it or use another folder.")
         return
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_subject(subject), authority.subject, key.public_key())
@@ -172,7 +183,9 @@ _NOTHING = dict.fromkeys(
 )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, days: int = _DAYS
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -181,7 +194,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _SKEW)
-        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=days))
     )
 
 

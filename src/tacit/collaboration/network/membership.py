@@ -16,8 +16,9 @@ from tacit.collaboration.messages import Download, Upload
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.codec import Agreement
 from tacit.collaboration.network.link import Link
-from tacit.collaboration.network.outbox import Outbox, Position
+from tacit.collaboration.network.outbox import Letter, Outbox, Position
 from tacit.collaboration.participant import Participant
+from tacit.collaboration.server import Reason, Refused
 from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")
@@ -89,7 +90,8 @@ def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
 class Membership:
     """``participant`` among ``shards``, its state in ``outbox``; made anew after a crash, it goes on from there.
 
-    ``charged`` says how many steps the participant's ledger has.
+    ``charged`` says how many steps the participant's ledger has. ``lost_key`` says that somebody else may have uploaded
+    under this name: the servers' count is then gone on with.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Membership:
         *,
         download: float = 1.0,
         charged: Callable[[], int] = lambda: 0,
+        lost_key: bool = False,
     ) -> None:
         self.participant, self._shards, self._download = participant, list(shards), download
         self.lost = 0
@@ -108,9 +111,13 @@ class Membership:
         position = self.outbox.position()
         if position is not None:
             participant.resume(sequence=position.sequence, steps=position.steps, parameters=position.parameters)
+        else:
+            participant.sequence = outbox.foreign
         try:
+            if lost_key:
+                self._skip_foreign()
             self._check_due()
-        except ValueError:
+        except (ValueError, Refused):
             self.outbox.close()
             raise
 
@@ -132,13 +139,55 @@ class Membership:
                 raise ValueError(
                     f"the server {shard.link.address} has {shard.due} uploads of {self.participant.name!r}, the folder "
                     f"{self.outbox.folder} {self.participant.sequence}; it is an old copy, or somebody else has the "
-                    "same name."
+                    "same name. Put the newest copy back; or, if your key was lost and this folder and its ledger are "
+                    "the newest, have its certificate revoked and join with a new one and --after-lost-key."
                 )
+
+    def _skip_foreign(self) -> None:
+        """Go on after uploads that somebody else made under this name.
+
+        The ledger stays as it is: it lists what this participant released. An upload whose number somebody else has
+        taken is sent under the next one, with the same values: its noise is not drawn again.
+        """
+        if len(self._shards) > 1:
+            raise ValueError(
+                "after a lost key only one server can be gone on with: each of several may have taken other uploads. "
+                "Begin another collaboration, and continue this ledger in it (--ledger)."
+            )
+        shard, own = self._shards[0], self.participant.sequence
+        letters = self.outbox.unsent() if not shard.agreement.pool else []
+        for letter in list(letters):
+            if letter.sequence < shard.due and self._is_taken(letter):
+                self.outbox.acknowledged(letter)
+                letters.remove(letter)
+        first = max(shard.due, letters[0].sequence if letters else own)
+        bodies = [
+            codec.pack_upload(number, *codec.unpack_upload(letter.body, size=shard.agreement.size)[1:],
+                              size=shard.agreement.size)
+            for number, letter in enumerate(letters, first)
+        ]  # fmt: skip
+        skipped = first + len(letters) - own
+        if skipped > 0:
+            self.outbox.renumber(letters, bodies, first=first, skipped=skipped)
+            self.participant.sequence = own + skipped
+            log.warning(
+                "%d uploads under the name %s are not ours; going on after them", skipped, self.participant.name
+            )
+
+    def _is_taken(self, letter: Letter) -> bool:
+        """Return whether the server has this very upload under its number."""
+        try:
+            self._shards[letter.part].link.call("Push", codec.pack_token(0) + letter.body)
+        except Refused as refusal:
+            if refusal.reason is not Reason.REPLAYED:
+                raise
+            return False
+        return True
 
     @property
     def done(self) -> int:
-        """Uploads so far, those included that are still in the outbox."""
-        return self.participant.sequence
+        """Uploads of one's own so far, those included that are still in the outbox."""
+        return self.participant.sequence - self.outbox.foreign
 
     def start_from_server(self) -> None:
         """Make the latest global parameters one's own."""

@@ -172,6 +172,23 @@ class Outbox:
             )
         return Letter(sequence=letter.sequence, part=letter.part, body=body)
 
+    @property
+    def foreign(self) -> int:
+        """How many uploads under this name were somebody else's."""
+        return int(self.fact("foreign") or 0)
+
+    def renumber(self, letters: Sequence[Letter], bodies: Sequence[bytes], *, first: int, skipped: int) -> None:
+        """Skip so many numbers that somebody else has used; ``letters`` become ``bodies``, numbered from ``first``."""
+        with transaction(self._db):
+            pairs = list(enumerate(zip(letters, bodies, strict=True), first))
+            for number, (letter, body) in reversed(pairs):
+                self._db.execute(
+                    "UPDATE uploads SET sequence = ?, body = ?, digest = ? WHERE sequence = ? AND part = ?",
+                    (number, body, hashlib.sha256(body).digest(), letter.sequence, letter.part),
+                )
+            self._db.execute("UPDATE position SET sequence = sequence + ?", (skipped,))
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('foreign', ?)", (str(self.foreign + skipped),))
+
     def acknowledged(self, letter: Letter) -> None:
         """Forget what was in it; its digest stays."""
         with transaction(self._db):

@@ -55,10 +55,11 @@ class MaskedMembership(Membership):
         download: float = 1.0,
         charged: Callable[[], int] = lambda: 0,
         ready: Callable[[], None] = lambda: None,
+        lost_key: bool = False,
     ) -> None:
         if not shard.agreement.pool:
             raise ValueError(f"the server {shard.link.address} takes no masked uploads; join without them.")
-        super().__init__(participant, [shard], outbox, download=download, charged=charged)
+        super().__init__(participant, [shard], outbox, download=download, charged=charged, lost_key=lost_key)
         self._link, self._agreement = shard.link, shard.agreement
         self._credentials, self._agreed, self._ready = credentials, agreed, ready
 

@@ -7,15 +7,18 @@ participant.
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from cryptography import x509
 
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network import codec
+from tacit.collaboration.network.certificates import Peer, serial_text
 from tacit.collaboration.network.intake import APPLIED, Intake, Traffic, Turns, check_individual
 from tacit.collaboration.network.masking import Card
 from tacit.collaboration.network.pool import HELD, Pool
@@ -44,7 +47,8 @@ class Service:
     ) -> None:
         self.agreement, self.traffic = store.agreement, Traffic()
         self._state, self._clock = State(store, snapshot_every=snapshot_every), clock
-        self._lock = threading.RLock()
+        self._lock, self._revoked = threading.RLock(), store.revocations()
+        self._peers: dict[str, Peer] = {}
         self._whole: tuple[int, bytes] = (-1, b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
@@ -61,6 +65,25 @@ class Service:
                 patience=patience,
                 duration=lease,
                 everybody=lambda: [name for name, revoked in self._state.people.items() if not revoked],
+            )
+
+    def check_certificate(self, peer: Peer) -> None:
+        """Refuse whoever comes with a certificate that was revoked, at this moment."""
+        if peer.serial is not None:
+            self._check_serial(peer.name, peer.serial)
+            if peer.name in self._state.people:
+                self._peers[peer.name] = peer
+
+    def _check_serial(self, name: str, serial: int) -> None:
+        try:
+            revoked = serial in self._revoked
+        except sqlite3.Error as error:
+            raise Refused(Reason.UNAVAILABLE, f"the server cannot read its state: {error}.") from None
+        if revoked:
+            raise Refused(
+                Reason.REVOKED,
+                f"the certificate {serial_text(serial)} of {name!r} was revoked; go on with a new one, in the same "
+                "folder and with the same ledger.",
             )
 
     # -- what is asked -----------------------------------------------------------------------------------------------
@@ -129,6 +152,11 @@ class Service:
         """Take part in a round with a key. The others check as well whether somebody vouches for it."""
         round_id, rest = codec.split_round(request)
         card = Card.unpack(rest)
+        serial: int | None = None
+        with suppress(ValueError):  # what cannot be read is refused with its reason below
+            serial = x509.load_der_x509_certificate(card.certificate).serial_number
+        if serial is not None:
+            self._check_serial(name, serial)
         self._pooled(name, lambda pool: pool.enrol(name, round_id, card, self._clock()))
         return APPLIED
 
@@ -214,6 +242,7 @@ class Service:
                     "revoked": revoked,
                     "statement": statements.get(name, ""),
                     "last": self.traffic.last.get(name),
+                    **_certificate(self._peers.get(name)),
                 }
                 for name, revoked in self._state.people.items()
             ]
@@ -221,4 +250,12 @@ class Service:
     def close(self) -> None:
         """Write a snapshot and let go of the store."""
         with self._lock:
+            self._revoked.close()
             self._state.close()
+
+
+def _certificate(peer: Peer | None) -> dict[str, object]:
+    """Return what is known of the certificate that somebody came with last."""
+    if peer is None or peer.serial is None or peer.expires is None:
+        return {"serial": None, "expires": None}
+    return {"serial": serial_text(peer.serial), "expires": peer.expires.timestamp()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from typing import Any
 
 import grpc
 
+from tacit.collaboration.network.certificates import SOON, Peer, identify, serial_text
 from tacit.collaboration.network.codec import OVERHEAD
-from tacit.collaboration.network.keys import Credentials, peer_name
+from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.server import Reason, Refused
 
@@ -49,6 +51,7 @@ class GrpcServer:
         if credentials is None and not is_loopback(listen):
             raise ValueError(f"listen is {listen!r}; without certificates only a loopback address is served.")
         self._service, self._secure = service, credentials is not None
+        self._reminded: dict[int, datetime.date] = {}
         if credentials is not None:
             service.trust(credentials.authority)
         longest = 8 * service.agreement.most + OVERHEAD
@@ -94,19 +97,35 @@ class GrpcServer:
     def _answering(self, method: str, answer: Callable[[str, bytes], bytes]) -> Callable[[bytes, Any], bytes]:
         def handle(request: bytes, context: Any) -> bytes:
             try:
-                name = _certified(context) if self._secure else _claimed(context)
+                peer = _certified(context) if self._secure else _claimed(context)
             except ValueError as error:
                 self._refuse(context, method, "somebody", str(error), grpc.StatusCode.UNAUTHENTICATED)
                 raise AssertionError from error  # abort does not return
             try:
-                return answer(name, request)
+                self._service.check_certificate(peer)
+                self._remind(peer)
+                return answer(peer.name, request)
             except Refused as refusal:
                 code = STATUS.get(refusal.reason, grpc.StatusCode.INVALID_ARGUMENT)
                 context.set_trailing_metadata(((REASON, refusal.reason.name),))
-                self._refuse(context, method, name, str(refusal), code)
+                self._refuse(context, method, peer.name, str(refusal), code)
                 raise AssertionError from refusal
 
         return handle
+
+    def _remind(self, peer: Peer) -> None:
+        """Warn, once a day, that a participant's certificate expires soon."""
+        if peer.expires is None or peer.serial is None:
+            return
+        now = datetime.datetime.now(datetime.UTC)
+        if peer.expires - now < SOON and self._reminded.get(peer.serial) != now.date():
+            self._reminded[peer.serial] = now.date()
+            log.warning(
+                "the certificate of %s (serial %s) expires on %s; without another it is then refused",
+                peer.name,
+                serial_text(peer.serial),
+                f"{peer.expires:%Y-%m-%d}",
+            )
 
     def _refuse(self, context: Any, method: str, name: str, text: str, code: grpc.StatusCode) -> None:
         if code is not grpc.StatusCode.UNAVAILABLE:  # waiting for one's turn is no offence
@@ -134,22 +153,22 @@ def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
     return found
 
 
-def _certified(context: Any) -> str:
-    """Return the name in the certificate that the connection was made with; raises ValueError if it has not one.
+def _certified(context: Any) -> Peer:
+    """Return whose certificate the connection was made with; raises ValueError if it has not exactly one name.
 
     The certificate itself is read, not gRPC's ``x509_common_name``: that is the first name up to the first NUL.
     """
     certificates = context.auth_context().get("x509_pem_cert", ())
     if len(certificates) != 1:
         raise ValueError("the connection has no certificate.")
-    return peer_name(certificates[0])
+    return identify(certificates[0])
 
 
-def _claimed(context: Any) -> str:
+def _claimed(context: Any) -> Peer:
     names = [value for key, value in context.invocation_metadata() if key == PARTICIPANT]
     if len(names) != 1:
         raise ValueError(f"the call says {len(names)} times who makes it.")
-    return str(names[0])
+    return Peer(name=str(names[0]))
 
 
 def is_loopback(address: str) -> bool:

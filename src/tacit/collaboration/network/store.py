@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,7 +44,8 @@ CREATE TABLE snapshot (
     facts TEXT NOT NULL
 ) STRICT;
 """
-_ROUNDS = """
+_LATER = """
+CREATE TABLE IF NOT EXISTS revoked_certificates (serial TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS rounds (
     participant TEXT NOT NULL, id BLOB NOT NULL, PRIMARY KEY (participant, id), UNIQUE (id, participant)
 ) STRICT, WITHOUT ROWID;
@@ -69,6 +71,22 @@ class Entry:
     contributors: tuple[str, ...] = ()
 
 
+class Revocations:
+    """Which certificates were revoked, as of now, on a connection of its own: readers do not wait for a write."""
+
+    def __init__(self, path: Path) -> None:
+        self._db, self._lock = connect(path), threading.Lock()
+
+    def __contains__(self, serial: int) -> bool:
+        with self._lock:
+            row = self._db.execute("SELECT 1 FROM revoked_certificates WHERE serial = ?", (f"{serial:x}",)).fetchone()
+        return row is not None
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
 class Store:
     """The folder of one server; one process at a time may serve it."""
 
@@ -77,7 +95,7 @@ class Store:
         if not path.exists():
             raise ValueError(f"{folder} has no server's state; begin one with `tacit collaborate serve --model ...`.")
         self._sole = Sole(folder) if sole else None
-        self._db = connect(path)
+        self._path, self._db = path, connect(path)
         # Where SQLite was built to write zeros over what is deleted, forgetting an upload costs as much as keeping it.
         # The longer the log grows, the more pages in it are used again before they are copied to the database.
         self._db.execute("PRAGMA secure_delete = FAST")
@@ -86,7 +104,7 @@ class Store:
         if facts.get("format") != str(FORMAT):
             self.close()
             raise ValueError(f"{path} has format {facts.get('format')}; this version of tacit reads format {FORMAT}.")
-        self._db.execute(_ROUNDS)
+        self._db.executescript(_LATER)
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
 
@@ -129,6 +147,18 @@ class Store:
             done = self._db.execute("UPDATE participants SET revoked = 1 WHERE name = ?", (name,))
             if not done.rowcount:
                 raise ValueError(f"{name!r} does not take part; there is nothing to revoke.")
+
+    def revoke_certificate(self, serial: int) -> None:
+        """Take nothing more from whoever comes with the certificate of this number. A running server notices.
+
+        Its participant can go on with another certificate.
+        """
+        with transaction(self._db):
+            self._db.execute("INSERT OR IGNORE INTO revoked_certificates VALUES (?)", (f"{serial:x}",))
+
+    def revocations(self) -> Revocations:
+        """Look up revoked certificates without waiting for whoever writes."""
+        return Revocations(self._path)
 
     def people(self) -> dict[str, bool]:
         """Everybody who was admitted, in that order, and whether they were revoked."""
