@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.admission import admit, keys, revoke
-from tacit.cli.network import join, serve
+from tacit.cli.join import join
+from tacit.cli.network import serve
 from tacit.cli.output import number, show, whole
 from tacit.cli.shared import (
     Batch,

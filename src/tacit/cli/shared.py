@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from tacit.cli.output import number, whole
 
 if TYPE_CHECKING:
     from tacit.collaboration import Settings
+    from tacit.collaboration.network import Credentials
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Epochs = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Exchanges of each participant.")]
@@ -38,6 +40,15 @@ ClipNorm = Annotated[
     ),
 ]
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
+
+
+Keys = Annotated[
+    Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure-loopback", help="Without TLS, for a test on this machine: names are believed as given."),
+]
 
 
 Normalisation = Annotated[
@@ -72,3 +83,19 @@ def private(
         mechanism, epsilon=epsilon, settings=settings, clip_norm=clip_norm, normalisation=normalisation
     )
     return replace(settings, privacy=privacy)
+
+
+def credentials_of(keys: Path | None, name: str, insecure: bool) -> Credentials | None:
+    from tacit.collaboration.network import Credentials
+
+    if (keys is None) != insecure:
+        raise ValueError("give --keys with the certificates (or, for a test on this machine, --insecure-loopback).")
+    return None if keys is None else Credentials.read(keys, name)
+
+
+def warn_of_expiry(credentials: Credentials | None) -> None:
+    """Say in time which certificates expire; refuse to begin with one that has."""
+    import logging
+
+    for warning in [] if credentials is None else credentials.warnings():
+        logging.getLogger("tacit").warning("%s", warning)

@@ -108,12 +108,20 @@ class Lease:
         """Whether nobody has it."""
         return self._holder is None or now >= self._expires
 
+    def take_lapsed(self, now: float) -> str | None:
+        """Return whose time has run out without an upload, once, and let go of the lease."""
+        if self._holder is None or now < self._expires:
+            return None
+        lapsed, self._holder = self._holder, None
+        return lapsed
+
 
 class Rota:
     """The lease of the round robin: handed on in the order of ``names``, past those who do not come.
 
     Whoever is next has ``patience`` to ask for its turn; if it does not, the turn passes to the next who has asked, and
-    one that was passed over is not waited for again until it asks. Whoever has the turn keeps it for ``duration``.
+    one that was passed over is not waited for again until it asks. Whoever has the turn keeps it for ``duration``; one
+    that lets it lapse loses its place, and is not waited for either until it asks again.
     """
 
     def __init__(self, names: Sequence[str], duration: float, *, patience: float, first: int = 0) -> None:
@@ -130,6 +138,7 @@ class Rota:
         """The turn, if it is this participant's."""
         if participant not in self._names:
             self._names.append(participant)
+        self.take_lapsed(now)
         self._asked[participant] = now
         self._absent.discard(participant)
         if self._lease.free(now):
@@ -154,6 +163,13 @@ class Rota:
     def release(self, token: int) -> None:
         """End one's turn; one that has passed on stays where it is."""
         self._lease.release(token)
+
+    def take_lapsed(self, now: float) -> str | None:
+        """Return who has let its turn lapse, once."""
+        lapsed = self._lease.take_lapsed(now)
+        if lapsed is not None:
+            self._absent.add(lapsed)
+        return lapsed
 
     def _due(self) -> str:
         start = self._names.index(self._last) + 1 if self._last in self._names else 0

@@ -48,22 +48,43 @@ class Busy(sqlite3.OperationalError):
     """Another program keeps the database locked; nothing was written."""
 
 
+class StorageFailed(OSError):
+    """The disk is full or fails. What was to be written was not, and what was written before stays."""
+
+
+@contextmanager
+def explained(connection: sqlite3.Connection) -> Iterator[None]:
+    """Say in one sentence that the disk is full or fails (`StorageFailed`)."""
+    try:
+        yield
+    except Busy:
+        raise
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        path = connection.execute("PRAGMA database_list").fetchone()[2]
+        full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        reason = "the disk is full; free some space" if full else f"{error}; mend that"
+        raise StorageFailed(f"{path} cannot be written: {reason} and start again.") from error
+
+
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """All or nothing; on the disk when it ends."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+    with explained(connection):
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            raise Busy(str(error)) from None
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
-        raise Busy(str(error)) from None
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 class Sole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import threading
 import time
@@ -15,6 +16,8 @@ from tacit.collaboration.network import codec
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry
 from tacit.collaboration.server import Checked, Contents, Reason, Refused
+
+log = logging.getLogger("tacit")
 
 APPLIED, ALREADY = b"\x00", b"\x01"
 
@@ -71,7 +74,7 @@ class Turns:
         clock: Callable[[], float],
     ) -> None:
         first = secrets.randbits(62)  # a token from before a restart means nothing now
-        self._clock = clock
+        self._clock, self._duration = clock, lease
         self._lease: Lease | Rota | None = None
         if protocol is Protocol.RANDOM_ORDER:
             self._lease = Lease(lease, first=first, patience=patience)
@@ -82,8 +85,17 @@ class Turns:
         """A token, or refused: to wait."""
         if self._lease is None:
             return 0
+        now = self._clock()
+        lapsed = self._lease.take_lapsed(now)
+        if lapsed is not None:
+            log.warning(
+                "%s let its turn lapse (%g s) and the next one has it; if its epochs take longer, serve with a longer "
+                "--lease",
+                lapsed,
+                self._duration,
+            )
         try:
-            return self._lease.acquire(name, now=self._clock())
+            return self._lease.acquire(name, now=now)
         except LeaseHeld as held:
             raise Refused(Reason.WAIT, str(held)) from None
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
+import re
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,6 +15,7 @@ import grpc
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.diagnosis import diagnose
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.serving import PARTICIPANT, REASON, SERVICE, is_loopback
 from tacit.collaboration.server import Reason, Refused
@@ -20,7 +24,12 @@ log = logging.getLogger("tacit")
 
 LARGEST_DOWNLOAD = 1 << 30
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_DEADLINE = 120.0
+_TRANSPORT = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)  # also what gRPC calls a stream that broke
+_CRASHED = "Exception calling application"  # and what it says if the server's own code failed
+_DEADLINE, _FIRST_DEADLINE = 120.0, 3.0
+_SILENCE, _SLOW = 1.0, 3.0  # seconds that may pass before something is said
+_DIAGNOSES, _SAY_AGAIN = 20.0, 60.0
+_NUMBERS = re.compile(r"[0-9.]+")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _LONGEST_DETAILS = 500
 _WAITING_PAUSE = 0.5  # between questions whether it is one's turn
@@ -33,11 +42,18 @@ class Unreachable(OSError):
 class Link:
     """The connection to one server. Without ``credentials`` (and TLS) only to this machine, as ``name``.
 
-    A server that does not answer is asked again for ``patience`` seconds; a refusal is raised as `Refused`.
+    A server that does not answer is asked again for ``patience`` seconds; a refusal is raised as `Refused`. ``tell`` is
+    given a sentence about what is waited for, and why; it is logged otherwise.
     """
 
     def __init__(
-        self, address: str, credentials: Credentials | None, *, name: str = "", patience: float = 3600.0
+        self,
+        address: str,
+        credentials: Credentials | None,
+        *,
+        name: str = "",
+        patience: float = 3600.0,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", LARGEST_DOWNLOAD),
@@ -47,7 +63,11 @@ class Link:
             ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.enable_retries", 0),
         ]
-        self.address, self._patience = address, patience
+        self.address, self._patience, self._credentials = address, patience, credentials
+        self._tell = tell if tell is not None else lambda text: log.info("%s", text)
+        self._met = False  # whether the server has ever answered
+        self._saying = threading.Lock()
+        self._diagnosed, self._said = -math.inf, ("", -math.inf)
         self._metadata: list[tuple[str, str]] = []
         if credentials is None:
             if not is_loopback(address):
@@ -59,6 +79,17 @@ class Link:
             own = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
             self._channel = grpc.secure_channel(address, own, options=options)
         self._calls: dict[str, Callable[..., bytes]] = {}
+        self._pending: float | None = None  # since when a question has no answer
+        self._closed = threading.Event()
+        if tell is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Say that an answer is slow to come; the question itself waits much longer, for a large model's sake."""
+        while not self._closed.wait(1.0):
+            since = self._pending
+            if since is not None and time.monotonic() - since > _SLOW:
+                self._say(f"waiting for an answer of {self.address}.")
 
     def agree(self) -> tuple[int, Agreement]:
         """The number of one's next upload, and what everybody has agreed on."""
@@ -85,43 +116,82 @@ class Link:
             except Refused as refusal:
                 if refusal.reason is not Reason.LEASE:
                     raise
-                log.info("the lease on %s expired; asking for another turn", self.address)
+                self._say(f"our turn at {self.address} is over; the upload goes out, as it is, in the next one.")
                 token = self.turn()
 
     def report(self, statement: str) -> None:
         self.call("Report", statement.encode()[: codec.LONGEST_STATEMENT])
 
     def call(self, method: str, request: bytes) -> bytes:
-        """One question, asked until there is an answer."""
+        """Ask one question until there is an answer, and say within a few seconds what is waited for.
+
+        A connection that breaks is no answer: every question may be asked twice. If the first contact fails for a
+        reason that waiting does not mend, that reason is raised.
+        """
         if method not in self._calls:
             self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        started, pause = time.monotonic(), _FIRST_PAUSE
+        asked = started = time.monotonic()
+        pause = _FIRST_PAUSE
         while True:
+            timeout = _DEADLINE if self._met else _FIRST_DEADLINE
+            self._pending = time.monotonic()
             try:
-                return self._calls[method](request, timeout=_DEADLINE, metadata=self._metadata)
+                answer = self._calls[method](request, timeout=timeout, metadata=self._metadata)
+                self._met, self._pending = True, None
+                return answer
             except grpc.RpcError as error:
-                reason = _reason(error)
+                self._pending = None
+                reason, now = _reason(error), time.monotonic()
+                self._met = self._met or reason is not None
                 if reason is Reason.WAIT:
-                    started, pause = time.monotonic(), _WAITING_PAUSE  # the server is well
-                elif error.code() not in _AGAIN:
+                    started, pause = now, _WAITING_PAUSE  # the server is well
+                    if now - asked > _SILENCE:
+                        self._say(f"waiting at {self.address}: {_details(error)}")
+                elif not _heals(error, reason):
                     raise _refusal(error, reason) from None
-                elif time.monotonic() - started > self._patience:
+                elif now - started > self._patience:
                     raise Unreachable(
                         f"the server {self.address} has not answered for {self._patience:g} s ({_details(error)}); "
                         "join again when it does."
                     ) from None
-                else:
-                    log.info("%s is not answering (%s); trying again", self.address, _details(error))
+                elif now - asked > _SILENCE and now - self._diagnosed > _DIAGNOSES:
+                    self._diagnose()
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def _diagnose(self) -> None:
+        """Find out why there is no answer, and say so; raise what cannot be waited for, if nothing was ever heard."""
+        found = diagnose(self.address, self._credentials)
+        self._diagnosed = time.monotonic()
+        if found.final and not self._met:
+            raise ValueError(found.text)
+        self._say(f"{found.text} Trying again.")
+
+    def _say(self, text: str) -> None:
+        """Say something unless it was just said; numbers in it, such as seconds left, do not make it new."""
+        alike, now = _NUMBERS.sub("", text), time.monotonic()
+        with self._saying:
+            if alike != self._said[0] or now - self._said[1] > _SAY_AGAIN:
+                self._said = alike, now
+                self._tell(text)
+
     def close(self) -> None:
+        self._closed.set()
         self._channel.close()
 
 
 def _reason(error: grpc.RpcError) -> Reason | None:
     named = str(dict(error.trailing_metadata() or ()).get(REASON))
     return Reason[named] if named in Reason.__members__ else None
+
+
+def _heals(error: grpc.RpcError, reason: Reason | None) -> bool:
+    """Return whether it was the connection that failed, and not a refusal: another try may succeed."""
+    if reason is not None:
+        return False
+    if error.code() in _TRANSPORT:
+        return not str(error.details() or "").startswith(_CRASHED)
+    return error.code() in _AGAIN
 
 
 def _refusal(error: grpc.RpcError, reason: Reason | None) -> Exception:

@@ -201,11 +201,11 @@ class Membership:
         try:
             self.participant.train()
             upload = self.participant.finish()
-        except BudgetExceeded:
+            self.keep(self._bodies(upload))
+        except (BudgetExceeded, OSError):  # nothing is sent; a disk that is full here must not stop the others
             for shard, token in zip(self._shards, tokens, strict=True):
                 shard.link.give_back(token)
             raise
-        self.keep(self._bodies(upload))
         self.deliver(tokens)
         return upload
 

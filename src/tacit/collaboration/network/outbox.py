@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from tacit.collaboration.messages import Vector
-from tacit.collaboration.network.database import Sole, connect, transaction
+from tacit.collaboration.network.database import Sole, StorageFailed, connect, transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -82,7 +82,7 @@ class Outbox:
         except sqlite3.Error as error:
             self.close()
             raise ValueError(f"{folder / 'participant.sqlite'} cannot be used: {error}.") from error
-        except ValueError:
+        except (ValueError, StorageFailed):
             self.close()
             raise
 

@@ -40,7 +40,7 @@ class Service:
         self,
         store: Store,
         *,
-        lease: float = 600.0,
+        lease: float = 60.0,
         patience: float = 10.0,
         snapshot_every: int = 500,
         clock: Callable[[], float] = time.monotonic,

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tacit.collaboration.network.database import Busy
+from tacit.collaboration.network.database import Busy, StorageFailed
 from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.store import Entry, Store
 from tacit.collaboration.server import Checked, ParameterServer, Reason, Refused
@@ -61,10 +61,13 @@ class State:
                 return write()
             except Busy:
                 raise Refused(Reason.WAIT, "another program has locked the server's state; try again later.") from None
-            except sqlite3.Error as error:
-                self._failed = str(error)
+            except (sqlite3.Error, StorageFailed) as error:
+                self._failed = "its disk is full" if "is full" in str(error) else "its disk fails"
                 log.error("the server's state cannot be written: %s; restart it when that is mended", error)
-        raise Refused(Reason.UNAVAILABLE, "the server cannot write its state; it must be mended and restarted.")
+        raise Refused(
+            Reason.UNAVAILABLE,
+            f"the server cannot write its state ({self._failed}); it must be mended and restarted. Join again then.",
+        )
 
     def refresh(self) -> None:
         """Notice who was admitted or revoked by another process."""

@@ -23,7 +23,7 @@ import numpy as np
 from tacit._files import sync
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.codec import Agreement, unpack_upload
-from tacit.collaboration.network.database import Sole, connect, transaction
+from tacit.collaboration.network.database import Sole, connect, explained, transaction
 from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
@@ -121,7 +121,8 @@ class Store:
             fresh = path.with_suffix(".new")
             fresh.unlink(missing_ok=True)
             db = connect(fresh)
-            db.executescript(_SCHEMA)
+            with explained(db):
+                db.executescript(_SCHEMA)
             values = {"format": str(FORMAT), "agreement": agreement.to_json(), "rules": json.dumps(asdict(rules))}
             with transaction(db):
                 db.executemany("INSERT INTO facts VALUES (?, ?)", values.items())
