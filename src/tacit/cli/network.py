@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +41,15 @@ def serve(
         str | None, typer.Option("--slice", help="FIRST:LAST of the parameters, if other servers own the rest.")
     ] = None,
     validate: Annotated[
-        str | None, typer.Option(help="Public records: a data set of `tacit data`, or FILE.npz with images and labels.")
+        str | None,
+        typer.Option(
+            help="Public records like the participants' (same size, same classes): a data set of `tacit data`, or "
+            "FILE.npz with images and labels."
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="HxW", help="Size of all images, 28x28 or 3x32x32 [default: that of the public records]."),
     ] = None,
     lease: Annotated[float, typer.Option(parser=number, metavar="SECONDS", help="The longest a turn lasts.")] = 60.0,
     patience: Annotated[
@@ -59,7 +68,8 @@ def serve(
 
     \b
     Inputs are normalised, everywhere, by mean and standard deviation of the public records of --validate, which must
-    be the same for all servers of a collaboration. A server of a slice has no whole model whose accuracy it could show.
+    be the same for all servers of a collaboration, and like the participants' own: images of another size are refused,
+    on either side. A server of a slice has no whole model whose accuracy it could show.
 
     \b
     Examples:
@@ -79,11 +89,14 @@ def serve(
     credentials = credentials_of(keys, "server", insecure)
     warn_of_expiry(credentials)
     public = None if validate is None else public_records(validate)
-    terms = Terms(model=model, bound=bound, upload=upload, protocol=protocol, pool=pool, part=_slice(part))
+    terms = Terms(
+        model=model, bound=bound, upload=upload, protocol=protocol, pool=pool, part=_slice(part), image=_image(image)
+    )
     service = Service(open_state(state, terms, admit or (), public), lease=lease, patience=patience)
     server = GrpcServer(service, listen, credentials)
     whole_model = service.agreement.size == service.agreement.parameters
-    judge = Judge(service, public) if public is not None and whole_model else None
+    name = "" if validate is None else Path(validate).name
+    judge = Judge(service, public, name=name) if public is not None and whole_model else None
     page = None if status_port is None else StatusPage(service, judge, status_port, host=status_host)
     ended = threading.Event()
     for wanted in (signal.SIGINT, signal.SIGTERM):
@@ -102,6 +115,15 @@ def serve(
         if other is not None:
             other.stop()
     server.stop()
+
+
+def _image(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    sizes = tuple(whole(part) for part in text.lower().split("x"))
+    if len(sizes) not in (2, 3) or min(sizes) < 1:
+        raise ValueError(f"--image is {text!r}; write HEIGHTxWIDTH or CHANNELSxHEIGHTxWIDTH, for example 28x28.")
+    return sizes if len(sizes) == 3 else (1, *sizes)
 
 
 def _slice(text: str | None) -> tuple[int, int] | None:

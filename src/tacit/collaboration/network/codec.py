@@ -34,7 +34,8 @@ class Agreement:
 
     The server owns the parameters from ``start`` to ``stop`` of ``parameters``. ``bound`` is γ of one participant's
     values, ``most`` how many an upload has at most, ``pool`` how many participants a masked sum has at least (0: there
-    are none), ``mean`` and ``std`` what inputs are normalised by, channel by channel.
+    are none), ``mean`` and ``std`` what inputs are normalised by, channel by channel, ``image`` the channels, height
+    and width of everybody's images (empty: whatever the network takes).
     """
 
     collaboration: str
@@ -49,6 +50,7 @@ class Agreement:
     pool: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    image: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("bound", "upload"):
@@ -63,6 +65,8 @@ class Agreement:
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
             raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
+        if self.image and (len(self.image) != 3 or min(self.image) < 1 or self.image[0] != len(self.mean)):
+            raise ValueError(f"image is {self.image}; it must be channels, height and width, or empty.")
         object.__setattr__(self, "protocol", Protocol(self.protocol))
 
     @property
@@ -85,11 +89,15 @@ class Agreement:
         if set(facts) != wanted:
             raise ValueError(f"an agreement has {', '.join(sorted(wanted))}; this has {', '.join(sorted(facts))}.")
         kinds: dict[str, Any] = {"parameters": int, "start": int, "stop": int, "pool": int, "bound": float}
-        kinds |= {"upload": float, "mean": _numbers, "std": _numbers}
+        kinds |= {"upload": float, "mean": _numbers, "std": _numbers, "image": _sizes}
         try:
             return cls(**{name: kinds.get(name, str)(value) for name, value in facts.items()})
         except (TypeError, OverflowError) as error:
             raise ValueError(f"the agreement is malformed: {error}.") from error
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 def _numbers(values: Any) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Sequence
@@ -17,13 +18,15 @@ from torch import Tensor, nn
 from tacit.collaboration.exchange import Protocol
 from tacit.collaboration.network.certificates import check_name
 from tacit.collaboration.network.codec import Agreement
-from tacit.collaboration.network.records import moments, normalised
+from tacit.collaboration.network.records import check_public, moments, normalised
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.store import Store, rules_for
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.problem import builder
 
 log = logging.getLogger("tacit")
+
+_TIME_TO_LEARN = 30  # uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,7 @@ class Terms:
     protocol: str | None = None
     pool: int | None = None
     part: tuple[int, int] | None = None
+    image: tuple[int, ...] | None = None
 
 
 def layout_digest(flat: FlatParameters) -> str:
@@ -51,6 +55,8 @@ def open_state(folder: Path, terms: Terms, people: Sequence[str], public: tuple[
         store = Store(folder)
         try:
             _check_same(store.agreement, terms)
+            if public is not None:
+                check_public(public, store.agreement.image)
         except ValueError:
             store.close()
             raise
@@ -65,7 +71,13 @@ def open_state(folder: Path, terms: Terms, people: Sequence[str], public: tuple[
 
 def _begin(folder: Path, terms: Terms, people: int, public: tuple[Tensor, Tensor] | None) -> Store:
     # Without public records inputs stay as they are: nobody knows the private ones' mean.
-    mean, std = moments(public[0]) if public is not None else ((0.0,), (1.0,))
+    image = terms.image or ()
+    channels = image[0] if image else 1
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if public is not None:
+        image = image or tuple(public[0].shape[1:])
+        check_public(public, image)
+        mean, std = moments(public[0])
     flat = FlatParameters(builder(str(terms.model), channels=len(mean))())
     start, stop = terms.part or (0, flat.vector.size)
     agreement = Agreement(
@@ -81,6 +93,7 @@ def _begin(folder: Path, terms: Terms, people: int, public: tuple[Tensor, Tensor
         pool=terms.pool or 0,
         mean=mean,
         std=std,
+        image=image,
     )
     if (terms.pool or terms.part) and agreement.protocol is not Protocol.ASYNCHRONOUS:
         raise ValueError(f"protocol is {agreement.protocol}; pools and slices have no turns, they are asynchronous.")
@@ -97,6 +110,7 @@ def _check_same(agreed: Agreement, terms: Terms) -> None:
         "protocol": str(agreed.protocol),
         "pool": agreed.pool,
         "part": (agreed.start, agreed.stop),
+        "image": agreed.image,
     }
     for name, value in held.items():
         wanted = getattr(terms, name)
@@ -108,17 +122,25 @@ def _check_same(agreed: Agreement, terms: Terms) -> None:
 
 
 class Judge:
-    """The accuracy of the global parameters on public records, computed beside the server whenever they changed."""
+    """The accuracy of the global parameters on public records, computed beside the server whenever they changed.
 
-    def __init__(self, service: Service, public: tuple[Tensor, Tensor], *, every: float = 2.0) -> None:
+    ``chance`` is what always answering the most frequent class of these records would reach.
+    """
+
+    def __init__(
+        self, service: Service, public: tuple[Tensor, Tensor], *, name: str = "public records", every: float = 2.0
+    ) -> None:
         agreed = service.agreement
         if agreed.size != agreed.parameters:
             raise ValueError("a server that owns a slice has no whole model to validate; leave out --validate.")
-        self._service, self._every = service, every
+        check_public(public, agreed.image)
+        self._service, self._every, self.name = service, every, name
         self._model: nn.Module = builder(agreed.model, channels=len(agreed.mean))()
         self._flat = FlatParameters(self._model)
         self._inputs, self._labels = normalised(public[0], agreed.mean, agreed.std), public[1]
-        self._stop = threading.Event()
+        self.records = len(self._labels)
+        self.chance = int(torch.bincount(self._labels).max()) / self.records
+        self._stop, self._doubted = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.history: list[tuple[int, float]] = []
 
@@ -145,6 +167,24 @@ class Judge:
         with torch.no_grad():
             pairs = zip(torch.split(self._inputs, 1000), torch.split(self._labels, 1000), strict=True)
             right = sum(int((self._model(inputs).argmax(dim=1) == labels).sum()) for inputs, labels in pairs)
-        self.history.append((uploads, right / len(self._labels)))
-        log.info("after %d uploads: accuracy %.4f", *self.history[-1])
-        return self.history[-1][1]
+        accuracy = right / self.records
+        self.history.append((uploads, accuracy))
+        log.info("after %d uploads: accuracy %.4f on %s (chance %.4f)", uploads, accuracy, self.name, self.chance)
+        self._doubt(uploads, accuracy)
+        return accuracy
+
+    def _doubt(self, uploads: int, accuracy: float) -> None:
+        """Warn, once, that a model which has had time to learn does no better than chance on these records."""
+        spread = math.sqrt(self.chance * (1 - self.chance) / self.records)
+        if self._doubted or uploads < _TIME_TO_LEARN or accuracy > self.chance + 3 * spread:
+            return
+        self._doubted = True
+        log.warning(
+            "after %d uploads the accuracy on %s is %.3f, no better than always answering its most frequent class "
+            "(%.3f): the model has not learned yet, or these records are not of the participants' task; then neither "
+            "their accuracy nor the normalisation taken from them means anything",
+            uploads,
+            self.name,
+            accuracy,
+            self.chance,
+        )

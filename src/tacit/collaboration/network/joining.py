@@ -17,6 +17,7 @@ from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.membership import Membership, Shard, open_outbox
 from tacit.collaboration.network.protection import UNPROTECTED, Account, budget, check_protection, spent_before
+from tacit.collaboration.network.records import check_images
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
 from tacit.collaboration.parameters import FlatParameters
@@ -81,14 +82,6 @@ def _check_network(agreement: Agreement, own: FlatParameters) -> None:
         )
 
 
-def _check_channels(agreement: Agreement, images: Tensor) -> None:
-    """Refuse images that the network is not for."""
-    if images.shape[1] != len(agreement.mean):
-        raise ValueError(
-            f"the images have {images.shape[1]} channels; the collaboration is about {len(agreement.mean)}."
-        )
-
-
 def _check_masks(agreement: Agreement, *, wanted: int, certified: bool) -> None:
     """Refuse to upload unmasked, or masked among fewer, what was to be masked among ``wanted``."""
     if agreement.pool < wanted:
@@ -124,7 +117,7 @@ def join(
     agreement = shards[0].agreement
     model = builder(agreement.model, channels=len(agreement.mean))()
     _check_network(agreement, FlatParameters(model))
-    _check_channels(agreement, records[0])
+    check_images(records[0], agreement.image, len(agreement.mean))
     _check_masks(agreement, wanted=pool, certified=credentials is not None)
     agreed = Agreed(settings.upload) if agreement.pool else None
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")
 
-_SHARED = ("model", "layout", "parameters", "bound", "upload", "protocol", "pool", "mean", "std")
+_SHARED = ("model", "layout", "parameters", "bound", "upload", "protocol", "pool", "mean", "std", "image")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,48 @@ def public_records(where: str) -> tuple[Tensor, Tensor]:
         return _file(Path(where))
     images = load(where)
     return images.test, images.test_labels
+
+
+def shown(size: Sequence[int]) -> str:
+    """Return a size as people write it.
+
+    >>> shown((1, 28, 28))
+    '1×28×28'
+    """
+    return "×".join(map(str, size))
+
+
+def check_public(public: tuple[Tensor, Tensor], size: Sequence[int]) -> None:
+    """Refuse public records that have nothing to do with the task: accuracy on them would mean nothing.
+
+    ``size`` is that of the participants' images, empty if nobody has said it.
+    """
+    images, labels = public
+    if int(labels.min()) == int(labels.max()):
+        raise ValueError("all public records have the same label; their accuracy would say nothing about a model.")
+    if not size:
+        raise ValueError(
+            "the collaboration began without saying how large its images are, so that nobody knows whether these "
+            "public records are like them; leave out --validate, or begin another one with it or with --image."
+        )
+    if tuple(images.shape[1:]) != tuple(size):
+        raise ValueError(
+            f"the public records are {shown(images.shape[1:])}, but the collaboration is about {shown(size)}: the "
+            "network sees something else at the same places, and accuracy on them would be chance. Give public records "
+            "that are like the participants'."
+        )
+
+
+def check_images(images: Tensor, size: Sequence[int], channels: int) -> None:
+    """Refuse a participant's images that are not what the collaboration is about; it sends nothing."""
+    if images.shape[1] != channels:
+        raise ValueError(f"the images have {images.shape[1]} channels; the collaboration is about {channels}.")
+    if size and tuple(images.shape[1:]) != tuple(size):
+        raise ValueError(
+            f"the images here are {shown(images.shape[1:])}, but the collaboration is about {shown(size)}, the size of "
+            "the public records that it is validated and normalised with (or of serve --image). Nothing was sent: "
+            "bring yours to that size as those were, or ask for a collaboration about yours."
+        )
 
 
 def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

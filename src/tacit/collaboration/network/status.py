@@ -40,7 +40,13 @@ def facts(service: Service, judge: Judge | None, started: float) -> dict[str, An
         "now": time.time(),
         "participants": service.overview(),
         "accuracy": [] if judge is None else judge.history[-500:],
+        "validation": None if judge is None else _validation(judge),
     }
+
+
+def _validation(judge: Judge) -> dict[str, Any]:
+    """What accuracy is measured on, and what it is worth."""
+    return {"name": judge.name, "records": judge.records, "chance": judge.chance}
 
 
 class StatusPage:

@@ -27,7 +27,7 @@ from tacit.collaboration.network.database import Sole, connect, explained, trans
 from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
-FORMAT = 2
+FORMAT = 3
 _CHECKPOINT = 3072  # pages, 192 MiB
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
