@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from tacit.cli.output import show, whole
 from tacit.cli.shared import (
+    DAY,
     Batch,
     ClipNorm,
     Delta,
@@ -127,6 +129,15 @@ def join(
     settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
     folder = out or Path("runs") / name
     tell(f"connected; {epochs} exchanges, with {len(records[0])} records that stay here; ledger and outbox in {folder}")
+    warned = time.monotonic()
+
+    def daily(stand: Stand) -> None:
+        nonlocal warned
+        progress(stand)
+        if time.monotonic() - warned > DAY:
+            warned = time.monotonic()
+            warn_of_expiry(credentials)
+
     with _bar(epochs, console) as progress:
         stand = take_part(
             shards,
@@ -138,7 +149,7 @@ def join(
             pool=pool,
             ledger=ledger,
             lost_key=after_lost_key,
-            progress=progress,
+            progress=daily,
         )
     for link in links:
         link.close()

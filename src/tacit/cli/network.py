@@ -10,12 +10,10 @@ import typer
 
 from tacit.cli.admission import State
 from tacit.cli.output import number, show, whole
-from tacit.cli.shared import Insecure, Json, Keys, credentials_of, warn_of_expiry
+from tacit.cli.shared import DAY, Insecure, Json, Keys, credentials_of, warn_of_expiry
 
 if TYPE_CHECKING:
     from tacit.collaboration.network import Agreement
-
-_DAY = 86400.0
 
 
 def serve(
@@ -109,7 +107,7 @@ def serve(
     lines = [f"listening on {address}" + ("" if credentials is not None else ", without TLS")]
     show(facts, [*lines, *([] if page is None else [f"status page {page.address}"])], as_json=as_json)
     sys.stdout.flush()
-    while not ended.wait(_DAY):
+    while not ended.wait(DAY):
         warn_of_expiry(credentials)
     for other in (page, judge):
         if other is not None:

@@ -42,6 +42,7 @@ ClipNorm = Annotated[
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
 
 
+DAY = 86400.0
 Keys = Annotated[
     Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
 ]

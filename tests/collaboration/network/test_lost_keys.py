@@ -20,7 +20,7 @@ from tacit.accounting import guarantee
 from tacit.cli import main
 from tacit.collaboration import LocalDpSgd, Reason, Refused, Settings
 from tacit.collaboration.network import Credentials, GrpcServer, Link, Service, Store, codec, find_shards
-from tacit.collaboration.network.certificates import SOON, expiry, serial_number, serial_text
+from tacit.collaboration.network.certificates import SOON, Peer, expiry, serial_number, serial_text
 from tacit.collaboration.network.hosting import Terms, open_state
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
 from tacit.collaboration.network.keys import make_keys, renew
@@ -279,6 +279,16 @@ def test_both_sides_are_warned_that_a_certificate_expires(
         link.close()
     said = [record.getMessage() for record in caplog.records if "expires on" in record.getMessage()]
     assert len(said) == 1 and f"of ann (serial {serial_text(serial(credentials))})" in said[0]
+
+
+def test_a_connection_does_not_outlive_its_certificate(tmp_path: Path) -> None:
+    service = Service(begin(tmp_path, agreement()))
+    now = datetime.datetime.now(datetime.UTC)
+    service.check_certificate(Peer(name="ann", serial=1, expires=now + datetime.timedelta(minutes=1)))
+    with pytest.raises(Refused, match="the certificate of 'ann' expired on") as error:
+        service.check_certificate(Peer(name="ann", serial=1, expires=now))
+    assert error.value.reason is Reason.REVOKED
+    service.close()
 
 
 def test_an_expired_certificate_is_a_sentence_and_not_a_silent_wait(

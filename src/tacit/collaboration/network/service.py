@@ -6,6 +6,7 @@ participant.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import sqlite3
 import threading
@@ -68,7 +69,16 @@ class Service:
             )
 
     def check_certificate(self, peer: Peer) -> None:
-        """Refuse whoever comes with a certificate that was revoked, at this moment."""
+        """Refuse whoever comes with a certificate that was revoked or has expired, at this moment.
+
+        TLS looks at the date when a connection is made; a connection can last longer than its certificate.
+        """
+        if peer.expires is not None and datetime.datetime.now(datetime.UTC) >= peer.expires:
+            raise Refused(
+                Reason.REVOKED,
+                f"the certificate of {peer.name!r} expired on {peer.expires:%Y-%m-%d}; go on with a new one, in the "
+                "same folder and with the same ledger.",
+            )
         if peer.serial is not None:
             self._check_serial(peer.name, peer.serial)
             if peer.name in self._state.people:
