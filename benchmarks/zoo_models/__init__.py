@@ -15,8 +15,12 @@ FAMILIES = (
     "timm_models",
     "torchvision_models",
     "graphs",
-    "plain",
+    "plain_sequences",
+    "plain_images",
+    "plain_generative",
+    "plain_losses",
     "special",
+    "tensors",
     "mixing",
 )
 

@@ -52,7 +52,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmoe": GROUPED | dict(num_experts=4, num_experts_per_tok=2),
     "phi": LLAMA,
     "phi3": LLAMA,
-    "phimoe": GROUPED | dict(num_local_experts=4, num_experts_per_tok=2),
     "gemma": GROUPED,
     "gemma2": GROUPED | dict(sliding_window=4),
     "gemma3_text": GROUPED | dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
@@ -86,7 +85,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "recurrent_gemma": GROUPED | dict(lru_width=16, attention_window_size=8,
                                       block_types=["recurrent", "attention"]),
     "xlstm": dict(vocab_size=64, hidden_size=16, embedding_dim=16, num_blocks=2, num_hidden_layers=2, num_heads=2,
-                  chunk_size=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, use_cache=False, mode="train"),
+                  chunk_size=5, pad_token_id=0, bos_token_id=1, eos_token_id=2, use_cache=False, mode="train"),
     "lfm2": GROUPED | dict(layer_types=["conv", "full_attention"]),
     "qwen3_next": EXPERTS | dict(
         num_experts=4, moe_intermediate_size=12, shared_expert_intermediate_size=12, linear_num_key_heads=2,

@@ -149,7 +149,7 @@ for each in ("bert", "roberta", "distilbert", "electra", "deberta-v2"):
     add("encoder", f"{each}-tag", partial(case, each, "tag"), token_mean=True)
 for each in ("bert", "roberta", "albert", "distilbert", "modernbert"):
     add("encoder", f"{each}-mask", partial(case, each, "mask"), token_mean=True)
-add("encoder", "bert-answer", partial(case, "bert", "answer"))
+add("encoder", "bert-answer", partial(case, "bert", "answer", num_labels=2))
 add("encoder", "bert-choose", partial(case, "bert", "choose"))
 add("encoder", "bert-score", partial(case, "bert", "score", num_labels=1))
 add("encoder", "bert-several", partial(case, "bert", "several", problem_type="multi_label_classification"))
