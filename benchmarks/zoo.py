@@ -7,7 +7,7 @@
 
 Each model is trained as its documentation shows, with its own loss, in a worker process; a segmentation fault or a hang
 is one row of the table. Every example's gradient norm and the clipped sum are compared with a loop over single
-examples through ordinary autograd (1e-4 relative, float32). Needs the extra `zoo`: pip install -c constraints.txt -e '.[zoo]'.
+examples through ordinary autograd (1e-4 relative, float32). Needs the extra `zoo`, installed with `-c constraints.txt`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Worker:
         if answer:
             return json.loads(answer)  # type: ignore[no-any-return]
         code = self.process.wait()
-        return {"outcome": "crash", "reason": f"the process ended with code {code}" + (" (segmentation fault)" * (code == -11))}
+        return {
+            "outcome": "crash",
+            "reason": f"the process ended with code {code}" + (" (segmentation fault)" * (code == -11)),
+        }
 
     @property
     def alive(self) -> bool:

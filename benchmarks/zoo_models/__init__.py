@@ -20,6 +20,7 @@ FAMILIES = (
     "plain_generative",
     "plain_losses",
     "special",
+    "compilers",
     "tensors",
     "mixing",
 )

@@ -28,7 +28,9 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "prefix-projection": ("PrefixTuningConfig", PROMPTS | dict(prefix_projection=True, encoder_hidden_size=8)),
     "prompt": ("PromptTuningConfig", PROMPTS),
     "p-tuning": ("PromptEncoderConfig", PROMPTS | dict(encoder_hidden_size=8)),
-    "p-tuning-lstm": ("PromptEncoderConfig", PROMPTS | dict(encoder_hidden_size=8, encoder_reparameterization_type="LSTM")),
+    "p-tuning-lstm": (
+        "PromptEncoderConfig", PROMPTS | dict(encoder_hidden_size=8, encoder_reparameterization_type="LSTM"),
+    ),
     "adaption-prompt": ("AdaptionPromptConfig", dict(adapter_len=3, adapter_layers=1)),
     "oft": ("OFTConfig", dict(oft_block_size=4, target_modules=SQUARE)),
     "boft": ("BOFTConfig", dict(boft_block_size=4, target_modules=SQUARE)),
@@ -50,7 +52,7 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """Move every trainable parameter off its initial value, which is often zero and would hide the others' gradients."""
+    """Move trainable parameters off their initial values, which are often zero and would hide others' gradients."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -30,8 +30,8 @@ class Case:
 
     `batch(size, generator)` draws a batch. `loss(model, batch)` is the scalar that its users call `backward` on.
     `take(batch, rows)` cuts a batch along its examples: the oracle runs the model on each example alone. `options` are
-    arguments of `tacit.gradients.attach` that the model's user would have to give. `reduction` says what the loss does; it
-    is told to Opacus, which needs it, and not to Tacit.
+    arguments of `tacit.gradients.attach` that the model's user would have to give. `reduction` says what the loss does;
+    it is told to Opacus, which needs it, and not to Tacit.
     """
 
     model: nn.Module
@@ -92,9 +92,13 @@ def without_dropout(config: Any) -> Any:
 
 
 def no_dropout(model: nn.Module) -> nn.Module:
+    """Switch off dropout and stochastic depth, whose draws the oracle cannot repeat."""
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ == "StochasticDepth":
             module.p = 0.0
+        for name in ("drop_prob", "drop_rate"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
     return model
 
 

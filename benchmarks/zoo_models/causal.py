@@ -16,7 +16,9 @@ LLAMA = dict(
 )  # fmt: skip
 GROUPED = LLAMA | dict(num_attention_heads=4, num_key_value_heads=2, head_dim=4)
 EXPERTS = GROUPED | dict(num_experts_per_tok=2)
-GPT = dict(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+GPT = dict(
+    vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, pad_token_id=0, bos_token_id=1, eos_token_id=2
+)
 PLAIN = dict(
     vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
     max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,

@@ -64,10 +64,9 @@ class MessagePassing(nn.Module):
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         for _ in range(2):
-            index = edges[:, :, None].expand(-1, -1, -1, 4)
-            ends = [x.gather(1, index[:, :, k].reshape(len(x), -1, 4)) for k in (0, 1)]
+            source, target = edges[:, :, :1], edges[:, :, 1:]
+            ends = [x.gather(1, end.expand(-1, -1, 4)) for end in (source, target)]
             messages = torch.relu(self.message(torch.cat(ends, -1)))
-            target = edges[:, 1, :, None] if edges.shape[1] == 2 else edges[:, :, 1, None]
             total = torch.zeros(len(x), NODES, 16).scatter_add(1, target.expand(-1, -1, 16), messages)
             x = self.update(total.flatten(0, 1), x.flatten(0, 1)).view_as(x)
         return self.head(x.mean(1))  # type: ignore[no-any-return]
@@ -131,9 +130,7 @@ def geometric_take(batch: Any, rows: Tensor) -> Any:
 
 
 def geometric(kind: str, **options: Any) -> Case:
-    return Case(
-        Pooled(kind, **options), geometric_batch, lambda m, b: F.cross_entropy(m(b), b.y), take=geometric_take
-    )
+    return Case(Pooled(kind, **options), geometric_batch, lambda m, b: F.cross_entropy(m(b), b.y), take=geometric_take)
 
 
 for each in ("GCNConv", "GATConv", "SAGEConv", "GINConv"):

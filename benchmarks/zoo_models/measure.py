@@ -65,9 +65,9 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gradient(case: Case, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    parameters = trainable(model)
-    found = torch.autograd.grad(case.loss(model, batch), list(parameters.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), found)}
+    model.zero_grad()
+    case.loss(model, batch).backward()
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in trainable(model).items()}
 
 
 def flat(gradients: Mapping[str, Tensor]) -> Tensor:
@@ -128,7 +128,11 @@ def failure(error: BaseException) -> Result:
     ours = Path(tacit.__file__).parent in Path(last.filename).parents
     raised = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
     refused = ours and raised and isinstance(error, (ValueError, RuntimeError, NotImplementedError, TypeError))
-    result = {"outcome": "refused" if refused else "crash", "reason": first_sentence(error), "message": str(error)[:2000]}
+    result = {
+        "outcome": "refused" if refused else "crash",
+        "reason": first_sentence(error),
+        "message": str(error)[:2000],
+    }
     result["where"] = f"{Path(last.filename).name}:{last.lineno} {last.name}"
     if not refused:
         result["reason"] = f"{type(error).__name__}: {result['reason']}"
@@ -142,10 +146,10 @@ def with_tacit(entry: Entry, **declared: Any) -> Result:
     case = built(entry)
     reference = copy.deepcopy(case.model) if entry.honest else None
     errors: list[tuple[float, float]] = []
-    number = 0
+    seen = 0
     try:
         engine = gradients.attach(case.model, **(case.options | declared))
-        for number, (size, batch) in enumerate(batches(case)):
+        for size, batch in batches(case):
             case.loss(case.model, engine.trace(batch, size)).backward()
             wanted = None if reference is None else oracle(case, reference, size, batch)
             norms = engine.norms()
@@ -154,8 +158,9 @@ def with_tacit(entry: Entry, **declared: Any) -> Result:
                 floor = 1e-6 * wanted.norms.max()
                 off = (norms.double() - wanted.norms).abs() / wanted.norms.clamp_min(floor)
                 errors.append((float(off.max()), distance(total, wanted.total)))
+            seen += 1
     except Exception as error:
-        return failure(error) | {"batch": number}
+        return failure(error) | {"batch": seen}
     result: Result = {"isolated": list(getattr(engine, "isolated", ())), "slow": sorted(engine.slow_operations)}
     if reference is None:
         return result | {"outcome": "accepted", "reason": "a model that mixes examples was not refused"}

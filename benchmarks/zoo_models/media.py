@@ -33,9 +33,6 @@ IMAGES: dict[str, dict[str, Any]] = {
                        padding=[1, 1], num_labels=3),
     "segformer": dict(num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[3, 3],
                       strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2], num_labels=3),
-    "pvt": dict(image_size=16, num_encoder_blocks=2, depths=[1, 1], sequence_reduction_ratios=[2, 1],
-                hidden_sizes=[8, 16], patch_sizes=[2, 2], strides=[2, 2], num_attention_heads=[1, 2],
-                mlp_ratios=[2, 2], num_labels=3),
     "focalnet": dict(image_size=16, patch_size=2, embed_dim=8, hidden_sizes=[8, 16], depths=[1, 1],
                      focal_levels=[2, 2], focal_windows=[3, 3], num_labels=3),
     "siglip": dict(vision_config=TOWER | dict(image_size=16, patch_size=4), num_labels=3),
@@ -51,11 +48,13 @@ def image_case(kind: str) -> Case:
     import transformers
 
     config = without_dropout(transformers.AutoConfig.for_model(kind, **IMAGES[kind]))
+    if kind == "deit":
+        config.architectures = ["DeiTForImageClassification"]
     return Case(no_dropout(transformers.AutoModelForImageClassification.from_config(config)), pictures, own_loss)
 
 
 def segmenter() -> Case:
-    """Semantic segmentation with an ignored class; its batch norm in evaluation mode, as Segformer's users freeze it."""
+    """Semantic segmentation, with group norm in the place of the decoder's batch norm."""
     import transformers
 
     config = transformers.SegformerConfig(**IMAGES["segformer"], decoder_hidden_size=8)
@@ -89,8 +88,8 @@ def painter() -> Case:
 # -- audio -----------------------------------------------------------------------------------------------------------
 
 SPEECH = dict(
-    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, conv_dim=[8, 8], conv_kernel=[4, 3],
-    conv_stride=[2, 2], num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+    hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, conv_dim=[8, 8],
+    conv_kernel=[4, 3], conv_stride=[2, 2], num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
     vocab_size=12, num_labels=3, classifier_proj_size=8, feat_extract_norm="layer", do_stable_layer_norm=True,
     mask_time_prob=0.0, mask_feature_prob=0.0,
 )  # fmt: skip
@@ -111,7 +110,8 @@ def speech_case(kind: str, task: str, **options: Any) -> Case:
 
     config = without_dropout(transformers.AutoConfig.for_model(kind, **(SPEECH | options)))
     model = getattr(transformers, f"AutoModelFor{task}").from_config(config)
-    return Case(model, partial(recordings, words=task == "CTC"), own_loss)
+    reduction = options.get("ctc_loss_reduction", "mean")
+    return Case(model, partial(recordings, words=task == "CTC"), own_loss, reduction=reduction)
 
 
 def masked_speech() -> Case:
@@ -170,7 +170,9 @@ def captioned() -> Case:
 
     text = dict(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=32, add_cross_attention=True)
     encoder = transformers.ViTConfig(**VIT)
-    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, transformers.GPT2Config(**text))
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        encoder, transformers.GPT2Config(**text)
+    )
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     model = transformers.VisionEncoderDecoderModel(config=without_dropout(config))
 
@@ -253,7 +255,8 @@ def decisions() -> Case:
         mask = torch.arange(6)[None, :] < lengths(size, 6, 3, generator)[:, None]
         return {
             "states": draw(size, 6, 3), "actions": draw(size, 6, 2), "rewards": draw(size, 6, 1),
-            "returns_to_go": draw(size, 6, 1), "timesteps": torch.arange(6).repeat(size, 1), "attention_mask": mask.long(),
+            "returns_to_go": draw(size, 6, 1), "timesteps": torch.arange(6).repeat(size, 1),
+            "attention_mask": mask.long(),
         }  # fmt: skip
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:

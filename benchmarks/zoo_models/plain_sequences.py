@@ -31,7 +31,9 @@ class Recurrent(nn.Module):
 
 for kind in ("RNN", "GRU", "LSTM"):
     plain(kind.lower())(lambda kind=kind: Case(Recurrent(kind, False), sequences, classify))
-plain("lstm-bidirectional")(lambda: Case(Recurrent("LSTM", False, bidirectional=True, num_layers=2), sequences, classify))
+plain("lstm-bidirectional")(
+    lambda: Case(Recurrent("LSTM", False, bidirectional=True, num_layers=2), sequences, classify)
+)
 plain("lstm-packed")(lambda: Case(Recurrent("LSTM", True), sequences, classify))
 
 

@@ -37,7 +37,8 @@ def counts(rows: list[Row]) -> str:
     for row in rows:
         families[row["family"] if row["honest"] else "mixing"].append(row)
     lines = [
-        "| family | models | Tacit fast | isolated | refused | wrong | crash | Opacus exact | refused | wrong | crash |",
+        "| family | models | Tacit fast | isolated | refused | wrong | crash "
+        "| Opacus exact | refused | wrong | crash |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     whole: Counter[str] = Counter()
@@ -91,8 +92,8 @@ def page(rows: list[Row]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return f"""# Which models train privately as they are
 
-`benchmarks/zoo.py` trains {len(rows)} models that others wrote, unmodified, in small random configurations: each with the
-loss and the data that its documentation shows, padded masks and ignored labels included. Every example's gradient norm
+`benchmarks/zoo.py` trains {len(rows)} models that others wrote, unmodified, in small random configurations: each with
+the loss and the data that its documentation shows, padded masks and ignored labels included. Every example's gradient norm
 and the clipped sum are compared with a loop over single examples through ordinary autograd, on three batches of
 different sizes, in float32 to 1e-4.
 

@@ -38,9 +38,6 @@ MODELS: dict[str, dict[str, Any]] = {
                        num_encoder_attention_heads=2, num_decoder_attention_heads=2, encoder_ffn_dim=24,
                        decoder_ffn_dim=24, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                        decoder_start_token_id=0, disable_ngram_loss=True),
-    "fsmt": dict(langs=["a", "b"], src_vocab_size=64, tgt_vocab_size=64, d_model=16, encoder_layers=2, decoder_layers=2,
-                 encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24,
-                 max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2),
 }  # fmt: skip
 
 

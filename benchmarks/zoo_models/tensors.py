@@ -60,9 +60,12 @@ tensor("experts-dense")(lambda: Case(DenseRouted(), rows, classify))
 class Sequences(nn.Module):
     """Padded sequences through a linear layer, an operation of the subclass, and a mean."""
 
+    uses_token = True
+
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.head, self.token = nn.Linear(8, 8), nn.Linear(8, 3), nn.Parameter(torch.randn(8))
+        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.randn(8), requires_grad=self.uses_token)
 
     def between(self, h: Tensor, long: Tensor) -> Tensor:
         raise NotImplementedError
@@ -82,6 +85,8 @@ class SetParameter(Sequences):
 
 class MaskedScatter(Sequences):
     """Values of another sequence of the same example put where a mask says."""
+
+    uses_token = False
 
     def between(self, h: Tensor, long: Tensor) -> Tensor:
         mask = (torch.arange(h.shape[1]) % 3 == 0)[None, :, None].expand_as(h)
@@ -115,6 +120,8 @@ class ClassToken(Sequences):
 
 
 class Unfolded(Sequences):
+    uses_token = False
+
     def between(self, h: Tensor, long: Tensor) -> Tensor:
         return h.unfold(1, 3, 1).amax(-1)
 
@@ -182,6 +189,8 @@ class Halved(Sequences):
 
 class Relative(Sequences):
     """T5's relative position bias, gathered from a table."""
+
+    uses_token = False
 
     def __init__(self) -> None:
         super().__init__()
