@@ -89,9 +89,9 @@ def painter() -> Case:
 
 SPEECH = dict(
     hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, conv_dim=[8, 8],
-    conv_kernel=[4, 3], conv_stride=[2, 2], num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
-    vocab_size=12, num_labels=3, classifier_proj_size=8, feat_extract_norm="layer", do_stable_layer_norm=True,
-    mask_time_prob=0.0, mask_feature_prob=0.0,
+    conv_kernel=[4, 3], conv_stride=[2, 2], num_feat_extract_layers=2, num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2, vocab_size=12, num_labels=3, classifier_proj_size=8, feat_extract_norm="layer",
+    do_stable_layer_norm=True, mask_time_prob=0.0, mask_feature_prob=0.0,
 )  # fmt: skip
 
 

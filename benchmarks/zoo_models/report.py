@@ -92,10 +92,12 @@ def page(rows: list[Row]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return f"""# Which models train privately as they are
 
-`benchmarks/zoo.py` trains {len(rows)} models that others wrote, unmodified, in small random configurations: each with
-the loss and the data that its documentation shows, padded masks and ignored labels included. Every example's gradient norm
-and the clipped sum are compared with a loop over single examples through ordinary autograd, on three batches of
-different sizes, in float32 to 1e-4.
+`benchmarks/zoo.py` trains {len(rows)} models that others wrote, in small random configurations: each with the loss and
+the data that its documentation shows, padded masks and ignored labels included. Two things are changed: dropout is off,
+because the reference cannot draw the same masks, and image models have group norm in the place of batch norm. Every
+example's gradient norm and the clipped sum are compared with a loop over single examples through ordinary autograd, on
+three batches of different sizes (one has a single example), in float32 to 1e-4. A loss that is a mean over the tokens
+of the batch counts as the mean of the examples' own means, which is what the loop computes.
 
 - **fast**: one forward and one backward pass for the whole batch.
 - **isolated**: exact; the named modules run one example at a time.
@@ -103,9 +105,10 @@ different sizes, in float32 to 1e-4.
 - **wrong**: the result differs from the loop, or a model that mixes examples was accepted.
 - **crash**: another error, a segmentation fault or a hang.
 
-Opacus runs with its default hooks and validator on the first batch. The step ratio is the CPU time of a forward and
-backward pass with clipping over the same without privacy, for 32 examples; models of this size show the engine's fixed
-cost more than its cost at real sizes, which docs/benchmarks.md has.
+Opacus runs with its default hooks and validator on the first batch; on a token mean its gradients weigh an example by
+its share of the batch's tokens, which depends on the other examples, and count as wrong. The step ratio is the CPU time
+of a forward and backward pass with clipping over the same without privacy, for 32 examples; models of this size show
+the engine's fixed cost more than its cost at real sizes, which docs/benchmarks.md has.
 
 {datetime.date.today()}, {versions}. Repeat with `python benchmarks/zoo.py --time --write`.
 
