@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--family", default="", help="families, separated by commas")
     parser.add_argument("--exact", action="store_true", help="--only gives whole names")
     parser.add_argument("--no-opacus", action="store_true")
+    parser.add_argument("--public", action="store_true", help="also train two steps with tacit.make_private")
     parser.add_argument("--time", action="store_true", help="measure the step ratio too")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one part of one model")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -119,7 +120,12 @@ def main() -> None:
         print("\n".join(f"{e.family:12} {e.name}" for e in entries))
         print(Counter(e.family for e in entries), len(entries))
         return
-    parts = ["entry", "tacit"] + ["opacus"] * (not options.no_opacus) + ["time"] * options.time
+    parts = (
+        ["entry", "tacit"]
+        + ["public"] * options.public
+        + ["opacus"] * (not options.no_opacus)
+        + ["time"] * options.time
+    )
     rows = run(entries, parts, options.timeout)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo_models.cases import Batch, Case, Entry
+from zoo_models.public import publicly
 
 TOLERANCE = 1e-4
 TIMED_BATCH, REPEATS = 32, 7
@@ -267,7 +268,7 @@ def timed(entry: Entry) -> Result:
     return {"outcome": "ok", "ratio": medians["private"] / medians["plain"], "seconds": medians}
 
 
-PARTS = {"entry": check_entry, "tacit": tacit_twice, "opacus": with_opacus, "time": timed}
+PARTS = {"entry": check_entry, "tacit": tacit_twice, "public": publicly, "opacus": with_opacus, "time": timed}
 
 
 def measure(entry: Entry, part: str) -> Result:

@@ -21,6 +21,8 @@ def line(row: Row) -> str:
     text = f"{row['name']:26} {outcome(row, 'tacit'):9} {outcome(row, 'opacus'):9}"
     if outcome(row, "entry") != "ok":
         text += f" ENTRY {outcome(row, 'entry')}: {row['entry'].get('reason', '')}"
+    if "public" in row:
+        text += f" [make_private: {outcome(row, 'public')}]"
     if "declared" in tacit:
         text += f" [mean declared: {tacit['declared']['outcome']}]"
     return text + f" {tacit.get('reason', '')[:160]}"
