@@ -58,7 +58,7 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         if answer:
-            return json.loads(answer)  # type: ignore[no-any-return]
+            return json.loads(answer)
         code = self.process.wait()
         return {
             "outcome": "crash",

@@ -19,7 +19,7 @@ class Checkpointed(nn.Module):
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))  # type: ignore[no-any-return]
+        return self.last(checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant))
 
 
 special("checkpoint")(lambda: Case(Checkpointed(False), rows, classify))
@@ -29,7 +29,7 @@ special("checkpoint-reentrant")(lambda: Case(Checkpointed(True), rows, classify)
 @special("compiled")
 def compiled() -> Case:
     """`torch.compile` before the engine is attached."""
-    return Case(torch.compile(mlp(), backend="aot_eager"), rows, classify)  # type: ignore[arg-type]
+    return Case(torch.compile(mlp(), backend="aot_eager"), rows, classify)
 
 
 @special("compiled-part")
@@ -65,7 +65,7 @@ def exported() -> Case:
             self.graph = program.module()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.graph(x)  # type: ignore[no-any-return]
+            return self.graph(x)
 
         def train(self, mode: bool = True) -> Exported:
             self.training = mode  # an exported program has no other mode
@@ -85,7 +85,7 @@ def functional_call() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             weight = self.hyper(x).view(-1, 6, 8)
-            return self.last(torch.bmm(weight, x[:, :, None]).squeeze(2).relu())  # type: ignore[no-any-return]
+            return self.last(torch.bmm(weight, x[:, :, None]).squeeze(2).relu())
 
     return Case(Model(), rows, classify)
 

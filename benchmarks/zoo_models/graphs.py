@@ -35,7 +35,7 @@ class DenseGCN(nn.Module):
         normal = scale[:, :, None] * with_self * scale[:, None, :]
         h = torch.relu(normal @ self.first(x))
         h = torch.relu(normal @ self.second(h)) * mask[:, :, None]
-        return self.head(h.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+        return self.head(h.sum(1) / mask.sum(1, keepdim=True))
 
 
 class DenseGAT(nn.Module):
@@ -51,7 +51,7 @@ class DenseGAT(nn.Module):
         scores = F.leaky_relu((h @ self.source)[:, :, None] + (h @ self.target)[:, None, :], 0.2)
         near = adjacency.bool() | torch.eye(adjacency.shape[1], dtype=torch.bool)
         h = torch.softmax(scores.masked_fill(~near, float("-inf")), -1) @ h
-        return self.head(h.masked_fill(~mask[:, :, None], -1e4).amax(1))  # type: ignore[no-any-return]
+        return self.head(h.masked_fill(~mask[:, :, None], -1e4).amax(1))
 
 
 class MessagePassing(nn.Module):
@@ -69,7 +69,7 @@ class MessagePassing(nn.Module):
             messages = torch.relu(self.message(torch.cat(ends, -1)))
             total = torch.zeros(len(x), NODES, 16).scatter_add(1, target.expand(-1, -1, 16), messages)
             x = self.update(total.flatten(0, 1), x.flatten(0, 1)).view_as(x)
-        return self.head(x.mean(1))  # type: ignore[no-any-return]
+        return self.head(x.mean(1))
 
 
 def dense_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -109,7 +109,7 @@ class Pooled(nn.Module):
     def forward(self, data: Any) -> Tensor:
         h = self.first(data.x, data.edge_index).relu()
         h = self.second(h, data.edge_index).relu()
-        return self.head(self.pool(h, data.batch, data.num_graphs))  # type: ignore[no-any-return]
+        return self.head(self.pool(h, data.batch, data.num_graphs))
 
 
 def geometric_batch(size: int, generator: torch.Generator) -> Any:
@@ -151,6 +151,6 @@ def dense_sage() -> Case:
         def forward(self, x: Tensor, adjacency: Tensor, mask: Tensor) -> Tensor:
             h = self.first(x, adjacency, mask).relu()
             h = self.second(h, adjacency, mask).relu()
-            return self.head(h.sum(1))  # type: ignore[no-any-return]
+            return self.head(h.sum(1))
 
     return Case(Net(), dense_graphs, dense_loss)

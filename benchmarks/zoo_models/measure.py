@@ -83,7 +83,7 @@ def oracle(case: Case, model: nn.Module, size: int, batch: Batch) -> Oracle:
     total = {n: sum(w * row[n].cdouble() if row[n].is_complex() else w * row[n].double()
                     for w, row in zip(weights, rows)) for n in rows[0]}  # fmt: skip
     mean = {n: sum(row[n] for row in rows) / size for n in rows[0]}
-    return Oracle(norms, clip, total, mean)  # type: ignore[arg-type]
+    return Oracle(norms, clip, total, mean)
 
 
 def distance(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
@@ -219,7 +219,7 @@ def with_opacus(entry: Entry) -> Result:
         case.loss(wrapped, batch).backward()
         each: dict[str, Tensor] = {}
         for name, parameter in trainable(case.model).items():
-            sample = parameter.grad_sample  # type: ignore[attr-defined]
+            sample = parameter.grad_sample
             if isinstance(sample, list):
                 sample = torch.stack(sample).sum(0)
             if sample is None or sample.shape != (size, *parameter.shape):

@@ -127,7 +127,7 @@ def masked_speech() -> Case:
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         hidden = model(batch[0], mask_time_indices=batch[1]).last_hidden_state
-        return hidden.square().flatten(1).mean(1).mean()  # type: ignore[no-any-return]
+        return hidden.square().flatten(1).mean(1).mean()
 
     return Case(model, batch, loss)
 
@@ -261,7 +261,7 @@ def decisions() -> Case:
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         error = (model(**batch).action_preds - batch["actions"]).square().mean(2) * batch["attention_mask"]
-        return (error.sum(1) / batch["attention_mask"].sum(1)).mean()  # type: ignore[no-any-return]
+        return (error.sum(1) / batch["attention_mask"].sum(1)).mean()
 
     return Case(model, batch, loss)
 

@@ -34,7 +34,7 @@ class Through(nn.Module):
         self.first, self.second, self.between = nn.Linear(8, 16), nn.Linear(16, 3), between
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.between(self.first(x).relu()))  # type: ignore[no-any-return]
+        return self.second(self.between(self.first(x).relu()))
 
 
 def mixing(name: str) -> Any:
@@ -86,7 +86,7 @@ def attention() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             h = x.unflatten(1, (1, 8))
-            return self.head(self.attend(h, h, h, need_weights=False)[0].squeeze(1))  # type: ignore[no-any-return]
+            return self.head(self.attend(h, h, h, need_weights=False)[0].squeeze(1))
 
     return case(Model())
 
@@ -101,7 +101,7 @@ def recurrent() -> Case:
             self.net, self.head = nn.LSTM(4, 8), nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x.unflatten(1, (2, 4)))[0].mean(1))  # type: ignore[no-any-return]
+            return self.head(self.net(x.unflatten(1, (2, 4)))[0].mean(1))
 
     return case(Model())
 
@@ -197,7 +197,7 @@ def state() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.first(x).relu() + self.memory
             self.memory = 0.9 * self.memory + 0.1 * h.detach().mean(0)
-            return self.second(h)  # type: ignore[no-any-return]
+            return self.second(h)
 
     return case(Model())
 
@@ -217,7 +217,7 @@ def running_buffer() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
-            return self.net(x - self.mean)  # type: ignore[no-any-return]
+            return self.net(x - self.mean)
 
     return case(Model())
 

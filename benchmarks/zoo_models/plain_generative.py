@@ -88,7 +88,7 @@ def diffusion() -> Case:
         def forward(self, x: Tensor, t: Tensor) -> Tensor:
             angle = t[:, None].float() * torch.exp(-math.log(100.0) * torch.arange(4) / 4)
             scale = self.time(torch.cat([angle.sin(), angle.cos()], 1))
-            return self.out(F.silu(self.norm(self.net(x)) + scale[:, :, None, None]))  # type: ignore[no-any-return]
+            return self.out(F.silu(self.norm(self.net(x)) + scale[:, :, None, None]))
 
     kept = torch.linspace(0.99, 0.1, 20)
 
@@ -139,6 +139,6 @@ def vq_vae() -> Case:
             nearest = self.codes(torch.cdist(z, self.codes.weight).argmin(1))
             out = self.decode(z + (nearest - z).detach())
             parts = [(out - x), (nearest - z.detach()), 0.5 * (nearest.detach() - z)]
-            return sum(p.square().mean(1) for p in parts)  # type: ignore[return-value]
+            return sum(p.square().mean(1) for p in parts)
 
     return Case(Model(), rows, lambda m, b: m(b[0]).mean())

@@ -31,7 +31,7 @@ def u_net() -> Case:
 
         def forward(self, x: Tensor) -> Tensor:
             a = self.down(x).relu()
-            return self.out(torch.cat([a, self.up(self.low(a).relu())], 1))  # type: ignore[no-any-return]
+            return self.out(torch.cat([a, self.up(self.low(a).relu())], 1))
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         p, y = model(batch[0]).sigmoid().flatten(1), batch[1].flatten(1)
@@ -55,7 +55,7 @@ def spatial_transformer() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             theta = (0.1 * self.locate(x.flatten(1)) + self.identity).view(-1, 2, 3)
             grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-            return self.head(self.conv(F.grid_sample(x, grid, align_corners=False)).relu().mean((2, 3)))  # type: ignore[no-any-return]
+            return self.head(self.conv(F.grid_sample(x, grid, align_corners=False)).relu().mean((2, 3)))
 
     return Case(Model(), pictures, classify)
 
@@ -84,7 +84,7 @@ def fourier_operator() -> Case:
         def forward(self, x: Tensor) -> Tensor:
             h = self.lift(x).mT
             low = torch.einsum("bik,iok->bok", torch.fft.rfft(h)[:, :, :4], self.filter)
-            return self.head((torch.fft.irfft(low, n=h.shape[2]) + h).mT.tanh())  # type: ignore[no-any-return]
+            return self.head((torch.fft.irfft(low, n=h.shape[2]) + h).mT.tanh())
 
     return Case(Model(), series, lambda m, b: F.mse_loss(m(b[0]), b[1]))
 
@@ -102,6 +102,6 @@ def fourier_filter() -> Case:
             spectrum = torch.fft.rfft2(x.permute(0, 2, 3, 1), dim=(1, 2), norm="ortho")
             filtered = spectrum * torch.view_as_complex(self.filter)
             h = torch.fft.irfft2(filtered, s=(12, 12), dim=(1, 2), norm="ortho")
-            return self.head(h.square().mean((1, 2)))  # type: ignore[no-any-return]
+            return self.head(h.square().mean((1, 2)))
 
     return Case(Model(), pictures, classify)

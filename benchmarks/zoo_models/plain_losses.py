@@ -126,7 +126,7 @@ def ctc() -> Case:
             self.net, self.head = nn.GRU(8, 12, batch_first=True), nn.Linear(12, 6)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x)[0]).log_softmax(2)  # type: ignore[no-any-return]
+            return self.head(self.net(x)[0]).log_softmax(2)
 
     def batch(size: int, generator: torch.Generator) -> Batch:
         targets = torch.randint(1, 6, (size, 3), generator=generator)
@@ -173,13 +173,13 @@ def neural_ode() -> Case:
             self.field, self.head = nn.Sequential(nn.Linear(9, 8), nn.Tanh()), nn.Linear(8, 3)
 
         def slope(self, t: float, x: Tensor) -> Tensor:
-            return self.field(torch.cat([x, torch.full_like(x[:, :1], t)], 1))  # type: ignore[no-any-return]
+            return self.field(torch.cat([x, torch.full_like(x[:, :1], t)], 1))
 
         def forward(self, x: Tensor) -> Tensor:
             for t in (0.0, 0.5):
                 middle = x + 0.25 * self.slope(t, x)
                 x = x + 0.5 * self.slope(t + 0.25, middle)
-            return self.head(x)  # type: ignore[no-any-return]
+            return self.head(x)
 
     return Case(Model(), rows, lambda m, b: F.cross_entropy(m(b[0]), b[1]))
 

@@ -26,7 +26,7 @@ class Recurrent(nn.Module):
         else:
             h, _ = self.net(x)
         last = (long - 1)[:, None, None].expand(-1, 1, h.shape[2])
-        return self.head(h.gather(1, last).squeeze(1))  # type: ignore[no-any-return]
+        return self.head(h.gather(1, last).squeeze(1))
 
 
 for kind in ("RNN", "GRU", "LSTM"):
@@ -48,7 +48,7 @@ class Cells(nn.Module):
         h = c = x.new_zeros(len(x), 12)
         for t in range(x.shape[1]):
             h, c = self.cell(x[:, t], (h, c))
-        return self.head(h)  # type: ignore[no-any-return]
+        return self.head(h)
 
 
 plain("lstm-cell")(lambda: Case(Cells(), sequences, classify))
@@ -67,7 +67,7 @@ class Words(nn.Module):
         padding = words == 0
         h = self.encoder(self.embed(words) + self.position, src_key_padding_mask=padding)
         h = h.masked_fill(padding[:, :, None], 0.0)
-        return self.head(h.sum(1) / long[:, None])  # type: ignore[no-any-return]
+        return self.head(h.sum(1) / long[:, None])
 
 
 plain("transformer-encoder")(lambda: Case(Words(), texts, classify))
@@ -83,7 +83,7 @@ class Translator(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
-        return self.head(self.net(self.embed(source), self.embed(target), tgt_mask=causal))  # type: ignore[no-any-return]
+        return self.head(self.net(self.embed(source), self.embed(target), tgt_mask=causal))
 
 
 @plain("transformer", token_mean=True)
@@ -108,7 +108,7 @@ def additive() -> Case:
         def forward(self, words: Tensor, long: Tensor) -> Tensor:
             h, _ = self.net(self.embed(words))
             score = self.score(h.tanh()).squeeze(2).masked_fill(words == 0, -1e9)
-            return self.head(torch.einsum("bt,btd->bd", score.softmax(1), h))  # type: ignore[no-any-return]
+            return self.head(torch.einsum("bt,btd->bd", score.softmax(1), h))
 
     return Case(Model(), texts, classify)
 
@@ -121,7 +121,7 @@ def bag() -> Case:
             self.embed, self.head = nn.EmbeddingBag(30, 8, mode="mean", padding_idx=0), nn.Linear(8, 3)
 
         def forward(self, words: Tensor, long: Tensor) -> Tensor:
-            return self.head(self.embed(words))  # type: ignore[no-any-return]
+            return self.head(self.embed(words))
 
     return Case(Model(), texts, classify)
 
@@ -139,7 +139,7 @@ def conv_text() -> Case:
 
         def forward(self, words: Tensor, long: Tensor) -> Tensor:
             x = self.embed(words).mT
-            return self.head(torch.cat([F.relu(c(x)).amax(2) for c in self.convs], 1))  # type: ignore[no-any-return]
+            return self.head(torch.cat([F.relu(c(x)).amax(2) for c in self.convs], 1))
 
     return Case(Model(), texts, classify)
 
@@ -160,7 +160,7 @@ def wavenet() -> Case:
             for i, layer in enumerate(self.layers):
                 a, b = layer(F.pad(h, (2**i, 0))).chunk(2, 1)
                 h = h + a.tanh() * b.sigmoid()
-            return self.head(h.mean(2))  # type: ignore[no-any-return]
+            return self.head(h.mean(2))
 
     return Case(Model(), sequences, classify)
 
@@ -175,7 +175,7 @@ def time_first() -> Case:
             self.net, self.head = nn.GRU(8, 12), nn.Linear(12, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x)[0][-1])  # type: ignore[no-any-return]
+            return self.head(self.net(x)[0][-1])
 
     def batch(size: int, generator: torch.Generator) -> Batch:
         return torch.randn(7, size, 8, generator=generator), classes(size, 3, generator)

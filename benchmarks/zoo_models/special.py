@@ -105,7 +105,7 @@ class Swish(torch.autograd.Function):
         return x * x.sigmoid()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s = x.sigmoid()
         return grad * (s + x * s * (1 - s))
@@ -119,7 +119,7 @@ class Round(torch.autograd.Function):
         return x.sign()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.clamp(-1, 1)
 
 
@@ -130,7 +130,7 @@ class OwnLinear(torch.autograd.Function):
         return x @ weight.T
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         return grad @ weight, grad.T @ x
 
@@ -141,7 +141,7 @@ class Apply(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function.apply(x)  # type: ignore[no-any-return]
+        return self.function.apply(x)
 
 
 class OwnLayer(nn.Module):
@@ -150,7 +150,7 @@ class OwnLayer(nn.Module):
         self.weight = nn.Parameter(torch.randn(16, 8) * 0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return OwnLinear.apply(x, self.weight)  # type: ignore[no-any-return]
+        return OwnLinear.apply(x, self.weight)
 
 
 special("custom-activation")(

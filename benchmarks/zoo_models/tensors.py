@@ -35,7 +35,7 @@ class Routed(nn.Module):
                 out = out.index_add(0, row, expert(x.index_select(0, row)) * weight[row, place].unsqueeze(1))
             elif row.numel():
                 out[row] += expert(x[row]) * weight[row, place, None]
-        return self.head(out.view(*words.shape, 8).mean(1))  # type: ignore[no-any-return]
+        return self.head(out.view(*words.shape, 8).mean(1))
 
 
 for mode in ("index_add", "index_select", "setitem"):
@@ -71,7 +71,7 @@ class Sequences(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor, long: Tensor) -> Tensor:
-        return self.head(self.between(self.first(x), long).mean(1))  # type: ignore[no-any-return]
+        return self.head(self.between(self.first(x), long).mean(1))
 
 
 class SetParameter(Sequences):
@@ -221,7 +221,7 @@ def tagging() -> Case:
             self.embed, self.net, self.head = nn.Embedding(30, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 4)
 
         def forward(self, words: Tensor) -> Tensor:
-            return self.head(self.net(self.embed(words))[0])  # type: ignore[no-any-return]
+            return self.head(self.net(self.embed(words))[0])
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         tags = (batch[0] % 4).masked_fill(batch[0] == 0, -100)
@@ -240,7 +240,7 @@ def masked_mean() -> Case:
             self.net, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x)[0])  # type: ignore[no-any-return]
+            return self.head(self.net(x)[0])
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         x, long, _ = batch
@@ -262,7 +262,7 @@ def tables() -> Case:
 
         def forward(self, numbers: Tensor, kinds: Tensor) -> Tensor:
             looked_up = [table(kinds[:, i]) for i, table in enumerate(self.tables)]
-            return self.body(torch.cat([*looked_up, numbers], 1))  # type: ignore[no-any-return]
+            return self.body(torch.cat([*looked_up, numbers], 1))
 
     def batch(size: int, generator: torch.Generator) -> Batch:
         kinds = torch.randint(0, 5, (size, 3), generator=generator)

@@ -84,7 +84,7 @@ def swin_v2() -> Case:
     from torchvision.models import swin_transformer as swin
 
     model = swin.SwinTransformer(num_classes=3, block=swin.SwinTransformerBlockV2,
-                                 downsample_layer=swin.PatchMergingV2, **SWIN)  # type: ignore[arg-type]  # fmt: skip
+                                 downsample_layer=swin.PatchMergingV2, **SWIN)  # fmt: skip
     return Case(model, partial(pictures, 32), loss)
 
 

@@ -18,7 +18,7 @@ def declare_detection_operators() -> None:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        declare_detection_operators.library = library  # type: ignore[attr-defined]
+        declare_detection_operators.library = library
 
 
 def main() -> None:
