@@ -222,8 +222,12 @@ def with_opacus(entry: Entry) -> Result:
             sample = parameter.grad_sample
             if isinstance(sample, list):
                 sample = torch.stack(sample).sum(0)
-            if sample is None or sample.shape != (size, *parameter.shape):
-                raise RuntimeError(f"no per-example gradient for {name}")
+            if sample is None:
+                raise RuntimeError(f"{name} has no per-example gradient")
+            if sample.shape != (size, *parameter.shape):
+                raise RuntimeError(
+                    f"the per-example gradient of {name} has shape {tuple(sample.shape)}, not [{size}, …]"
+                )
             each[name] = sample
     except Exception as error:
         return {"outcome": "crash", "reason": f"{type(error).__name__}: {first_sentence(error)}"}

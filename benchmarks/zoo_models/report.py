@@ -94,8 +94,9 @@ def page(rows: list[Row]) -> str:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
     return f"""# Which models train privately as they are
 
-`benchmarks/zoo.py` trains {len(rows)} models that others wrote, in small random configurations: each with the loss and
-the data that its documentation shows, padded masks and ignored labels included. Two things are changed: dropout is off,
+`benchmarks/zoo.py` trains {len(rows)} models in small random configurations: those of the packages below, and plain
+PyTorch as tutorials and papers write it. Each has the loss and the kind of data that its documentation shows, padded
+masks and ignored labels included; the values are random. Two things are changed: dropout is off,
 because the reference cannot draw the same masks, and image models have group norm in the place of batch norm. Every
 example's gradient norm and the clipped sum are compared with a loop over single examples through ordinary autograd, on
 three batches of different sizes (one has a single example), in float32 to 1e-4. A loss that is a mean over the tokens
@@ -103,7 +104,7 @@ of the batch counts as the mean of the examples' own means, which is what the lo
 
 - **fast**: one forward and one backward pass for the whole batch.
 - **isolated**: exact; the named modules run one example at a time.
-- **refused**: an error before any privacy is spent, with the reason.
+- **refused**: an error of the library that says why.
 - **wrong**: the result differs from the loop, or a model that mixes examples was accepted.
 - **crash**: another error, a segmentation fault or a hang.
 
