@@ -49,7 +49,9 @@ class Oracle:
 
 
 def built(entry: Entry) -> Case:
+    """Build the model as a new process would: no earlier part's random state, no code compiled without hooks."""
     torch.manual_seed(0)
+    torch.compiler.reset()
     case = entry.build()
     case.model.train()
     return case
