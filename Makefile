@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 FLOWER := .venv-flower
 
-.PHONY: demo test test-all test-flower bench clean help
+.PHONY: demo test test-all test-flower bench zoo clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all  the same and the slow tests"
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
+	@echo "make zoo       models of other packages, trained privately (writes docs/zoo.md)"
 
 $(STAMP): pyproject.toml setup.py constraints.txt src/tacit/_kernels.c $(wildcard src/tacit/_*/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tacit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=python3.11.")'
@@ -55,6 +56,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/collaboration.py
 	$(BIN)/python benchmarks/tables.py --write
 	$(BIN)/python benchmarks/scale.py --write
+
+zoo: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,zoo]"
+	$(BIN)/python benchmarks/zoo.py --public --time --write
 
 clean:
 	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,138 @@
+"""Train models that others wrote, and say which the gradient engine takes, how exactly and at what cost.
+
+    python benchmarks/zoo.py                            # every model, a table on stdout
+    python benchmarks/zoo.py --only bert,mixtral        # models whose name contains one of these
+    python benchmarks/zoo.py --family causal,peft --json out.json
+    python benchmarks/zoo.py --time --write             # with step ratios, into docs/zoo.md
+
+Each model is trained as its documentation shows, with its own loss, in a worker process; a segmentation fault or a hang
+is one row of the table. Every example's gradient norm and the clipped sum are compared with a loop over single
+examples through ordinary autograd (1e-4 relative, float32). Needs the extra `zoo`, installed with `-c constraints.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from zoo_models import Entry, load, report
+
+DOCS = Path(__file__).parent.parent / "docs" / "zoo.md"
+
+
+class Worker:
+    """A worker process and the lines it answers with."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zoo_models.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parent,
+        )  # fmt: skip
+        self.answers: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.answers.put(line)
+        self.answers.put("")
+
+    def ask(self, name: str, part: str, timeout: float) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(f"{name} {part}\n")
+            self.process.stdin.flush()
+            answer = self.answers.get(timeout=timeout)
+        except queue.Empty:
+            self.stop()
+            return {"outcome": "crash", "reason": f"no end within {timeout:.0f} s"}
+        except BrokenPipeError:
+            answer = ""
+        if answer:
+            return json.loads(answer)
+        code = self.process.wait()
+        return {
+            "outcome": "crash",
+            "reason": f"the process ended with code {code}" + (" (segmentation fault)" * (code == -11)),
+        }
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def run(entries: list[Entry], parts: list[str], timeout: float) -> list[dict[str, Any]]:
+    """Measure the models one after another; a worker that dies is replaced."""
+    worker = Worker()
+    rows = []
+    try:
+        for number, entry in enumerate(entries):
+            row: dict[str, Any] = {"name": entry.name, "family": entry.family, "honest": entry.honest,
+                                   "token_mean": entry.token_mean}  # fmt: skip
+            for part in parts:
+                if part == "time" and row.get("tacit", {}).get("outcome") not in ("fast", "isolated"):
+                    continue
+                fresh = worker.alive
+                worker = worker if fresh else Worker()
+                row[part] = worker.ask(entry.name, part, timeout)
+                if part == "entry" and row[part]["outcome"] == "crash":
+                    break
+            rows.append(row)
+            print(f"{number + 1}/{len(entries)} {report.line(row)}", file=sys.stderr, flush=True)
+    finally:
+        worker.stop()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="parts of names, separated by commas")
+    parser.add_argument("--family", default="", help="families, separated by commas")
+    parser.add_argument("--exact", action="store_true", help="--only gives whole names")
+    parser.add_argument("--no-opacus", action="store_true")
+    parser.add_argument("--public", action="store_true", help="also train two steps with tacit.make_private")
+    parser.add_argument("--time", action="store_true", help="measure the step ratio too")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one part of one model")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--write", action="store_true", help="write docs/zoo.md")
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    wanted, families = [[w for w in text.split(",") if w] for text in (options.only, options.family)]
+    entries = [
+        e for e in load().values()
+        if (not wanted or (e.name in wanted if options.exact else any(w in e.name for w in wanted)))
+        and (not families or e.family in families)
+    ]  # fmt: skip
+    if options.list:
+        print("\n".join(f"{e.family:12} {e.name}" for e in entries))
+        print(Counter(e.family for e in entries), len(entries))
+        return
+    parts = (
+        ["entry", "tacit"]
+        + ["public"] * options.public
+        + ["opacus"] * (not options.no_opacus)
+        + ["time"] * options.time
+    )
+    rows = run(entries, parts, options.timeout)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    print(report.table(rows))
+    if options.write:
+        DOCS.write_text(report.page(rows))
+
+
+if __name__ == "__main__":
+    main()

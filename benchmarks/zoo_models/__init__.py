@@ -1,0 +1,36 @@
+"""Models that others wrote, in small random configurations, with a batch and the loss their documentation shows."""
+
+from __future__ import annotations
+
+import importlib
+
+from zoo_models.cases import Case, Entry, registry
+
+FAMILIES = (
+    "causal",
+    "encoders",
+    "seq2seq",
+    "media",
+    "adapters",
+    "timm_models",
+    "torchvision_models",
+    "graphs",
+    "plain_sequences",
+    "plain_images",
+    "plain_generative",
+    "plain_losses",
+    "special",
+    "compilers",
+    "tensors",
+    "mixing",
+)
+
+
+def load() -> dict[str, Entry]:
+    """Return every entry by name, in the order of the families."""
+    for family in FAMILIES:
+        importlib.import_module(f"zoo_models.{family}")
+    return registry
+
+
+__all__ = ["FAMILIES", "Case", "Entry", "load"]

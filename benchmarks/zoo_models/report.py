@@ -1,0 +1,123 @@
+"""Write the zoo's results as text: a line, a table, a page of the documentation."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter, defaultdict
+from importlib import metadata
+from typing import Any
+
+Row = dict[str, Any]
+ACCEPTED = ("fast", "isolated")
+
+
+def outcome(row: Row, part: str) -> str:
+    return str(row.get(part, {}).get("outcome", "-"))
+
+
+def line(row: Row) -> str:
+    tacit = row.get("tacit", {})
+    text = f"{row['name']:26} {outcome(row, 'tacit'):9} {outcome(row, 'opacus'):9}"
+    if outcome(row, "entry") != "ok":
+        text += f" ENTRY {outcome(row, 'entry')}: {row['entry'].get('reason', '')}"
+    if "public" in row:
+        text += f" [make_private: {outcome(row, 'public')}]"
+    if "declared" in tacit:
+        text += f" [mean declared: {tacit['declared']['outcome']}]"
+    return text + f" {tacit.get('reason', '')[:160]}"
+
+
+def isolated(row: Row) -> str:
+    names = row.get("tacit", {}).get("isolated", [])
+    return ", ".join(f"`{name or 'the whole model'}`" for name in names)
+
+
+def counts(rows: list[Row]) -> str:
+    """Return the table of counts by family, the mixing models apart."""
+    families: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        families[row["family"] if row["honest"] else "mixing"].append(row)
+    lines = [
+        "| family | models | Tacit fast | isolated | refused | wrong | crash "
+        "| Opacus exact | refused | wrong | crash |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    whole: Counter[str] = Counter()
+    for family, members in families.items():
+        found: Counter[str] = Counter()
+        for row in members:
+            found.update(["n", f"tacit {outcome(row, 'tacit')}", f"opacus {outcome(row, 'opacus')}"])
+        if family != "mixing":
+            whole += found
+        lines.append(_counted(family, found))
+    return "\n".join([*lines, _counted("all honest models", whole)])
+
+
+def _counted(name: str, found: Counter[str]) -> str:
+    columns = [found["n"], *(found[f"tacit {o}"] for o in ("fast", "isolated", "refused"))]
+    columns += [found["tacit wrong"] + found["tacit accepted"], found["tacit crash"], found["opacus exact"]]
+    columns += [found["opacus refused"], found["opacus wrong"] + found["opacus accepted"], found["opacus crash"]]
+    return f"| {name} | " + " | ".join(str(c) for c in columns) + " |"
+
+
+def general(reason: str) -> str:
+    """Drop the module's name and numbers from a reason, so that equal reasons count together."""
+    reason = re.sub(r"^[^`]*?\([A-Za-z0-9_]+\): ", "", reason)
+    reason = re.sub(r"^[\w.]+ \(\w+\) ", "", reason)
+    return re.sub(r"\d+", "N", reason)[:120]
+
+
+def reasons(rows: list[Row]) -> str:
+    found = Counter(general(r["tacit"]["reason"]) for r in rows if r["honest"] and "reason" in r.get("tacit", {}))
+    return "\n".join(f"{count:4}  {reason}" for reason, count in found.most_common())
+
+
+def table(rows: list[Row]) -> str:
+    lines = [
+        "| model | family | Tacit | error | isolated or reason | step ÷ ordinary | Opacus |",
+        "|---|---|---|---:|---|---:|---|",
+    ]
+    for row in rows:
+        tacit = row.get("tacit", {})
+        error = f"{tacit['error']:.0e}" if "error" in tacit else ""
+        ratio = f"{row['time']['ratio']:.2f}" if "ratio" in row.get("time", {}) else ""
+        why = (isolated(row) or tacit.get("reason", "")).replace("|", "\\|")
+        family = row["family"] if row["honest"] else f"{row['family']} (mixes)"
+        lines.append(f"| {row['name']} | {family} | {outcome(row, 'tacit')} | {error} | {why} | {ratio} | "
+                     f"{outcome(row, 'opacus')} |")  # fmt: skip
+    return "\n".join([*lines, "", counts(rows), "", "Reasons, honest models:", reasons(rows)])
+
+
+def page(rows: list[Row]) -> str:
+    packages = ("torch", "transformers", "peft", "timm", "torchvision", "torch_geometric", "opacus")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    return f"""# Which models train privately as they are
+
+`benchmarks/zoo.py` trains {len(rows)} models in small random configurations: those of the packages below, and plain
+PyTorch as tutorials and papers write it. Each has the loss and the kind of data that its documentation shows, padded
+masks and ignored labels included; the values are random. Two things are changed: dropout is off,
+because the reference cannot draw the same masks, and image models have group norm in the place of batch norm. Every
+example's gradient norm and the clipped sum are compared with a loop over single examples through ordinary autograd, on
+three batches of different sizes (one has a single example), in float32 to 1e-4. A loss that is a mean over the tokens
+of the batch counts as the mean of the examples' own means, which is what the loop computes.
+
+- **fast**: one forward and one backward pass for the whole batch.
+- **isolated**: exact; the named modules run one example at a time.
+- **refused**: an error of the library that says why.
+- **wrong**: the result differs from the loop, or a model that mixes examples was accepted.
+- **crash**: another error, a segmentation fault or a hang.
+
+Opacus runs with its default hooks and validator on the first batch; on a token mean its gradients weigh an example by
+its share of the batch's tokens, which depends on the other examples, and count as wrong. The step ratio is the CPU time
+of a forward and backward pass with clipping over the same without privacy, for 32 examples; models of this size show
+the engine's fixed cost more than its cost at real sizes, which docs/benchmarks.md has.
+
+{datetime.date.today()}, {versions}. Repeat with `python benchmarks/zoo.py --time --write`.
+
+## Counts
+{counts(rows)}
+
+## Models
+{table(rows).split(chr(10) + chr(10))[0]}
+"""
