@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
+from tacit.gradients import data_independent
 from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
@@ -110,7 +111,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     try:
         copies: dict[int, Any] = {}
         model = _silenced(copied(recorder.model, copies))
-        with _followed(recorder, len(examples)), seeded(seed), _Still(model):
+        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), _Still(model):
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
             places = _places(model)

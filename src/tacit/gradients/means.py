@@ -103,4 +103,5 @@ def check_reduction(recorder: Recorder) -> None:
 
 
 def _is_one(seed: Tensor) -> bool:
-    return seed.item() == 1 if seed.numel() == 1 else bool((seed == 1).all())
+    """Return whether a reduction was left unscaled. Its sign says nothing about how many examples there are."""
+    return abs(seed.item()) == 1 if seed.numel() == 1 else bool((seed.abs() == 1).all())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tacit.gradients import (
     backward,
     convolutions,
+    data_independent,
     lookups,
     losses,
     means,
@@ -164,11 +165,14 @@ class Engine:
 
     def _watch(self, marked: Any) -> None:
         self._recorder.inside = True
+        data_independent.begin()
         self._prefixes.put()
         self._unseen.put()
         self._memory.put(marked)
 
     def _stop_watching(self) -> None:
+        if self._recorder.inside:
+            data_independent.end()
         self._recorder.inside = self._recorder.evaluating = False
         self._memory.remove()
         self._unseen.remove()
