@@ -5,6 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,10 +23,10 @@ from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
-from tacit.gradients.tap import LinearTap, Tap, unscaled
+from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
-OWN: frozenset[type] = frozenset([LinearTap, Pool, RecurrentLayer, Tap])
+OWN: frozenset[type] = frozenset([Border, LinearTap, Pool, RecurrentLayer, Tap])
 """The engine's own autograd functions."""
 
 
@@ -80,24 +81,36 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def _refuse_custom(roots: list[Any]) -> None:
-    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+def nodes(roots: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Any]:
+    """Every node of the graph behind some tensors, but for those of isolated modules, and not those that were seen."""
+    seen = set() if seen is None else seen
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
-    seen: set[Any] = set()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        own = isinstance(node, BackwardCFunction) and type(node)._forward_cls in OWN  # type: ignore[attr-defined]
-        if isinstance(node, BackwardCFunction) and not own and not handed_on(node):
-            raise ValueError(
-                f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "  # type: ignore[attr-defined]
-                "backward may combine the gradients of different examples unseen; write it with ordinary operations "
-                "(a straight-through estimator as x + (f(x) - x).detach())"
-            )
-        stack.extend(child for child, _ in node.next_functions)
+        yield node
+        inside = isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border  # type: ignore[attr-defined]
+        stack.extend(node.upstream if inside else (child for child, _ in node.next_functions))
+
+
+def is_custom(node: Any) -> bool:
+    """Return whether a node is of an autograd function that is neither PyTorch's nor the engine's."""
+    if not isinstance(node, BackwardCFunction) or type(node)._forward_cls in OWN:  # type: ignore[attr-defined]
+        return False
+    return not handed_on(node)
+
+
+def _refuse_custom(roots: list[Any]) -> None:
+    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+    for node in filter(is_custom, nodes(roots)):
+        raise ValueError(
+            f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "
+            "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
+            "which then runs one example at a time"
+        )
 
 
 _HOOK = (

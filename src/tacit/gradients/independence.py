@@ -22,6 +22,7 @@ from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients import data_independent
+from tacit.gradients.isolate import Installed
 from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
@@ -110,12 +111,12 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     batch = recorder.batch or 0
     try:
         copies: dict[int, Any] = {}
-        model = _silenced(copied(recorder.model, copies))
-        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), _Still(model):
+        model = silenced(copied(recorder.model, copies))
+        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), Installed(recorder, model, recorder.plan):
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
             places = _places(model)
-            found = _outputs(model(*args, **kwargs))
+            found = outputs_of(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
         raise
@@ -129,14 +130,14 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
 @contextmanager
 def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
-    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases
     recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
-    recorder.problems, recorder.inside = Problems(recorder.model), True
+    recorder.problems, recorder.inside, recorder.aliases = Problems(recorder.model), True, []
     recorder.problems.slow = kept[2].slow
     try:
         yield
     finally:
-        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free = kept
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases = kept
 
 
 def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
@@ -157,7 +158,7 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
     return twin
 
 
-def _silenced(twin: nn.Module) -> nn.Module:
+def silenced(twin: nn.Module) -> nn.Module:
     """A copy to which nobody else listens, without dropout."""
     if calling._global_forward_hooks or calling._global_forward_pre_hooks:
         raise NotCompared("a hook for all modules is set")
@@ -238,16 +239,16 @@ class _Cut:
         return mark(rows.requires_grad_(value.requires_grad), self.recorder, Layout(tag.dim, tag.inner))
 
 
-def _outputs(value: Any, depth: int = 0) -> list[Tensor]:
+def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
     """Every tensor in a model's output, in order: nested, or attributes of what it returned."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _outputs(v, depth)]
+        return [t for v in value for t in outputs_of(v, depth)]
     if isinstance(value, Mapping):
-        return [t for v in value.values() for t in _outputs(v, depth)]
+        return [t for v in value.values() for t in outputs_of(v, depth)]
     if depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
-        return [t for v in vars(value).values() for t in _outputs(v, depth + 1)]
+        return [t for v in vars(value).values() for t in outputs_of(v, depth + 1)]
     return []
 
 
@@ -277,7 +278,7 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
     free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
-    return all(_is_same(own(whole, example), own(part, example), free) for example in part.examples)
+    return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
 
 
 def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool:
@@ -289,13 +290,13 @@ def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool
     means = [torch.stack([n * t for n, t in split]).sum(0) / len(whole.examples) for split in each]
     sums = [torch.stack([t for _, t in split]).sum(0) for split in each]
     return (
-        all(_is_same(total, mean.to(total.dtype)) for mean in means)
-        or all(_is_same(total, summed.to(total.dtype)) for summed in sums)
-        or (len(sums) > 1 and all(_is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
+        all(is_same(total, mean.to(total.dtype)) for mean in means)
+        or all(is_same(total, summed.to(total.dtype)) for summed in sums)
+        or (len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
     )
 
 
-def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
+def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
     """In what they have in common along dimensions whose size data decided, and in all the rest."""
     for dim in free if a.ndim == b.ndim else ():
         size = min(a.shape[dim], b.shape[dim])
@@ -319,7 +320,7 @@ _STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like
 """What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
 
 
-class _Still(TorchFunctionMode):
+class Still(TorchFunctionMode):
     """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -342,7 +343,8 @@ class _Still(TorchFunctionMode):
     def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Asked before it is done: the parameters are the model's own."""
         assigned = name == "__set__" and func.__self__.__name__ == "data"
-        written = tensors((args[:1] if assigned or writes(func) else (), kwargs.get("out")))
+        changed = assigned or (writes(func) and name != "requires_grad_")
+        written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with torch._C.DisableTorchFunctionSubclass():
             return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
 

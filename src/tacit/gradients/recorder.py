@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -31,11 +31,11 @@ from tacit.gradients.names import (
 )
 from tacit.gradients.nested import detached
 from tacit.gradients.precision import unmixed
-from tacit.gradients.problems import Problems
+from tacit.gradients.problems import CannotCut, Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
-from tacit.gradients.tap import Tap, unscaled
+from tacit.gradients.tap import Border, Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
 from tacit.gradients.unseen import PACKING, TRANSFORMED, are_others_packing
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
@@ -114,6 +114,12 @@ class Recorder:
         """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
         self.memory: Memory | None = None
         """Who looks at the memory that operations read, in passes that are looked at closely."""
+        self.aliases: list[list[dict[str, Tensor]]] = []
+        """For every call of an isolated module, each example's own aliases of its parameters (see `isolate`)."""
+        self.plan: dict[str, Any] = {}
+        """The modules that run one example at a time (see `plan`)."""
+        self.isolating = False
+        """Whether a module is running on one example, and nothing is followed."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -140,7 +146,7 @@ class Recorder:
         if self.batch is not None and batch != self.batch:
             self.dropped.add(self.epoch)
             self.epoch += 1
-            self.seen, self.inputs = set(), []
+            self.seen, self.inputs, self.aliases = set(), [], []
         self.batch = batch
         self.seen |= seen
         self.inputs += inputs
@@ -150,7 +156,17 @@ class Recorder:
         self.epoch += 1
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
+        self.aliases = []
         self.problems.forget()
+
+    @contextmanager
+    def isolation(self) -> Iterator[None]:
+        """A module runs on one example at a time; it may not touch tensors of the whole batch."""
+        self.isolating = True
+        try:
+            yield
+        finally:
+            self.isolating = False
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -158,6 +174,8 @@ class Recorder:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
         name = canonical(func)
+        if self.isolating:
+            raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
         if name in METADATA:
             return told(self, name, func, args, kwargs)
         if self.batch is not None and are_others_packing():
@@ -379,6 +397,10 @@ class Recorder:
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
         return Tap.apply(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
+
+    def border(self, out: Tensor, upstream: list[Any]) -> Tensor:
+        """The output of an isolated module; `upstream` are the nodes that made its inputs."""
+        return Border.apply(self.anchor, out, self.arrival((), lambda grad: ()), upstream)  # type: ignore[no-untyped-call, no-any-return]
 
     def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """What a node does with the gradient that arrives at it; see `tap`."""

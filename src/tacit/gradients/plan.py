@@ -1,0 +1,202 @@
+"""Plan which modules run one example at a time.
+
+The plan is made once, on copies of the model and at most seven examples, before the first batch. The model is run with
+every operation followed; the module in which something cannot be followed is isolated, and the run begins again from
+the start, until nothing stands in the way. A module that cannot be cut along the batch gives way to the one around it,
+up to the whole model. Afterwards the plan stays as it is: isolating a module later because of one record would let that
+record change everybody's rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tacit.gradients import data_independent
+from tacit.gradients.backward import is_custom, nodes
+from tacit.gradients.independence import MOST, Still, copied, outputs_of, seeded, silenced
+from tacit.gradients.isolate import Arguments, Installed, Plan
+from tacit.gradients.isolation_check import Compared, Mixes, taken
+from tacit.gradients.layout import Layout, Total
+from tacit.gradients.measured import Measured
+from tacit.gradients.memory import Memory
+from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import Traced, mark
+from tacit.gradients.unseen import Unseen
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 40
+"""Runs of the model after which planning gives up."""
+
+FEWEST = 3
+"""Examples that a plan is made with; of a smaller batch some are taken several times."""
+
+
+class Obstacle(Exception):
+    """What stands in the way of a plan, and the module where it was met."""
+
+    def __init__(self, module: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.module, self.reason = module, reason
+
+
+def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
+    """Return the modules to be isolated, `isolate` among them; nothing where no plan was found.
+
+    Without a plan the batch is followed as a whole, and what stands in the way is refused there.
+    """
+    names, told = list(isolate), dict[str, str]()
+    for _ in range(ATTEMPTS):
+        try:
+            plan = attempt(recorder, args, kwargs, names)
+        except Obstacle as obstacle:
+            log.debug("%s: %s", obstacle.module, obstacle.reason)
+            chosen = None if obstacle.module is None else widened(recorder.model, names, obstacle.module)
+            if chosen is None:
+                return {}
+            told |= {name: obstacle.reason for name in chosen if name not in names}
+            names = chosen
+        except Mixes as error:
+            log.debug("mixes: %s", error)
+            return {}
+        else:
+            _tell(recorder.model, plan, told)
+            return plan
+    return {}
+
+
+def _tell(model: nn.Module, plan: Plan, reasons: dict[str, str]) -> None:
+    """Say once for every kind of layer that it runs one example at a time."""
+    kinds: dict[str, list[str]] = {}
+    for name in plan:
+        kinds.setdefault(_pattern(name), []).append(name)
+    for names in kinds.values():
+        kind = type(model.get_submodule(names[0])).__name__
+        several = f" and {len(names) - 1} more like it run" if len(names) > 1 else " runs"
+        reason = reasons.get(names[0], "it was asked for")
+        log.warning("%s (%s)%s one example at a time: %s", names[0] or "the model", kind, several, reason)
+
+
+def widened(model: nn.Module, names: Sequence[str], culprit: str) -> list[str] | None:
+    """Return the names with `culprit` and the modules of its kind in other layers, or with the module around it.
+
+    None if the whole model was isolated already.
+    """
+    if any(name == "" for name in names):
+        return None
+    while culprit in names or isinstance(model.get_submodule(culprit), (nn.ModuleList, nn.ModuleDict)):
+        culprit = culprit.rpartition(".")[0]
+    pattern, kind = _pattern(culprit), type(model.get_submodule(culprit))
+    alike = [n for n, m in model.named_modules() if _pattern(n) == pattern and type(m) is kind]
+    kept = [n for n in names if not any(n == other or n.startswith(f"{other}." if other else "") for other in alike)]
+    return kept + alike
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str]) -> Plan:
+    """Run a copy of the model with these modules isolated; return how their outputs are put together.
+
+    Raises `Obstacle` where something cannot be followed and `Mixes` where an isolated module mixes examples.
+    """
+    batch = recorder.batch or 0
+    size = min(max(batch, FEWEST), MOST)
+    examples = [i % batch for i in range(size)]
+    try:
+        twin = silenced(copied(recorder.model))
+    except Exception as error:  # whatever a model raises that cannot be copied
+        raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
+    own = Recorder(twin, recorder.reduction)
+    own.batch = size
+    given = pytree.tree_map(lambda leaf: _taken(leaf, batch, examples, own), (args, kwargs))
+    trial = Installed(own, twin, {name: () for name in names}, kind=Compared)
+    try:
+        with seeded(0), data_independent.paths(), Still(twin), trial:
+            _follow(own, twin, given)
+    except (Obstacle, Mixes):
+        raise
+    except Exception as error:  # whatever the model's own code raises on tensors that are followed
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        raise Obstacle(innermost(reversed(frames), twin), _in_short(error)) from error
+    return trial.found()
+
+
+def _in_short(error: Exception) -> str:
+    """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
+    if isinstance(error, ValuesRead):
+        return error.short
+    return str(error) if isinstance(error, CannotCut) else f"it raised {type(error).__name__} on followed tensors"
+
+
+def _taken(leaf: Any, batch: int, examples: Sequence[int], own: Recorder) -> Any:
+    """Some examples of an input, for another recorder to follow."""
+    if type(leaf) is not Traced:
+        return leaf
+    rows = mark(taken(leaf, batch, examples), own, Layout(leaf._tag.dim, leaf._tag.inner))  # type: ignore[union-attr]
+    rows._entered = True  # type: ignore[attr-defined]
+    return rows
+
+
+def _follow(own: Recorder, twin: nn.Module, given: Arguments) -> None:
+    """Run forward and backward passes with every operation followed, and raise the first obstacle."""
+    watch, unseen, memory = _CustomFunctions(own), Unseen(own), Memory(own)
+    own.inside = True
+    unseen.put()
+    memory.put(given)
+    try:
+        with watch:
+            output = twin(*given[0], **given[1])
+    finally:
+        own.inside = False
+        memory.remove()
+        unseen.remove()
+    if own.problems.found:
+        raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
+    found = [t for t in outputs_of(output) if own.follows(t) and t.requires_grad]
+    usable = [t for t in found if isinstance(t._tag, (Layout, Total))]  # type: ignore[attr-defined]
+    if found and not usable:
+        own.problems.confirm("the model's output mixes examples")
+        raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
+    if usable:
+        own.reduction = None
+        torch.autograd.backward([t.float().sum() for t in usable if not t.is_complex()])
+        own.reduction, own.seeds = "sum", []  # whether the user's loss is a mean or a sum is no question here
+        Measured(own).squares()
+
+
+class _CustomFunctions:
+    """Finds the innermost module whose forward built a node of somebody's own autograd function."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._handles: list[Any] = []
+        self._seen: set[Any] = set()
+
+    def __enter__(self) -> None:
+        for name, module in self._recorder.model.named_modules():
+            self._handles.append(module.register_forward_hook(self._look(name)))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _look(self, name: str) -> Any:
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            if self._recorder.isolating:
+                return
+            for node in nodes(outputs_of(output), self._seen):
+                if is_custom(node):
+                    raise Obstacle(name, "it has a custom autograd function")
+
+        return look
