@@ -177,8 +177,8 @@ def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
 
 
 _SECOND_ORDER = (
-    "create_graph=True asks for gradients of gradients (a gradient penalty, say), which have no per-example rule: the "
-    "engine keeps parameters out of the graph; penalise something computed in the forward pass instead"
+    "create_graph=True asks for gradients of gradients (a gradient penalty, say), which the engine's fast rules do not "
+    "have; run the whole model one example at a time: isolate=True in make_private (or attach, or record)"
 )
 
 
@@ -193,27 +193,37 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     assert body is not None
     outputs = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
     inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
-    if kwargs.get("create_graph"):
+    if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
-    if not all(layout_of(recorder, t) is not None for t in inputs):
+    layouts = [_layout_of_input(recorder, t) for t in inputs]
+    if any(layout is None for layout in layouts):
         raise ValueError(
             "torch.autograd.grad was asked for gradients of a loss of the batch with respect to something that is not "
             "part of the batch; the parameters' gradients come from loss.backward() and are clipped first"
         )
-    seeds, recorder.seeds, recorder.capturing = recorder.seeds, [], False
+    kept = recorder.seeds, recorder.inner_seeds, recorder.output_seeds
+    recorder.seeds, recorder.inner_seeds, recorder.output_seeds, recorder.capturing = [], [], [], False
     try:
         _look(recorder, outputs, args[2] if len(args) > 2 else kwargs.get("grad_outputs"))
         with torch._C.DisableTorchFunctionSubclass():
             found = body(*args, **kwargs)
-        if any(kind == "mean" for kind, _ in recorder.seeds):
+        if any(kind == "mean" for kind, _ in (*recorder.seeds, *recorder.inner_seeds)):
             raise ValueError(
                 "torch.autograd.grad was asked for gradients of a mean over examples with respect to the batch: they "
                 "are divided by the number of examples, which depends on all of them; use a sum (reduction='sum')"
             )
     finally:
-        recorder.seeds, recorder.capturing = seeds, True
+        recorder.seeds, recorder.inner_seeds, recorder.output_seeds = kept
+        recorder.capturing = True
     return tuple(
         g if g is None else mark(g.as_subclass(Tensor), recorder, tag)
-        for g, tag in zip(found, (layout_of(recorder, t) for t in inputs))
+        for g, tag in zip(found, layouts)
         if tag is not None
     )
+
+
+def _layout_of_input(recorder: Recorder, t: Any) -> Layout | None:
+    """Return where the examples are in a tensor of the batch, or in a tensor that was given to the model as it is."""
+    with torch._C.DisableTorchFunctionSubclass():
+        given = next((alias for alias in recorder.inputs if alias._base is t), None)
+    return layout_of(recorder, t if given is None else given)

@@ -1,8 +1,8 @@
 """Ask libraries for their data-independent code paths while the engine follows a pass.
 
-Hugging Face models look at values of the batch to choose between two ways of computing the same thing: an attention mask
-without padding is dropped, for example. For tracing compilers `transformers` has a switch, `is_tracing`, that always
-takes the way that needs no values. While a followed pass runs in a thread, the switch is on in that thread.
+Hugging Face models look at values of the batch to choose between two ways of computing the same thing: an attention
+mask without padding is dropped, for example. For tracing compilers `transformers` has a switch, `is_tracing`, that
+always takes the way that needs no values. While a followed pass runs in a thread, the switch is on in that thread.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
         return _run(
-            recorder, examples, seed, lambda n, copies: _Cut(recorder, examples, n, lists, copies).of((args, kwargs))
+            recorder, examples, seed, lambda n, copies: Cut(recorder, examples, n, lists, copies).of((args, kwargs))
         )
 
     several = list(range(min(recorder.batch or 0, MOST)))
@@ -97,7 +97,7 @@ def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     halves = [(several[:middle][::-1], several[middle:][::-1]), (several[1::2], several[::2])]
     together, splits = run(several), [[run(half) for half in split] for split in halves]
     try:
-        if _agree(together, splits):
+        if _agree(together, splits, recorder):
             return False
         again = [[run(several, seed=1)]]
         if not _agree(together, again):
@@ -112,7 +112,8 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     try:
         copies: dict[int, Any] = {}
         model = silenced(copied(recorder.model, copies))
-        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), Installed(recorder, model, recorder.plan):
+        isolated = Installed(recorder, model, recorder.plan)
+        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
             places = _places(model)
@@ -197,7 +198,7 @@ def _places(model: nn.Module) -> list[tuple[int, int, int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cut:
+class Cut:
     """Cuts some examples out of everything that has a part for each; if `lists`, out of lists of numbers too."""
 
     recorder: Recorder
@@ -252,8 +253,12 @@ def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
     return []
 
 
-def _agree(whole: Part, splits: Sequence[Sequence[Part]]) -> bool:
-    """Whether the parts of the examples have the outputs that they have in the whole."""
+def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recorder | None = None) -> bool:
+    """Return whether the parts of the examples have the outputs that they have in the whole.
+
+    The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever
+    their number.
+    """
     parts = [part for split in splits for part in split]
     compared = 0
     for i in range(min(len(part.outputs) for part in (whole, *parts))):
@@ -261,7 +266,10 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]]) -> bool:
         if all(isinstance(tag, Layout) for tag in tags):
             agreed = all(_rows_agree(whole, part, i) for part in parts)
         elif all(isinstance(tag, Total) for tag in tags):
-            agreed = _totals_agree(whole, splits, i)
+            kind = _total(whole, splits, i)
+            agreed = kind is not None
+            if recorder is not None and kind == tags[0].kind:  # type: ignore[union-attr]
+                recorder.inferred[i] = kind
         else:
             continue
         compared += 1
@@ -281,19 +289,23 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
     return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
 
 
-def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool:
-    """As means over examples, as sums (which may have been divided by their number), or as sums and a constant."""
+def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
+    """Return how totals of the parts make up the whole's: as means over examples, as sums, or as sums and a constant.
+
+    Sums may have been divided by the number of examples. None if they do not.
+    """
     total = plain(whole.outputs[i]).detach()
     each = [[(len(part.examples), plain(part.outputs[i]).detach().double()) for part in split] for split in splits]
     if any(t.shape != total.shape for split in each for _, t in split):
-        return False
+        return None
     means = [torch.stack([n * t for n, t in split]).sum(0) / len(whole.examples) for split in each]
     sums = [torch.stack([t for _, t in split]).sum(0) for split in each]
-    return (
-        all(is_same(total, mean.to(total.dtype)) for mean in means)
-        or all(is_same(total, summed.to(total.dtype)) for summed in sums)
-        or (len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
-    )
+    if all(is_same(total, mean.to(total.dtype)) for mean in means):
+        return "mean"
+    if all(is_same(total, summed.to(total.dtype)) for summed in sums):
+        return "sum"
+    constant = len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:])
+    return "constant" if constant else None
 
 
 def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:

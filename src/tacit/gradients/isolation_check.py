@@ -1,8 +1,8 @@
 """Compare a module run one example at a time with the same module run on all examples together.
 
 Alone and together must give the same outputs up to rounding. If they differ the module mixes examples (contrastive
-losses, BatchNorm), and alone it would mean something else: it is refused. That is a question of meaning, not of privacy:
-an isolated module cannot mix.
+losses, BatchNorm), and alone it would mean something else: it is refused. That is a question of meaning, not of
+privacy: an isolated module cannot mix.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Compared(Isolated):
 def is_weighted_mean(each: Sequence[float], of: Any, tolerance: float = 1e-3) -> bool:
     """Return whether a loss is a mean of the examples' own losses with weights that each example brings itself.
 
-    So is a mean over all tokens of a batch: L = Σ c_i·ℓ_i / Σ c_i. From the losses of pairs follow the ratios c_i / c_j;
-    they must agree with each other and with the loss of three. A loss that compares examples with each other is
+    So is a mean over all tokens of a batch: L = Σ c_i·ℓ_i / Σ c_i. From the losses of pairs follow the ratios
+    c_i / c_j; they must agree with each other and with the loss of three. A loss that compares examples with each other is
     no such mean: alone, a contrastive loss is zero.
     """
     scale = max(abs(v) for v in each) or 1.0

@@ -206,7 +206,7 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         rows = uneven(layout, recorder.batch)
         declared = recorder.reduction == "mean"
         several = hard and plain(target).numel() > recorder.batch
-        if declared and hard or recorder.reduction is None and several or rows and recorder.reduction != "sum":
+        if (declared and hard) or (recorder.reduction is None and several) or (rows and recorder.reduction != "sum"):
             if several or rows:
                 tell_of_own_means()
             ce = func.__name__ == "cross_entropy_loss"

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from tacit.gradients import data_independent
 from tacit.gradients.backward import is_custom, nodes
-from tacit.gradients.independence import MOST, Still, copied, outputs_of, seeded, silenced
+from tacit.gradients.independence import MOST, Cut, Still, copied, outputs_of, seeded, silenced
 from tacit.gradients.isolate import Arguments, Installed, Plan
-from tacit.gradients.isolation_check import Compared, Mixes, taken
+from tacit.gradients.isolation_check import Compared, Mixes
 from tacit.gradients.layout import Layout, Total
 from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
+from tacit.gradients.nested import tensors
 from tacit.gradients.problems import CannotCut, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.traced import Traced, mark
+from tacit.gradients.traced import Traced
 from tacit.gradients.unseen import Unseen
 
 log = logging.getLogger(__name__)
@@ -113,13 +113,16 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str]) ->
     batch = recorder.batch or 0
     size = min(max(batch, FEWEST), MOST)
     examples = [i % batch for i in range(size)]
+    if any(type(t) is Traced and not _is_regular(t._tag) for t in tensors((args, kwargs))):
+        raise Obstacle(None, "an input is not made of rows in the order of the examples")
+    copies: dict[int, Any] = {}
     try:
-        twin = silenced(copied(recorder.model))
+        twin = silenced(copied(recorder.model, copies))
     except Exception as error:  # whatever a model raises that cannot be copied
         raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
     own = Recorder(twin, recorder.reduction)
     own.batch = size
-    given = pytree.tree_map(lambda leaf: _taken(leaf, batch, examples, own), (args, kwargs))
+    given = Cut(own, examples, batch, lists=False, copies=copies).of((args, kwargs))
     trial = Installed(own, twin, {name: () for name in names}, kind=Compared)
     try:
         with seeded(0), data_independent.paths(), Still(twin), trial:
@@ -139,13 +142,8 @@ def _in_short(error: Exception) -> str:
     return str(error) if isinstance(error, CannotCut) else f"it raised {type(error).__name__} on followed tensors"
 
 
-def _taken(leaf: Any, batch: int, examples: Sequence[int], own: Recorder) -> Any:
-    """Some examples of an input, for another recorder to follow."""
-    if type(leaf) is not Traced:
-        return leaf
-    rows = mark(taken(leaf, batch, examples), own, Layout(leaf._tag.dim, leaf._tag.inner))  # type: ignore[union-attr]
-    rows._entered = True  # type: ignore[attr-defined]
-    return rows
+def _is_regular(tag: Any) -> bool:
+    return isinstance(tag, Layout) and tag.owner is None
 
 
 def _follow(own: Recorder, twin: nn.Module, given: Arguments) -> None:

@@ -101,6 +101,13 @@ class Recorder:
         self.parts: dict[str, list[Part]] = {}
         self.problems = Problems(model)
         self.seeds: list[tuple[str, Tensor]] = []
+        """What arrived at reductions over examples: the kind of the reduction, and the gradient."""
+        self.inner_seeds: list[tuple[str, Tensor]] = []
+        """The same for reductions inside the model."""
+        self.output_seeds: list[tuple[str, Tensor]] = []
+        """What arrived at outputs of the model that are such a reduction (see `inferred`)."""
+        self.inferred: dict[int, str] = {}
+        """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
         self.captures = 0
         """How many times gradients of the current batch arrived."""
         self.capturing = True
@@ -156,8 +163,12 @@ class Recorder:
         self.epoch += 1
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases = []
+        self.aliases, self.inner_seeds, self.output_seeds = [], [], []
         self.problems.forget()
+
+    def is_isolated(self) -> bool:
+        """Return whether the whole model runs one example at a time."""
+        return "" in self.plan
 
     @contextmanager
     def isolation(self) -> Iterator[None]:
@@ -379,14 +390,22 @@ class Recorder:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
-                    kind = tag.kind
+                    kind, inside = tag.kind, self.inside
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self._seeded(kind, grad.detach()))  # type: ignore[no-untyped-call]
+                        out.register_hook(lambda grad: self._seeded(kind, grad.detach(), inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
-    def _seeded(self, kind: str, grad: Tensor) -> Tensor | None:
+    def note_outputs(self, outputs: list[Tensor]) -> None:
+        """The model returned these: note what arrives at those that are a mean or sum over examples."""
+        for i, kind in self.inferred.items():
+            t = outputs[i] if i < len(outputs) else None
+            if self.follows(t) and t is not None and t.requires_grad:
+                with torch._C.DisableTorchFunctionSubclass():
+                    t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call, misc]
+
+    def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
-        self.seeds.append((kind, grad))
+        (self.inner_seeds if inside else self.seeds).append((kind, grad))
         return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from tacit.gradients import (
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.comparison import Comparison
+from tacit.gradients.compiled import Eager
+from tacit.gradients.independence import outputs_of
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolate import Installed
 from tacit.gradients.measured import Measured
@@ -80,7 +82,7 @@ class Engine:
         reduction: Reduction | None = None,
         batch_dim: BatchDim = 0,
         rows_per_record: int = 1,
-        isolate: Sequence[str] = (),
+        isolate: Sequence[str] | bool = (),
     ) -> None:
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
@@ -89,6 +91,7 @@ class Engine:
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
+        self._eager = Eager(model)
         modules = shards.sharded_modules(model)
         shards.cut_up(modules)
         self._recorder = Recorder(model, reduction)
@@ -101,7 +104,9 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
-        self._isolate = isolate
+        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate)
+        for name in self._isolate:
+            model.get_submodule(name)
         self._planned = False
         self._late: Any = None
         """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
@@ -138,7 +143,8 @@ class Engine:
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         fresh = self._make_plan(marked)
-        self._comparison.begin(*marked)
+        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
+            self._comparison.begin(*marked)
         if fresh and "" in self._recorder.plan:
             self._late = marked
             return None
@@ -164,6 +170,7 @@ class Engine:
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
                     self._memory.end()
+                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
         return None if late is None else output
 
     def _forget_ended_calls(self) -> None:
@@ -197,6 +204,7 @@ class Engine:
     def _watch(self, marked: Any) -> None:
         self._recorder.inside = True
         self._isolated.begin()
+        self._eager.put()
         data_independent.begin()
         self._prefixes.put()
         self._unseen.put()
@@ -209,6 +217,7 @@ class Engine:
         self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
+        self._eager.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
         """A batch of `size` examples, so that what is done to it before the model is followed too.
@@ -321,6 +330,7 @@ class Engine:
         self._handles = []
         self._isolated.remove()
         self._abandon()
+        self._eager.end()
         self._recorder.active = self._stays_readable
 
 
@@ -384,7 +394,7 @@ def record(
     reduction: Reduction | None = None,
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
-    isolate: Sequence[str] = (),
+    isolate: Sequence[str] | bool = (),
 ) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
     return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
@@ -396,7 +406,7 @@ def attach(
     reduction: Reduction | None = None,
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
-    isolate: Sequence[str] = (),
+    isolate: Sequence[str] | bool = (),
 ) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
     return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
