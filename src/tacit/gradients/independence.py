@@ -354,11 +354,18 @@ class Still(TorchFunctionMode):
 
     def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Asked before it is done: the parameters are the model's own."""
-        assigned = name == "__set__" and func.__self__.__name__ == "data"
+        assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
         changed = assigned or (writes(func) and name != "requires_grad_")
         written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with torch._C.DisableTorchFunctionSubclass():
             return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+
+
+def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
+    """Return whether a parameter is assigned its own memory, as `module.to` does where nothing has to be moved."""
+    if not isinstance(assigned, Tensor) or assigned.shape != parameter.shape or assigned.dtype != parameter.dtype:
+        return False
+    return assigned.data_ptr() == parameter.data_ptr() and assigned.stride() == parameter.stride()
 
 
 @contextmanager

@@ -308,7 +308,8 @@ class Installed:
     def begin(self) -> None:
         """A pass begins: calls are counted from the first."""
         for stand_in in self._stand_ins.values():
-            stand_in.calls = 0
+            if isinstance(stand_in, Isolated):  # in a copy of the engine it is the module's own forward
+                stand_in.calls = 0
 
     def found(self) -> Plan:
         """Return how the outputs of the modules that were called are put together."""

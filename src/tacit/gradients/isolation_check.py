@@ -7,6 +7,7 @@ privacy: an isolated module cannot mix.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -52,14 +53,17 @@ class Compared(Isolated):
             outers = {1} | {_outer(leaf, batch) for leaf in pytree.tree_leaves(given) if type(leaf) is Traced}
             joins = []
             for i, whole in enumerate(together):
-                join = self._join_of(whole, [each[i] for each in rows], sorted(outers), given, i)
-                again = self._join_of(whole, [each[i] for each in backwards], sorted(outers), given, i)
+                trained = any(isinstance(each[i], Tensor) and each[i].requires_grad for each in rows)
+                find = functools.partial(self._join_of, whole, sorted(outers), given, i, trained)
+                join, again = find([each[i] for each in rows]), find([each[i] for each in backwards])
                 if join != again:
                     raise Mixes("its outputs depend on the order of the examples")
                 joins.append(join)
         return joins
 
-    def _join_of(self, whole: Any, each: list[Any], outers: Sequence[int], given: Arguments, place: int) -> Join:
+    def _join_of(
+        self, whole: Any, outers: Sequence[int], given: Arguments, place: int, trained: bool, each: list[Any]
+    ) -> Join:
         if not all(isinstance(v, Tensor) for v in (whole, *each)):
             if any(isinstance(v, Tensor) for v in (whole, *each)) or not all(_same_object(whole, v) for v in each):
                 raise CannotCut("its outputs differ from example to example in more than tensors")
@@ -68,7 +72,7 @@ class Compared(Isolated):
         if len({v.shape for v in bare}) > 1:
             raise CannotCut("its outputs for single examples differ in shape")
         if whole.shape == bare[0].shape:
-            if all(is_same(whole, v) for v in bare) and not any(v.requires_grad for v in each):
+            if not trained and all(is_same(whole, v) for v in bare):
                 return Join("same")
             if whole.ndim == 0 and whole.is_floating_point():
                 return self._scalar(whole, torch.stack(bare), given, place)
@@ -117,8 +121,8 @@ def is_weighted_mean(each: Sequence[float], of: Any, tolerance: float = 1e-3) ->
     """Return whether a loss is a mean of the examples' own losses with weights that each example brings itself.
 
     So is a mean over all tokens of a batch: L = Σ c_i·ℓ_i / Σ c_i. From the losses of pairs follow the ratios
-    c_i / c_j; they must agree with each other and with the loss of three. A loss that compares examples with each other is
-    no such mean: alone, a contrastive loss is zero.
+    c_i / c_j; they must agree with each other and with the loss of three. A loss that compares examples with each
+    other is no such mean: alone, a contrastive loss is zero.
     """
     scale = max(abs(v) for v in each) or 1.0
     distinct = next((t for t in itertools.combinations(range(len(each)), 3) if _spread(each, t) > 1e-3 * scale), None)

@@ -42,11 +42,14 @@ FEWEST = 3
 
 
 class Obstacle(Exception):
-    """What stands in the way of a plan, and the module where it was met."""
+    """What stands in the way of a plan, and the module where it was met.
 
-    def __init__(self, module: str | None, reason: str) -> None:
+    With ``output`` it stands in the way of one of several outputs only, on which the user's loss may not depend.
+    """
+
+    def __init__(self, module: str | None, reason: str, *, output: bool = False) -> None:
         super().__init__(reason)
-        self.module, self.reason = module, reason
+        self.module, self.reason, self.output = module, reason, output
 
 
 def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
@@ -54,22 +57,30 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
 
     Without a plan the batch is followed as a whole, and what stands in the way is refused there.
     """
-    names, told = list(isolate), dict[str, str]()
+    names, reasons = list(isolate), dict[str, str]()
+    without: list[str] | None = None
+    """The names before an output that mixes was met: whether the loss depends on that will show."""
     for _ in range(ATTEMPTS):
         try:
-            plan = attempt(recorder, args, kwargs, names)
-        except Obstacle as obstacle:
-            log.debug("%s: %s", obstacle.module, obstacle.reason)
-            chosen = None if obstacle.module is None else widened(recorder.model, names, obstacle.module)
+            plan = attempt(recorder, args, kwargs, names, every_output=without is None or names != without)
+        except (Obstacle, Mixes) as error:
+            chosen = None
+            if isinstance(error, Obstacle) and error.module is not None:
+                if error.output and without is None:
+                    without = names
+                chosen = widened(recorder.model, names, error.module)
+            log.debug("%s: %s", getattr(error, "module", None), error)
+            if chosen is None and without is not None and names != without:
+                names = without
+                continue
             if chosen is None:
+                if names:
+                    log.warning("the model cannot run one example at a time where it would have to: %s", error)
                 return {}
-            told |= {name: obstacle.reason for name in chosen if name not in names}
+            reasons |= {name: str(error) for name in chosen if name not in names}
             names = chosen
-        except Mixes as error:
-            log.debug("mixes: %s", error)
-            return {}
         else:
-            _tell(recorder.model, plan, told)
+            _tell(recorder.model, plan, reasons)
             return plan
     return {}
 
@@ -91,9 +102,12 @@ def widened(model: nn.Module, names: Sequence[str], culprit: str) -> list[str] |
 
     None if the whole model was isolated already.
     """
-    if any(name == "" for name in names):
+    around = next((name for name in names if name in ("", culprit) or culprit.startswith(f"{name}.")), None)
+    if around == "":
         return None
-    while culprit in names or isinstance(model.get_submodule(culprit), (nn.ModuleList, nn.ModuleDict)):
+    if around is not None:
+        culprit = around.rpartition(".")[0]
+    while isinstance(model.get_submodule(culprit), (nn.ModuleList, nn.ModuleDict)):
         culprit = culprit.rpartition(".")[0]
     pattern, kind = _pattern(culprit), type(model.get_submodule(culprit))
     alike = [n for n, m in model.named_modules() if _pattern(n) == pattern and type(m) is kind]
@@ -105,7 +119,7 @@ def _pattern(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str]) -> Plan:
+def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *, every_output: bool = True) -> Plan:
     """Run a copy of the model with these modules isolated; return how their outputs are put together.
 
     Raises `Obstacle` where something cannot be followed and `Mixes` where an isolated module mixes examples.
@@ -121,17 +135,19 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str]) ->
     except Exception as error:  # whatever a model raises that cannot be copied
         raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
     own = Recorder(twin, recorder.reduction)
-    own.batch = size
+    own.batch, own.planned_for = size, recorder
     given = Cut(own, examples, batch, lists=False, copies=copies).of((args, kwargs))
     trial = Installed(own, twin, {name: () for name in names}, kind=Compared)
     try:
         with seeded(0), data_independent.paths(), Still(twin), trial:
-            _follow(own, twin, given)
+            _follow(own, twin, given, every_output)
     except (Obstacle, Mixes):
         raise
     except Exception as error:  # whatever the model's own code raises on tensors that are followed
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         raise Obstacle(innermost(reversed(frames), twin), _in_short(error)) from error
+    finally:
+        own.active = False
     return trial.found()
 
 
@@ -146,7 +162,7 @@ def _is_regular(tag: Any) -> bool:
     return isinstance(tag, Layout) and tag.owner is None
 
 
-def _follow(own: Recorder, twin: nn.Module, given: Arguments) -> None:
+def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool) -> None:
     """Run forward and backward passes with every operation followed, and raise the first obstacle."""
     watch, unseen, memory = _CustomFunctions(own), Unseen(own), Memory(own)
     own.inside = True
@@ -163,13 +179,14 @@ def _follow(own: Recorder, twin: nn.Module, given: Arguments) -> None:
         raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
     found = [t for t in outputs_of(output) if own.follows(t) and t.requires_grad]
     usable = [t for t in found if isinstance(t._tag, (Layout, Total))]  # type: ignore[attr-defined]
-    if found and not usable:
-        own.problems.confirm("the model's output mixes examples")
-        raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
+    if len(usable) < len(found) and (every_output or not usable):
+        own.problems.confirm("an output of the model mixes examples")
+        module = own.problems.modules[0] if own.problems.modules else None
+        raise Obstacle(module, own.problems.found[0], output=bool(usable))
     if usable:
         own.reduction = None
         torch.autograd.backward([t.float().sum() for t in usable if not t.is_complex()])
-        own.reduction, own.seeds = "sum", []  # whether the user's loss is a mean or a sum is no question here
+        own.reduction, own.seeds, own.inner_seeds = "sum", [], []  # mean or sum is no question here
         Measured(own).squares()
 
 

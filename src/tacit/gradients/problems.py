@@ -41,15 +41,17 @@ class Problems:
         self._model = model
         self._found: list[str] = []
         self._before: list[str] = []
+        self._reasons: set[str] = set()
         self._suspects: dict[str, str] = {}
         self.slow: set[str] = set()
         self.modules: list[str] = []
         """The names of the modules where problems were found, first the first."""
 
     def add(self, reason: str) -> None:
-        text = f"{self.where()}: {reason}"
-        if text not in self._found:
-            self._found.append(text)
+        """Note the first place where a reason was met: what follows from it in later layers says nothing new."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            self._found.append(f"{self.where()}: {reason}")
             self._note(self.module())
 
     def _note(self, module: str | None) -> None:
@@ -68,7 +70,7 @@ class Problems:
 
     def confirm(self, reason: str) -> None:
         """The loss depends on the suspects: they are problems, or else `reason` is."""
-        self._found += [s for s in self._suspects.values() if s not in self._found]
+        self._found += [text for known, text in self._suspects.items() if known not in self._reasons]
         if not self._found:
             self.add(reason)
 
@@ -79,6 +81,7 @@ class Problems:
     def fail(self) -> None:
         """The call came to no end: what was found in it is of a batch that will not be used."""
         self._found = list(self._before)
+        self._reasons = {text.partition(": ")[2] for text in self._found}
 
     def check(self) -> None:
         """Raise what was found."""
@@ -93,7 +96,7 @@ class Problems:
         self.check()
 
     def forget(self) -> None:
-        self._found, self._before, self._suspects = [], [], {}
+        self._found, self._before, self._suspects, self._reasons = [], [], {}, set()
 
     def refuse_reading(self, name: str) -> NoReturn:
         raise ValuesRead(

@@ -29,7 +29,7 @@ from tacit.gradients.names import (
     tells_no_number,
     writes,
 )
-from tacit.gradients.nested import detached
+from tacit.gradients.nested import detached, tensors
 from tacit.gradients.precision import unmixed
 from tacit.gradients.problems import CannotCut, Problems
 from tacit.gradients.propagation import POINTWISE, propagate
@@ -123,6 +123,8 @@ class Recorder:
         """Who looks at the memory that operations read, in passes that are looked at closely."""
         self.aliases: list[list[dict[str, Tensor]]] = []
         """For every call of an isolated module, each example's own aliases of its parameters (see `isolate`)."""
+        self.planned_for: Recorder | None = None
+        """The recorder for which this one only made a plan: what is kept of that is no constant in its batches."""
         self.plan: dict[str, Any] = {}
         """The modules that run one example at a time (see `plan`)."""
         self.isolating = False
@@ -186,6 +188,8 @@ class Recorder:
     ) -> Any:
         name = canonical(func)
         if self.isolating:
+            if any(type(t) is Traced and self._over(t) for t in tensors((args, kwargs))):
+                raise RuntimeError(EARLIER)
             raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
         if name in METADATA:
             return told(self, name, func, args, kwargs)
@@ -270,8 +274,9 @@ class Recorder:
                     continue  # between batches: what is for the log; or zeros that are kept
                 elif value.requires_grad:
                     raise RuntimeError(EARLIER)
-                elif value._recorder is self:
-                    reason = DROPPED if value._epoch in self.dropped else EARLIER
+                elif value._recorder is self or value._recorder.planned_for is self:
+                    dropped = value._recorder is not self or value._epoch in self.dropped
+                    reason = DROPPED if dropped else EARLIER
                     tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:

@@ -82,7 +82,7 @@ class Engine:
         reduction: Reduction | None = None,
         batch_dim: BatchDim = 0,
         rows_per_record: int = 1,
-        isolate: Sequence[str] | bool = (),
+        isolate: Sequence[str] | bool | None = None,
     ) -> None:
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
@@ -104,10 +104,10 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
-        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate)
+        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate or ())
         for name in self._isolate:
             model.get_submodule(name)
-        self._planned = False
+        self._planned = isolate is False
         self._late: Any = None
         """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
         self._isolated = Installed(self._recorder, model, {})
@@ -394,7 +394,7 @@ def record(
     reduction: Reduction | None = None,
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
-    isolate: Sequence[str] | bool = (),
+    isolate: Sequence[str] | bool | None = None,
 ) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
     return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
@@ -406,7 +406,7 @@ def attach(
     reduction: Reduction | None = None,
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
-    isolate: Sequence[str] | bool = (),
+    isolate: Sequence[str] | bool | None = None,
 ) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
     return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
