@@ -152,6 +152,7 @@ def _ways(shapes: Shapes) -> Iterator[tuple[tuple[str, ...], Shapes]]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.usefixtures("without_isolation")
 def test_data_in_any_argument_is_refused_or_stays_its_own(name: str) -> None:
     operation, shapes = OPERATIONS[name]
     accepted = 0

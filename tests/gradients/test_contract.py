@@ -188,6 +188,7 @@ class Reading(nn.Module):
 
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize(("calls", "threads"), [(0, 0), (1, 0), (2, 0), (0, 1), (2, 2)])
+@pytest.mark.usefixtures("without_isolation")
 def test_reading_is_refused_to_the_end_of_the_forward_pass(calls: int, threads: int, twin: bool) -> None:
     model = Reading(calls, threads, twin)
     engine = gradients.attach(model)
@@ -418,6 +419,7 @@ class Hidden(torch.autograd.Function):
         return grad * w, (grad * x).sum(0)
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_a_parameter_used_out_of_sight_is_an_error_not_a_silence() -> None:
     class Custom(nn.Module):
         def __init__(self) -> None:
@@ -490,6 +492,7 @@ def test_a_partition_must_cover_every_parameter_once(flat: Any) -> None:
     assert tape.norms([(n,) for n in names]).shape == (B, len(names))
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_slow_operations_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     class Prototypes(nn.Module):
         def __init__(self) -> None:

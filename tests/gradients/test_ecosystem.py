@@ -83,22 +83,53 @@ def test_transformers_of_hugging_face(
     agree(build(attention), words, loss=_each, target=words, dtypes=[torch.float64], kwargs=kwargs)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("build", [_bert, _gpt2])
-def test_a_mask_that_is_read_into_python_is_refused(build: Callable[[str], nn.Module]) -> None:
-    """Given two dimensions, the package asks whether any example has padding, and decides for all of them."""
-    model = build("sdpa")
-    with gradients.record(model), pytest.raises(RuntimeError, match="mask of four dimensions"):
-        model(torch.randint(0, 20, (B, T)), attention_mask=_padded())
+def test_two_dimensional_padding_masks_are_followed(
+    agree: Any, build: Callable[[str], nn.Module], attention: str
+) -> None:
+    """The package would ask whether any example has padding, and decide for all; in a followed pass it does not."""
+    words = torch.randint(0, 20, (B, T))
+    kwargs = {"attention_mask": _padded()}
+    agree(build(attention), words, loss=_each, target=words, dtypes=[torch.float64], kwargs=kwargs)
 
 
-def test_compiled_models_are_refused_with_the_reason() -> None:
-    model = Classifier()
-    with pytest.raises(ValueError, match="give the module before"):
-        gradients.attach(torch.compile(model))
-    part = nn.Sequential(Classifier(), nn.Linear(3, 3))
-    part[0].compile()
-    with pytest.raises(ValueError, match=r"0 \(Classifier\) is compiled"):
-        gradients.attach(part)
+def test_the_data_independent_paths_of_transformers_are_taken_in_followed_passes_only() -> None:
+    from transformers.utils.import_utils import is_tracing
+
+    asked = []
+
+    class Asking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            asked.append(is_tracing(x))
+            return super().forward(x)
+
+    model = nn.Sequential(Asking(4, 3))
+    x = torch.randn(B, 4)
+    with gradients.record(model):
+        model(x).sum().backward()
+        with torch.no_grad():
+            model(x)
+    model(x)
+    assert asked[-3:] == [True, False, False] and not is_tracing(x)
+
+
+@pytest.mark.parametrize("way", ["wrapped", "in place", "a part"])
+def test_compiled_models_run_uncompiled(naive: Any, compare: Any, way: str) -> None:
+    model: nn.Module = Classifier()
+    x = torch.randn(B, 5)
+    want = naive(model, lambda i: model(x[i : i + 1]).square().sum(), B)
+    if way == "wrapped":
+        used = torch.compile(model, backend="eager")
+    else:
+        used = nn.Sequential(model) if way == "a part" else model
+        model.compile(backend="eager")
+    call = vars(model).get("_compiled_call_impl")
+    with gradients.record(used) as tape:
+        used(x).square().sum().backward()
+    prefix = {"wrapped": "_orig_mod.", "in place": "", "a part": "0."}[way]
+    compare(tape, {f"{prefix}{name}": grads for name, grads in want.items()})
+    assert vars(model).get("_compiled_call_impl") is call
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -242,6 +242,7 @@ def _alone(model: nn.Module, x: Tensor, i: int) -> Tensor:
     return out[i].sum()
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_a_parameter_is_not_left_out_by_a_write() -> None:
     def body(model: Model, x: Tensor) -> Tensor:
         h = x * 1.0

@@ -240,7 +240,7 @@ def test_what_is_kept_of_the_comparison_is_no_constant() -> None:
         model = Telling(lambda out, means=means: means.append(out.detach().mean(0)))  # type: ignore[misc]
         engine = gradients.attach(model, reduction="sum")
         out = model(data())
-        assert len(means) == 6
+        assert len(means) == 7  # the plan, five parts, the batch
         loss = (out - means[place]).square().sum()
         with pytest.raises(ValueError, match=r"another batch|combines a quantity of the whole batch"):
             loss.backward()
@@ -521,7 +521,8 @@ def test_it_is_asked_once_and_of_enough_examples(flat: Any) -> None:
         model(data()[:1].expand(n, 4).clone()).sum().backward()
         engine.clipped_sum(flat(1.0))
     engine.detach()
-    assert sizes == [3, 0, 7, 3, 4, 3, 4, 20, 5]
+    plan, comparison = [3], [7, 3, 4, 3, 4]
+    assert sizes == [*plan, 3, 0, *comparison, 20, 5]
 
 
 def test_a_batch_of_four_is_enough() -> None:
@@ -538,11 +539,11 @@ def test_it_is_asked_again_where_it_was_refused(flat: Any) -> None:
     engine.detach()
 
 
-def test_one_recorded_batch_is_one_forward_pass() -> None:
+def test_one_recorded_batch_is_the_plan_and_one_forward_pass() -> None:
     sizes: list[int] = []
     with gradients.record(model := Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1])):
         model(data()).sum().backward()
-    assert sizes == [B]
+    assert sizes == [7, B]
 
 
 def test_nobody_is_asked_while_evaluating() -> None:

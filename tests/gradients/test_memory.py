@@ -191,11 +191,13 @@ SEQUENCES = [torch.rand(n, 4) for n in (2, 5, 3, 4)]
         lambda m, p: m.rnn(p)[1][0][0][p.unsorted_indices],
     ],
 )
+@pytest.mark.usefixtures("without_isolation")
 def test_nor_of_a_packed_input(body: Any) -> None:
     with pytest.raises(ValueError, match=ORDER), gradients.record(Packed(body)) as tape:
         tape._recorder.model(packed_from(SEQUENCES, enforce_sorted=False))
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_constants_beside_the_rows_of_a_packed_input() -> None:
     """Which row is whose is decided by lengths: what stands beside a row would be another's in another batch."""
     model = Packed(lambda m, p: m.line(p.data) * torch.arange(14.0)[:, None])
@@ -328,6 +330,7 @@ def test_rows_of_the_first_of_two_inputs_that_share_memory() -> None:
         model(ALL[:B], ALL[32:40])
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_what_a_model_counts_for_the_log() -> None:
     """Beside the loss, from batch to batch."""
     counts: list[Tensor] = [torch.zeros(())]
@@ -438,6 +441,7 @@ def coarse(m: Model, x: Tensor) -> Tensor:
         return m.line(x).exp()
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_hooks_on_saved_tensors() -> None:
     with pytest.raises(ValueError, match="saved_tensors_hooks"), gradients.record(Model(coarse)) as tape:
         tape._recorder.model(X)

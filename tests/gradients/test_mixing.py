@@ -55,6 +55,7 @@ def _without_gradients(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", [1, B])
 @pytest.mark.parametrize("name", list(READS))
+@pytest.mark.usefixtures("without_isolation")
 def test_values_of_the_batch_read_inside_the_model(name: str, size: int) -> None:
     model = Run(READS[name])
     with pytest.raises(RuntimeError, match="reads values of the batch"), gradients.record(model):
@@ -135,6 +136,7 @@ def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, size
 
 @pytest.mark.parametrize("taken", [lambda t: t.detach(), copy.deepcopy])
 @pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.usefixtures("without_isolation")
 def test_an_earlier_batch_is_one_without_its_graph_too(loop: bool, taken: Callable[[Tensor], Tensor]) -> None:
     kept: list[Tensor] = []
     model = Run(lambda x: (kept.append(x), x * taken(kept[-2]) if len(kept) > 1 and not loop else x)[1])
@@ -150,6 +152,7 @@ def test_an_earlier_batch_is_one_without_its_graph_too(loop: bool, taken: Callab
             step()
 
 
+@pytest.mark.usefixtures("without_isolation")
 def test_an_earlier_batch_is_not_handed_out_as_bytes() -> None:
     kept: list[Tensor] = []
     model = Run(lambda x: (kept.append(x), x * pickle.loads(pickle.dumps(kept[-2])) if len(kept) > 1 else x)[1])
@@ -541,6 +544,7 @@ def trying(operation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("name", FAILING)
+@pytest.mark.usefixtures("without_isolation")
 def test_operations_that_fail_for_values(name: str) -> None:
     model = Run(trying(FAILING[name]))
     with gradients.record(model), pytest.raises(ValueError, match="failed for the values of some example"):

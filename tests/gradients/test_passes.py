@@ -124,10 +124,15 @@ class Penalised(nn.Module):
         return self.net(x + 0.1 * slope.sign())
 
 
-def test_a_gradient_penalty_is_refused() -> None:
+@pytest.mark.usefixtures("without_isolation")
+def test_a_gradient_penalty_without_isolation_is_refused() -> None:
     model = Penalised(create_graph=True)
     with pytest.raises(ValueError, match="gradients of gradients"), gradients.record(model):
         model(torch.randn(B, 4))
+
+
+def test_a_gradient_penalty_inside_the_model(agree: Callable[..., None]) -> None:
+    agree(Penalised(create_graph=True), torch.randn(B, 4))
 
 
 def test_adversarial_examples(agree: Callable[..., None]) -> None:

@@ -138,6 +138,7 @@ SIZES: dict[str, Body] = {
 
 @pytest.mark.parametrize("size", [1, B])
 @pytest.mark.parametrize("name", SIZES)
+@pytest.mark.usefixtures("without_isolation")
 def test_sizes_that_data_decided(name: str, size: int) -> None:
     said = refusal(SIZES[name], size)
     assert "a size that data of the batch decided" in said or "reads values" in said
@@ -243,6 +244,7 @@ def without_last(h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", LONGEST)
+@pytest.mark.usefixtures("without_isolation")
 def test_what_depends_on_the_longest_sequence(name: str) -> None:
     assert "total_length=" in refusal(LONGEST[name])
 
@@ -430,6 +432,7 @@ NUMBERS: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.usefixtures("without_isolation")
 def test_numbers_by_the_names_below_pytorchs_own(name: str) -> None:
     assert "into Python inside the model" in refusal(NUMBERS[name])
 
@@ -485,6 +488,7 @@ PLAIN: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.usefixtures("without_isolation")
 def test_ways_to_the_plain_tensor(name: str) -> None:
     said = refusal(PLAIN[name])
     assert "reads values of the batch" in said or "no per-example gradients" in said

@@ -5,6 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -22,10 +23,10 @@ from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
-from tacit.gradients.tap import LinearTap, Tap, unscaled
+from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
 
-OWN: frozenset[type] = frozenset([LinearTap, Pool, RecurrentLayer, Tap])
+OWN: frozenset[type] = frozenset([Border, LinearTap, Pool, RecurrentLayer, Tap])
 """The engine's own autograd functions."""
 
 
@@ -80,24 +81,36 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def _refuse_custom(roots: list[Any]) -> None:
-    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+def nodes(roots: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Any]:
+    """Every node of the graph behind some tensors, but for those of isolated modules, and not those that were seen."""
+    seen = set() if seen is None else seen
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
-    seen: set[Any] = set()
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        own = isinstance(node, BackwardCFunction) and type(node)._forward_cls in OWN  # type: ignore[attr-defined]
-        if isinstance(node, BackwardCFunction) and not own and not handed_on(node):
-            raise ValueError(
-                f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "  # type: ignore[attr-defined]
-                "backward may combine the gradients of different examples unseen; write it with ordinary operations "
-                "(a straight-through estimator as x + (f(x) - x).detach())"
-            )
-        stack.extend(child for child, _ in node.next_functions)
+        yield node
+        inside = isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border  # type: ignore[attr-defined]
+        stack.extend(node.upstream if inside else (child for child, _ in node.next_functions))
+
+
+def is_custom(node: Any) -> bool:
+    """Return whether a node is of an autograd function that is neither PyTorch's nor the engine's."""
+    if not isinstance(node, BackwardCFunction) or type(node)._forward_cls in OWN:  # type: ignore[attr-defined]
+        return False
+    return not handed_on(node)
+
+
+def _refuse_custom(roots: list[Any]) -> None:
+    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+    for node in filter(is_custom, nodes(roots)):
+        raise ValueError(
+            f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "
+            "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
+            "which then runs one example at a time"
+        )
 
 
 _HOOK = (
@@ -164,8 +177,8 @@ def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
 
 
 _SECOND_ORDER = (
-    "create_graph=True asks for gradients of gradients (a gradient penalty, say), which have no per-example rule: the "
-    "engine keeps parameters out of the graph; penalise something computed in the forward pass instead"
+    "create_graph=True asks for gradients of gradients (a gradient penalty, say), which the engine's fast rules do not "
+    "have; run the whole model one example at a time: isolate=True in make_private (or attach, or record)"
 )
 
 
@@ -180,27 +193,37 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     assert body is not None
     outputs = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
     inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
-    if kwargs.get("create_graph"):
+    if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
-    if not all(layout_of(recorder, t) is not None for t in inputs):
+    layouts = [_layout_of_input(recorder, t) for t in inputs]
+    if any(layout is None for layout in layouts):
         raise ValueError(
             "torch.autograd.grad was asked for gradients of a loss of the batch with respect to something that is not "
             "part of the batch; the parameters' gradients come from loss.backward() and are clipped first"
         )
-    seeds, recorder.seeds, recorder.capturing = recorder.seeds, [], False
+    kept = recorder.seeds, recorder.inner_seeds, recorder.output_seeds
+    recorder.seeds, recorder.inner_seeds, recorder.output_seeds, recorder.capturing = [], [], [], False
     try:
         _look(recorder, outputs, args[2] if len(args) > 2 else kwargs.get("grad_outputs"))
         with torch._C.DisableTorchFunctionSubclass():
             found = body(*args, **kwargs)
-        if any(kind == "mean" for kind, _ in recorder.seeds):
+        if any(kind == "mean" for kind, _ in (*recorder.seeds, *recorder.inner_seeds)):
             raise ValueError(
                 "torch.autograd.grad was asked for gradients of a mean over examples with respect to the batch: they "
                 "are divided by the number of examples, which depends on all of them; use a sum (reduction='sum')"
             )
     finally:
-        recorder.seeds, recorder.capturing = seeds, True
+        recorder.seeds, recorder.inner_seeds, recorder.output_seeds = kept
+        recorder.capturing = True
     return tuple(
         g if g is None else mark(g.as_subclass(Tensor), recorder, tag)
-        for g, tag in zip(found, (layout_of(recorder, t) for t in inputs))
+        for g, tag in zip(found, layouts)
         if tag is not None
     )
+
+
+def _layout_of_input(recorder: Recorder, t: Any) -> Layout | None:
+    """Return where the examples are in a tensor of the batch, or in a tensor that was given to the model as it is."""
+    with torch._C.DisableTorchFunctionSubclass():
+        given = next((alias for alias in recorder.inputs if alias._base is t), None)
+    return layout_of(recorder, t if given is None else given)

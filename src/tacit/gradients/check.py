@@ -18,10 +18,6 @@ def module_problems(model: nn.Module) -> list[str]:
     scripted: set[nn.Module] = set()
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
-        if getattr(module, "_orig_mod", None) is not None or getattr(module, "_compiled_call_impl", None) is not None:
-            problems.append(
-                f"{where} is compiled, and compiled code hides its operations: give the module before torch.compile"
-            )
         if isinstance(module, torch.jit.ScriptModule) and module not in scripted:
             scripted.update(module.modules())  # those within it come with it
             problems.append(

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
+from tacit.gradients import data_independent
+from tacit.gradients.isolate import Installed
 from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
@@ -87,7 +89,7 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
         return _run(
-            recorder, examples, seed, lambda n, copies: _Cut(recorder, examples, n, lists, copies).of((args, kwargs))
+            recorder, examples, seed, lambda n, copies: Cut(recorder, examples, n, lists, copies).of((args, kwargs))
         )
 
     several = list(range(min(recorder.batch or 0, MOST)))
@@ -95,7 +97,7 @@ def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     halves = [(several[:middle][::-1], several[middle:][::-1]), (several[1::2], several[::2])]
     together, splits = run(several), [[run(half) for half in split] for split in halves]
     try:
-        if _agree(together, splits):
+        if _agree(together, splits, recorder):
             return False
         again = [[run(several, seed=1)]]
         if not _agree(together, again):
@@ -109,12 +111,13 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     batch = recorder.batch or 0
     try:
         copies: dict[int, Any] = {}
-        model = _silenced(copied(recorder.model, copies))
-        with _followed(recorder, len(examples)), seeded(seed), _Still(model):
+        model = silenced(copied(recorder.model, copies))
+        isolated = Installed(recorder, model, recorder.plan)
+        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
             places = _places(model)
-            found = _outputs(model(*args, **kwargs))
+            found = outputs_of(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
         raise
@@ -128,14 +131,14 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
 @contextmanager
 def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
-    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases
     recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
-    recorder.problems, recorder.inside = Problems(recorder.model), True
+    recorder.problems, recorder.inside, recorder.aliases = Problems(recorder.model), True, []
     recorder.problems.slow = kept[2].slow
     try:
         yield
     finally:
-        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free = kept
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases = kept
 
 
 def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
@@ -156,7 +159,7 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
     return twin
 
 
-def _silenced(twin: nn.Module) -> nn.Module:
+def silenced(twin: nn.Module) -> nn.Module:
     """A copy to which nobody else listens, without dropout."""
     if calling._global_forward_hooks or calling._global_forward_pre_hooks:
         raise NotCompared("a hook for all modules is set")
@@ -195,7 +198,7 @@ def _places(model: nn.Module) -> list[tuple[int, int, int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cut:
+class Cut:
     """Cuts some examples out of everything that has a part for each; if `lists`, out of lists of numbers too."""
 
     recorder: Recorder
@@ -237,21 +240,25 @@ class _Cut:
         return mark(rows.requires_grad_(value.requires_grad), self.recorder, Layout(tag.dim, tag.inner))
 
 
-def _outputs(value: Any, depth: int = 0) -> list[Tensor]:
+def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
     """Every tensor in a model's output, in order: nested, or attributes of what it returned."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _outputs(v, depth)]
+        return [t for v in value for t in outputs_of(v, depth)]
     if isinstance(value, Mapping):
-        return [t for v in value.values() for t in _outputs(v, depth)]
+        return [t for v in value.values() for t in outputs_of(v, depth)]
     if depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
-        return [t for v in vars(value).values() for t in _outputs(v, depth + 1)]
+        return [t for v in vars(value).values() for t in outputs_of(v, depth + 1)]
     return []
 
 
-def _agree(whole: Part, splits: Sequence[Sequence[Part]]) -> bool:
-    """Whether the parts of the examples have the outputs that they have in the whole."""
+def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recorder | None = None) -> bool:
+    """Return whether the parts of the examples have the outputs that they have in the whole.
+
+    The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever
+    their number.
+    """
     parts = [part for split in splits for part in split]
     compared = 0
     for i in range(min(len(part.outputs) for part in (whole, *parts))):
@@ -259,7 +266,10 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]]) -> bool:
         if all(isinstance(tag, Layout) for tag in tags):
             agreed = all(_rows_agree(whole, part, i) for part in parts)
         elif all(isinstance(tag, Total) for tag in tags):
-            agreed = _totals_agree(whole, splits, i)
+            kind = _total(whole, splits, i)
+            agreed = kind is not None
+            if recorder is not None and kind == tags[0].kind:  # type: ignore[union-attr]
+                recorder.inferred[i] = kind
         else:
             continue
         compared += 1
@@ -276,25 +286,29 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
     free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
-    return all(_is_same(own(whole, example), own(part, example), free) for example in part.examples)
+    return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
 
 
-def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool:
-    """As means over examples, as sums (which may have been divided by their number), or as sums and a constant."""
+def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
+    """Return how totals of the parts make up the whole's: as means over examples, as sums, or as sums and a constant.
+
+    Sums may have been divided by the number of examples. None if they do not.
+    """
     total = plain(whole.outputs[i]).detach()
     each = [[(len(part.examples), plain(part.outputs[i]).detach().double()) for part in split] for split in splits]
     if any(t.shape != total.shape for split in each for _, t in split):
-        return False
+        return None
     means = [torch.stack([n * t for n, t in split]).sum(0) / len(whole.examples) for split in each]
     sums = [torch.stack([t for _, t in split]).sum(0) for split in each]
-    return (
-        all(_is_same(total, mean.to(total.dtype)) for mean in means)
-        or all(_is_same(total, summed.to(total.dtype)) for summed in sums)
-        or (len(sums) > 1 and all(_is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
-    )
+    if all(is_same(total, mean.to(total.dtype)) for mean in means):
+        return "mean"
+    if all(is_same(total, summed.to(total.dtype)) for summed in sums):
+        return "sum"
+    constant = len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:])
+    return "constant" if constant else None
 
 
-def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
+def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
     """In what they have in common along dimensions whose size data decided, and in all the rest."""
     for dim in free if a.ndim == b.ndim else ():
         size = min(a.shape[dim], b.shape[dim])
@@ -318,7 +332,7 @@ _STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like
 """What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
 
 
-class _Still(TorchFunctionMode):
+class Still(TorchFunctionMode):
     """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -340,10 +354,18 @@ class _Still(TorchFunctionMode):
 
     def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Asked before it is done: the parameters are the model's own."""
-        assigned = name == "__set__" and func.__self__.__name__ == "data"
-        written = tensors((args[:1] if assigned or writes(func) else (), kwargs.get("out")))
+        assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
+        changed = assigned or (writes(func) and name != "requires_grad_")
+        written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with torch._C.DisableTorchFunctionSubclass():
             return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+
+
+def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
+    """Return whether a parameter is assigned its own memory, as `module.to` does where nothing has to be moved."""
+    if not isinstance(assigned, Tensor) or assigned.shape != parameter.shape or assigned.dtype != parameter.dtype:
+        return False
+    return assigned.data_ptr() == parameter.data_ptr() and assigned.stride() == parameter.stride()
 
 
 @contextmanager

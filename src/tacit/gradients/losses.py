@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from tacit.gradients.operations import bound, layout_of, operation
 from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.rules import Call, mixes, pairs, rule
 from tacit.gradients.traced import opened, plain
+
+log = logging.getLogger(__name__)
 
 _POSITION = {
     "cross_entropy_loss": 3,
@@ -139,9 +143,12 @@ def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return averaged(recorder, each, layout) if each.requires_grad else each.mean()
 
 
-def _has(target: Tensor, value: int) -> bool:
-    """Whether a target is ``value``; asked with one operation where none is negative, as the usual value is."""
-    return not (value < 0 and target.numel() and int(target.min()) >= 0) and bool((target == value).any())
+@functools.cache
+def tell_of_own_means() -> None:
+    log.warning(
+        "a loss is a mean over the targets of the whole batch; the mean over examples of each example's own mean is "
+        "taken instead, so that no example's weight depends on how many targets the others have"
+    )
 
 
 @operation("ctc_loss", ALWAYS)
@@ -183,9 +190,10 @@ def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over the targets that are not ignored divides by a number that depends on other examples.
 
-    Undeclared, that is refused. Declared as a mean, it is read as the mean over examples of each one's own (weighted)
-    mean, which is the same whenever every example has as many targets; whether somebody's are ignored or not, since
-    all examples would be rounded another way because of one.
+    It is taken as the mean over examples of each one's own (weighted) mean, which is what one example alone would have,
+    and the same whenever every example has as many targets. The decision is the same for every batch, whether or not
+    targets are ignored in it. With class weights and one target for each example a mean of its own would lose the
+    weights: that is refused unless the mean is declared.
     """
     names = "input target weight reduction ignore_index label_smoothing"
     x, target, weight, reduction, ignore, smoothing = bound(
@@ -196,7 +204,11 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     hard = isinstance(target, Tensor) and not plain(target).is_floating_point()
     if reduction == 1 and layout is not None and recorder.batch:
         rows = uneven(layout, recorder.batch)
-        if (hard or rows) and recorder.reduction == "mean":
+        declared = recorder.reduction == "mean"
+        several = hard and plain(target).numel() > recorder.batch
+        if (declared and hard) or (recorder.reduction is None and several) or (rows and recorder.reduction != "sum"):
+            if several or rows:
+                tell_of_own_means()
             ce = func.__name__ == "cross_entropy_loss"
             each = func(x, target, weight, 0, ignore, smoothing) if ce else func(x, target, weight, 0, ignore)
             per_layout = each._tag
@@ -215,11 +227,11 @@ def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             return (
                 averaged(recorder, shares, per_layout, own=1) if shares.requires_grad else shares.sum() / recorder.batch
             )
-        if rows or (hard and (weight is not None or _has(plain(target), ignore))):
+        if rows or (hard and (weight is not None or several)):
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
-                "all examples; use reduction='sum' or 'none' and a per-example mean, or declare reduction='mean' to "
-                "take the mean over examples of each one's own mean"
+                "all examples; weight each example's own loss instead: (weight[target] * F.cross_entropy(output, "
+                "target, reduction='none')).mean()"
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]

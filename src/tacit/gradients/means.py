@@ -81,13 +81,14 @@ def check_reduction(recorder: Recorder) -> None:
     the declaration is refused.
     """
     batch = recorder.batch or 1
-    kinds = {kind for kind, _ in recorder.seeds}
-    untouched = {kind for kind, seed in recorder.seeds if _is_one(seed)}
+    seeds = [*recorder.inner_seeds, *recorder.seeds]
+    kinds = {kind for kind, _ in seeds}
+    untouched = {kind for kind, seed in seeds if _is_one(seed)}
     declared = recorder.reduction
     if declared is None:
-        if batch == 1 or (len(kinds) == 1 and untouched):
+        if batch == 1 or (len(kinds) == 1 and untouched) or _is_told_by_outputs(recorder):
             return
-        if not recorder.seeds:
+        if not seeds:
             why = "the loss was not reduced over examples by an operation the engine saw"
         elif len(kinds) > 1:
             why = "one part of the loss is a mean and another a sum over examples"
@@ -102,5 +103,18 @@ def check_reduction(recorder: Recorder) -> None:
         raise ValueError(f"reduction={declared!r} was declared, but the loss, or a part, is a {wrong} over examples")
 
 
+def _is_told_by_outputs(recorder: Recorder) -> bool:
+    """Return whether the loss is one that the model returned, unscaled, and every other part is reduced alike.
+
+    Inside the model its parts may have been scaled, by constants: the comparison of the first batch with its parts has
+    shown that their scale does not depend on how many examples there are.
+    """
+    seeds = [*recorder.output_seeds, *recorder.seeds]
+    inner = {kind for kind, _ in recorder.inner_seeds}
+    kinds = {kind for kind, _ in seeds}
+    return bool(recorder.output_seeds) and len(kinds | inner) == 1 and all(_is_one(seed) for _, seed in seeds)
+
+
 def _is_one(seed: Tensor) -> bool:
-    return seed.item() == 1 if seed.numel() == 1 else bool((seed == 1).all())
+    """Return whether a reduction was left unscaled. Its sign says nothing about how many examples there are."""
+    return abs(seed.item()) == 1 if seed.numel() == 1 else bool((seed.abs() == 1).all())

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit.gradients import means
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.contributions import Contribution, Dense, added, precise
+from tacit.gradients.isolate import gather_gradients
 from tacit.gradients.narrow import roots
 from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
 from tacit.gradients.recorder import Recorder
@@ -82,6 +83,7 @@ class Measured:
         if self._squares and self._captures == recorder.captures:
             self.refuse_writes()
             return self._squares
+        gather_gradients(recorder)
         if recorder.parts:
             means.check_reduction(recorder)
         squares: dict[str, Tensor] = {}

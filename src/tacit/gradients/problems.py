@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn
 
@@ -21,8 +22,16 @@ def refuse(problems: list[str]) -> None:
         raise ValueError(f"this model has no per-example gradients:\n{listed}")
 
 
+class CannotCut(RuntimeError):
+    """Why a module cannot run one example at a time; the module around it may."""
+
+
 class ValuesRead(RuntimeError):
-    """The model's own code looked at values of the batch."""
+    """The model's own code looked at values of the batch; `short` says so in half a sentence."""
+
+    def __init__(self, message: str, short: str) -> None:
+        super().__init__(message)
+        self.short = short
 
 
 class Problems:
@@ -32,22 +41,36 @@ class Problems:
         self._model = model
         self._found: list[str] = []
         self._before: list[str] = []
+        self._reasons: set[str] = set()
         self._suspects: dict[str, str] = {}
         self.slow: set[str] = set()
+        self.modules: list[str] = []
+        """The names of the modules where problems were found, first the first."""
 
     def add(self, reason: str) -> None:
-        text = f"{self.where()}: {reason}"
-        if text not in self._found:
-            self._found.append(text)
+        """Note the first place where a reason was met: what follows from it in later layers says nothing new."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            self._found.append(f"{self.where()}: {reason}")
+            self._note(self.module())
+
+    def _note(self, module: str | None) -> None:
+        if module is not None:
+            self.modules.append(module)
+
+    @property
+    def found(self) -> list[str]:
+        return list(self._found)
 
     def suspect(self, reason: str) -> None:
         """Something that is a problem only if the loss comes to depend on it."""
         if reason not in self._suspects:
             self._suspects[reason] = f"{self.where()}: {reason}"
+            self._note(self.module())
 
     def confirm(self, reason: str) -> None:
         """The loss depends on the suspects: they are problems, or else `reason` is."""
-        self._found += [s for s in self._suspects.values() if s not in self._found]
+        self._found += [text for known, text in self._suspects.items() if known not in self._reasons]
         if not self._found:
             self.add(reason)
 
@@ -58,6 +81,7 @@ class Problems:
     def fail(self) -> None:
         """The call came to no end: what was found in it is of a batch that will not be used."""
         self._found = list(self._before)
+        self._reasons = {text.partition(": ")[2] for text in self._found}
 
     def check(self) -> None:
         """Raise what was found."""
@@ -72,7 +96,7 @@ class Problems:
         self.check()
 
     def forget(self) -> None:
-        self._found, self._before, self._suspects = [], [], {}
+        self._found, self._before, self._suspects, self._reasons = [], [], {}, set()
 
     def refuse_reading(self, name: str) -> NoReturn:
         raise ValuesRead(
@@ -80,7 +104,8 @@ class Problems:
             "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
             "(torch.where, masks) and per example, take sizes from shapes or constants; to log or print values, keep "
             "the tensor and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face "
-            "models, an attention mask of four dimensions)"
+            "models, an attention mask of four dimensions)",
+            f"it reads values of the batch (`{name.strip('_')}`)",
         )
 
     def refuse_printing(self, name: str) -> None:
@@ -93,7 +118,8 @@ class Problems:
             f"{self.where()}: `{name.strip('_')}` reads a size that data of the batch decided (how many rows a mask "
             "picked, how long the longest sequence is) into Python inside the model, where it acts on all examples. "
             "Use flatten(1) or reshape(-1, …) and sizes of other dimensions, or those of the model's inputs and "
-            "constants; pad_packed_sequence takes total_length="
+            "constants; pad_packed_sequence takes total_length=",
+            f"it has sizes that values of the batch decide (`{name.strip('_')}`)",
         )
 
     def report_slow(self, name: str) -> None:
@@ -106,12 +132,28 @@ class Problems:
             )
 
     def where(self) -> str:
-        """The module whose code is running, by its name in the model."""
-        names = {id(m): n or type(m).__name__ for n, m in self._model.named_modules()}
+        """The module whose code is running, by its name in the model and its class."""
+        name = self.module()
+        if name is None:
+            return _ELSEWHERE
+        kind = type(self._model.get_submodule(name)).__name__
+        return f"{name or kind} ({kind})"
+
+    def module(self) -> str | None:
+        """Return the name of the module whose code is running; None outside the model."""
+        frames = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in names:
-                return f"{names[id(owner)]} ({type(owner).__name__})"
+            frames.append(frame)
             frame = frame.f_back
-        return _ELSEWHERE
+        return innermost(frames, self._model)
+
+
+def innermost(frames: Iterable[FrameType], model: nn.Module) -> str | None:
+    """Return the name of the module of `model` that the first frame of one belongs to."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for frame in frames:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            return names[id(owner)]
+    return None

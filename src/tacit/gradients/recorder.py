@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 
-from tacit.gradients import sizes
+from tacit.gradients import data_independent, sizes
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.failures import FAILED, FAILURES, is_of_values
@@ -29,13 +29,13 @@ from tacit.gradients.names import (
     tells_no_number,
     writes,
 )
-from tacit.gradients.nested import detached
+from tacit.gradients.nested import detached, tensors
 from tacit.gradients.precision import unmixed
-from tacit.gradients.problems import Problems
+from tacit.gradients.problems import CannotCut, Problems
 from tacit.gradients.propagation import POINTWISE, propagate
 from tacit.gradients.rules import Call
 from tacit.gradients.sources import Part, graph_leaves, resolve
-from tacit.gradients.tap import Tap, unscaled
+from tacit.gradients.tap import Border, Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
 from tacit.gradients.unseen import PACKING, TRANSFORMED, are_others_packing
 from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unfollowed, settle
@@ -101,6 +101,13 @@ class Recorder:
         self.parts: dict[str, list[Part]] = {}
         self.problems = Problems(model)
         self.seeds: list[tuple[str, Tensor]] = []
+        """What arrived at reductions over examples: the kind of the reduction, and the gradient."""
+        self.inner_seeds: list[tuple[str, Tensor]] = []
+        """The same for reductions inside the model."""
+        self.output_seeds: list[tuple[str, Tensor]] = []
+        """What arrived at outputs of the model that are such a reduction (see `inferred`)."""
+        self.inferred: dict[int, str] = {}
+        """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
         self.captures = 0
         """How many times gradients of the current batch arrived."""
         self.capturing = True
@@ -114,6 +121,14 @@ class Recorder:
         """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
         self.memory: Memory | None = None
         """Who looks at the memory that operations read, in passes that are looked at closely."""
+        self.aliases: list[list[dict[str, Tensor]]] = []
+        """For every call of an isolated module, each example's own aliases of its parameters (see `isolate`)."""
+        self.planned_for: Recorder | None = None
+        """The recorder for which this one only made a plan: what is kept of that is no constant in its batches."""
+        self.plan: dict[str, Any] = {}
+        """The modules that run one example at a time (see `plan`)."""
+        self.isolating = False
+        """Whether a module is running on one example, and nothing is followed."""
         self.strangers = False
         """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -140,7 +155,7 @@ class Recorder:
         if self.batch is not None and batch != self.batch:
             self.dropped.add(self.epoch)
             self.epoch += 1
-            self.seen, self.inputs = set(), []
+            self.seen, self.inputs, self.aliases = set(), [], []
         self.batch = batch
         self.seen |= seen
         self.inputs += inputs
@@ -150,7 +165,21 @@ class Recorder:
         self.epoch += 1
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
+        self.aliases, self.inner_seeds, self.output_seeds = [], [], []
         self.problems.forget()
+
+    def is_isolated(self) -> bool:
+        """Return whether the whole model runs one example at a time."""
+        return "" in self.plan
+
+    @contextmanager
+    def isolation(self) -> Iterator[None]:
+        """A module runs on one example at a time; it may not touch tensors of the whole batch."""
+        self.isolating = True
+        try:
+            yield
+        finally:
+            self.isolating = False
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -158,6 +187,10 @@ class Recorder:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
         name = canonical(func)
+        if self.isolating:
+            if any(type(t) is Traced and self._over(t) for t in tensors((args, kwargs))):
+                raise RuntimeError(EARLIER)
+            raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
         if name in METADATA:
             return told(self, name, func, args, kwargs)
         if self.batch is not None and are_others_packing():
@@ -241,8 +274,9 @@ class Recorder:
                     continue  # between batches: what is for the log; or zeros that are kept
                 elif value.requires_grad:
                     raise RuntimeError(EARLIER)
-                elif value._recorder is self:
-                    reason = DROPPED if value._epoch in self.dropped else EARLIER
+                elif value._recorder is self or value._recorder.planned_for is self:
+                    dropped = value._recorder is not self or value._epoch in self.dropped
+                    reason = DROPPED if dropped else EARLIER
                     tagged.append((value, Mixed(reason, foreign=True)))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
@@ -315,7 +349,8 @@ class Recorder:
             if tagged and writes(func):
                 refuse_unfollowed(self, name)
             numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
-            if self.inside and numbers and any(type(a) is Traced for a in (*args, *kwargs.values())):
+            reads = numbers and any(type(a) is Traced for a in (*args, *kwargs.values()))
+            if self.inside and reads and not data_independent.only_validates():
                 self.problems.refuse_reading(name)
             return out
         if not tagged:
@@ -360,14 +395,22 @@ class Recorder:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
-                    kind = tag.kind
+                    kind, inside = tag.kind, self.inside
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self._seeded(kind, grad.detach()))  # type: ignore[no-untyped-call]
+                        out.register_hook(lambda grad: self._seeded(kind, grad.detach(), inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
-    def _seeded(self, kind: str, grad: Tensor) -> Tensor | None:
+    def note_outputs(self, outputs: list[Tensor]) -> None:
+        """The model returned these: note what arrives at those that are a mean or sum over examples."""
+        for i, kind in self.inferred.items():
+            t = outputs[i] if i < len(outputs) else None
+            if self.follows(t) and t is not None and t.requires_grad:
+                with torch._C.DisableTorchFunctionSubclass():
+                    t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call, misc]
+
+    def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
-        self.seeds.append((kind, grad))
+        (self.inner_seeds if inside else self.seeds).append((kind, grad))
         return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------
@@ -378,6 +421,10 @@ class Recorder:
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
         return Tap.apply(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
+
+    def border(self, out: Tensor, upstream: list[Any]) -> Tensor:
+        """The output of an isolated module; `upstream` are the nodes that made its inputs."""
+        return Border.apply(self.anchor, out, self.arrival((), lambda grad: ()), upstream)  # type: ignore[no-untyped-call, no-any-return]
 
     def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """What a node does with the gradient that arrives at it; see `tap`."""

@@ -37,6 +37,21 @@ class Tap(torch.autograd.Function):
         return None, grads[0], None
 
 
+class Border(Tap):
+    """The node behind a module that ran one example at a time: what is before it is each example's own."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, anchor: Tensor, out: Tensor, arrived: Callable[[Tensor], None], upstream: list[Any]
+    ) -> Tensor:
+        ctx.upstream = upstream
+        return Tap.forward(ctx, anchor, out, arrived)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return *Tap.backward(ctx, *grads), None
+
+
 class LinearTap(torch.autograd.Function):
     """A linear map and, unless it is frozen, the node behind it in one.
 

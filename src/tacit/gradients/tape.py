@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tacit.gradients import (
     backward,
     convolutions,
+    data_independent,
     lookups,
     losses,
     means,
@@ -29,9 +30,13 @@ from tacit.gradients import (
 from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.comparison import Comparison
+from tacit.gradients.compiled import Eager
+from tacit.gradients.independence import outputs_of
 from tacit.gradients.inputs import BatchDim, Inputs
+from tacit.gradients.isolate import Installed
 from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
+from tacit.gradients.plan import make_plan
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.unseen import Unseen
@@ -77,6 +82,7 @@ class Engine:
         reduction: Reduction | None = None,
         batch_dim: BatchDim = 0,
         rows_per_record: int = 1,
+        isolate: Sequence[str] | bool | None = None,
     ) -> None:
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
@@ -85,6 +91,7 @@ class Engine:
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
+        self._eager = Eager(model)
         modules = shards.sharded_modules(model)
         shards.cut_up(modules)
         self._recorder = Recorder(model, reduction)
@@ -97,6 +104,13 @@ class Engine:
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
+        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate or ())
+        for name in self._isolate:
+            model.get_submodule(name)
+        self._planned = isolate is False
+        self._late: Any = None
+        """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
+        self._isolated = Installed(self._recorder, model, {})
         self._comparison = Comparison(self._recorder, wanted=self._compares)
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
@@ -128,16 +142,25 @@ class Engine:
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
-        self._comparison.begin(*marked)
+        fresh = self._make_plan(marked)
+        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
+            self._comparison.begin(*marked)
+        if fresh and "" in self._recorder.plan:
+            self._late = marked
+            return None
         self._watch(marked)
         return marked
 
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         call = id(sys._getframe(1))
         failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
         if failed or not self._calls:
             self._forget_ended_calls()
-            return
+            return None
+        late, self._late = self._late, None
+        if late is not None and output is not None:
+            self._watch(late)
+            output = module.forward(*late[0], **late[1])
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
         if not self._calls:
             evaluated = self._recorder.evaluating
@@ -147,6 +170,8 @@ class Engine:
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
                     self._memory.end()
+                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
+        return None if late is None else output
 
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
@@ -158,21 +183,41 @@ class Engine:
             self._abandon()
 
     def _abandon(self) -> None:
-        self._calls = []
+        self._calls, self._late = [], None
         self._recorder.problems.fail()
         self._stop_watching()
 
+    def _make_plan(self, marked: Any) -> bool:
+        """Before the first batch with somebody in it, decide which modules run one example at a time."""
+        if self._planned or not self._recorder.batch or self._recorder.sharded:
+            return False
+        self._planned = True
+        self._recorder.plan = make_plan(self._recorder, *marked, self._isolate)
+        self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
+        return True
+
+    @property
+    def isolated(self) -> tuple[str, ...]:
+        """The names of the modules that run one example at a time; "" is the whole model."""
+        return tuple(self._recorder.plan)
+
     def _watch(self, marked: Any) -> None:
         self._recorder.inside = True
+        self._isolated.begin()
+        self._eager.put()
+        data_independent.begin()
         self._prefixes.put()
         self._unseen.put()
         self._memory.put(marked)
 
     def _stop_watching(self) -> None:
+        if self._recorder.inside:
+            data_independent.end()
         self._recorder.inside = self._recorder.evaluating = False
         self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
+        self._eager.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
         """A batch of `size` examples, so that what is done to it before the model is followed too.
@@ -283,7 +328,9 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._isolated.remove()
         self._abandon()
+        self._eager.end()
         self._recorder.active = self._stays_readable
 
 
@@ -342,14 +389,24 @@ class Tape(Engine, AbstractContextManager["Tape"]):
 
 
 def record(
-    model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0, rows_per_record: int = 1
+    model: nn.Module,
+    *,
+    reduction: Reduction | None = None,
+    batch_dim: BatchDim = 0,
+    rows_per_record: int = 1,
+    isolate: Sequence[str] | bool | None = None,
 ) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
-    return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record)
+    return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
 
 
 def attach(
-    model: nn.Module, *, reduction: Reduction | None = None, batch_dim: BatchDim = 0, rows_per_record: int = 1
+    model: nn.Module,
+    *,
+    reduction: Reduction | None = None,
+    batch_dim: BatchDim = 0,
+    rows_per_record: int = 1,
+    isolate: Sequence[str] | bool | None = None,
 ) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
-    return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record)
+    return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)

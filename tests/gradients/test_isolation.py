@@ -1,0 +1,429 @@
+"""Modules that cannot be followed run one example at a time: exact, or refused because they mix examples."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit import gradients
+
+B = 6
+WIDTH = 4
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grads[0]
+
+
+def _branches(m: Net, h: Tensor) -> Tensor:
+    return h * 2 if float(h.abs().max()) > 1e6 else h + m.own(h)
+
+
+def _routed(m: Net, h: Tensor) -> Tensor:
+    """Tokens go to one of two experts, and come back to their places."""
+    rows, out = h.reshape(-1, WIDTH), torch.zeros_like(h).reshape(-1, WIDTH)
+    chosen = m.own(rows).argmax(1) % 2
+    for expert, layer in enumerate((m.own, m.other)):
+        places = (chosen == expert).nonzero().flatten()
+        out = out.index_add(0, places, layer(rows[places]))
+    return out.view_as(h)
+
+
+def _assigned(m: Net, h: Tensor) -> Tensor:
+    h = h.clone()
+    h[h[..., 0] > 0.5] = m.own.bias
+    return m.other(h)
+
+
+def _slope(m: Net, h: Tensor) -> Tensor:
+    h = h if h.requires_grad else h.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(m.own(h).square().sum(), h, create_graph=True)
+    return m.other(slope)
+
+
+def _numpy(m: Net, h: Tensor) -> Tensor:
+    return m.own(h) * float(h.detach().numpy().max() > -1e6)
+
+
+def _sorted(m: Net, h: Tensor) -> Tensor:
+    order = sorted(range(h.shape[-1]), key=lambda j: -j)
+    return m.own(h[..., order]) if bool((h == h).all()) else h
+
+
+def _vmapped(m: Net, h: Tensor) -> Tensor:
+    return torch.vmap(m.own)(h)
+
+
+UNKNOWN: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "an if": _branches,
+    "experts": _routed,
+    "a parameter assigned by a mask": _assigned,
+    "a custom autograd function": lambda m, h: m.own(Square.apply(h)),
+    "a gradient inside": _slope,
+    "numpy": _numpy,
+    "a check of all values": _sorted,
+    "vmap": _vmapped,
+    "a number read and multiplied by zero": lambda m, h: m.own(h) + 0 * h.flatten()[0].item(),
+}
+
+
+class Net(nn.Module):
+    """A part that is followed, one that is not, and one that is followed again."""
+
+    def __init__(self, unknown: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.own, self.other, self._unknown = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), unknown
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self._unknown(self, h)
+
+
+class Whole(nn.Module):
+    def __init__(self, unknown: Callable[[Net, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, WIDTH), Net(unknown), nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)).tanh())
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unknown_operations_are_isolated_and_exact(agree: Callable[..., None], case: str) -> None:
+    """In every strategy, type and rank that `agree` tries, against a loop over single examples."""
+    agree(Whole(UNKNOWN[case]), torch.randn(B, 5, 3))
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_only_the_module_around_the_unknown_operation_is_isolated(case: str) -> None:
+    model = Whole(UNKNOWN[case])
+    engine = gradients.attach(model)
+    for _ in range(2):
+        model(torch.randn(B, 5, 3)).square().mean().backward()
+        assert engine.norms().isfinite().all()
+        engine.discard()
+    assert engine.isolated == ("middle",)
+    engine.detach()
+    assert "forward" not in vars(model.middle)
+
+
+def test_modules_of_the_same_kind_are_isolated_together(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*(Net(_branches) for _ in range(3)))
+    engine = gradients.attach(model)
+    model(torch.randn(B, WIDTH)).sum().backward()
+    assert set(engine.isolated) == {"0", "1", "2"}
+    assert "0 (Net) and 2 more like it run one example at a time: it reads values of the batch (`float`)" in caplog.text
+    engine.detach()
+
+
+def test_a_followed_model_is_not_isolated() -> None:
+    engine = gradients.attach(model := Whole(lambda m, h: m.own(h)))
+    model(torch.randn(B, 5, 3)).sum().backward()
+    assert engine.isolated == ()
+    engine.detach()
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 0, 3), (2, 0, 7), (9, 1)])
+def test_batches_of_any_size(naive: Any, compare: Any, sizes: tuple[int, ...]) -> None:
+    """Also where the plan is made with one example, and with nobody in a later batch."""
+    model = Whole(_branches).double()
+    twin = copy.deepcopy(model)
+    engine = gradients.attach(model)
+    for size in sizes:
+        x = torch.randn(size, 5, 3, dtype=torch.float64)
+        model(x).square().flatten(1).sum(1).sum().backward()
+        if size:
+            compare(engine, naive(twin, lambda i, x=x: twin(x[i : i + 1]).square().sum(), size))
+        else:
+            assert engine.norms().shape == (0,)
+        engine.discard()
+    engine.detach()
+
+
+class TiedOver(nn.Module):
+    """A weight that is used by a followed module and by an isolated one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Linear(WIDTH, WIDTH), Net(_branches)
+        self.middle.own.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.middle(self.first(x))
+
+
+def test_weights_that_are_tied_across_the_border(agree: Callable[..., None]) -> None:
+    agree(TiedOver(), torch.randn(B, WIDTH))
+
+
+class Twice(nn.Module):
+    """An isolated module that is called twice, with the batch in other dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.part = nn.Linear(WIDTH, WIDTH), Net(_branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.part(self.first(x))
+        return self.part(h.transpose(0, 1)).transpose(0, 1)
+
+
+def test_modules_that_are_called_twice_and_with_the_batch_in_another_dimension(agree: Callable[..., None]) -> None:
+    agree(Twice(), torch.randn(B, 5, WIDTH))
+
+
+class Interleaved(nn.Module):
+    """Rows of all examples for the first position, then for the second, and so on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.part = nn.Linear(WIDTH, WIDTH), Net(_branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time_first = self.first(x).transpose(0, 1)
+        return self.part(time_first.reshape(-1, WIDTH)).view(time_first.shape).transpose(0, 1)
+
+
+def test_rows_of_examples_that_are_interleaved(agree: Callable[..., None]) -> None:
+    agree(Interleaved(), torch.randn(B, 5, WIDTH))
+
+
+class OwnLoss(nn.Module):
+    """Returns its loss: a mean over the tokens that count, of which examples have different numbers."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.line, self.reads = nn.Linear(3, 5), reads
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        scores = self.line(x)
+        if self.reads and bool((scores != scores).any()):
+            raise ValueError("not a number")
+        return {"loss": F.cross_entropy(scores.flatten(0, 1), y.flatten()) * 0.5, "scores": scores}
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_token_mean_is_each_examples_own_mean(naive: Any, compare: Any, reads: bool) -> None:
+    model = OwnLoss(reads).double()
+    x, y = torch.randn(B, 4, 3, dtype=torch.float64), torch.randint(0, 5, (B, 4))
+    y[0, 1:], y[2, 2:] = -100, -100
+    each = naive(model, lambda i: model(x[i : i + 1], y[i : i + 1])["loss"], B)
+    engine = gradients.attach(model)
+    model(x, y)["loss"].backward()
+    compare(engine, each)
+    assert engine.isolated == (("",) if reads else ())
+    engine.detach()
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x) if bool((x == x).all()) else x
+
+
+def test_buffers_that_do_not_depend_on_the_examples_are_kept() -> None:
+    """Every example begins with the same buffers, and what they all leave there stays, as after one pass."""
+    model = Normed()
+    twin = copy.deepcopy(model)
+    x = torch.randn(B, 3)
+    engine = gradients.attach(model, isolate=True)
+    for _ in range(2):
+        model(x).sum().backward()
+        engine.discard()
+    engine.detach()
+    for _ in range(3):  # the first call of a model that is isolated as a whole runs twice
+        twin(x)
+    for name, buffer in twin.named_buffers():
+        assert torch.allclose(model.get_buffer(name), buffer), name
+
+
+class Counted(nn.Module):
+    """Keeps a mean of the examples in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == x).all()):
+            self.mean.copy_(x.detach().mean(0))
+        return self.line(x)
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.last = nn.Linear(3, 3), torch.zeros(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == x).all()):
+            x = x + self.last
+        self.last = x.detach()[:1]
+        return self.line(x)
+
+
+class Contrast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.line(x)
+        assert bool((h == h).all())
+        return F.cross_entropy(h @ h.T, torch.arange(len(h)))
+
+
+class Centred(Contrast):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.line(x)
+        return h - h.mean(0) if bool((h == h).all()) else h
+
+
+class Normalised(Contrast):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(self.line(x), None, None, training=True)
+
+
+class Worst(Contrast):
+    """The loss of the worst example."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        losses = self.line(x).square().sum(1)
+        return losses.max() if bool((losses >= 0).all()) else losses.sum()
+
+
+@pytest.mark.parametrize("kind", [Counted, Remembers, Contrast, Centred, Normalised, Worst])
+@pytest.mark.parametrize("isolate", [None, True])
+def test_mixing_is_refused_with_isolation_too(kind: type[nn.Module], isolate: bool | None) -> None:
+    model = kind()
+    engine = gradients.attach(model, isolate=isolate)
+
+    def train() -> None:
+        for _ in range(2):
+            out = model(torch.randn(B, 3))
+            (out if out.ndim == 0 else out.square().mean()).backward()
+            engine.norms()
+            engine.discard()
+
+    with pytest.raises((ValueError, RuntimeError)):
+        train()
+    engine.detach()
+
+
+class Peeks(nn.Module):
+    """An inner module that reads the whole batch by way of an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.line = Net(_branches), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.line(x)
+        self.inner._unknown = lambda m, own: own + h.mean() if bool((own == own).all()) else own
+        return self.inner(h)
+
+
+def test_an_isolated_module_does_not_read_the_batch_by_other_ways() -> None:
+    engine = gradients.attach(model := Peeks())
+    with pytest.raises((ValueError, RuntimeError)):
+        model(torch.randn(B, WIDTH)).sum().backward()
+    engine.detach()
+
+
+def test_a_copy_and_a_file_of_a_model_with_isolated_modules_are_ordinary_models(flat: Any) -> None:
+    engine = gradients.attach(model := Whole(UNKNOWN["an if"]))
+    x = torch.randn(B, 5, 3)
+    model(x).sum().backward()
+    assert engine.isolated
+    engine.discard()
+    twin = copy.deepcopy(model.middle)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    h = torch.randn(2, WIDTH)
+    assert torch.equal(twin(h), h) and not torch.equal(model.middle(h), h)
+    torch.save(model.state_dict(), io.BytesIO())
+    engine.detach()
+
+
+def test_evaluation_between_batches_runs_the_whole_batch_at_once() -> None:
+    sizes: list[int] = []
+
+    def noted(m: Net, h: Tensor) -> Tensor:
+        sizes.append(len(h))
+        return _branches(m, h)
+
+    engine = gradients.attach(model := Whole(noted))
+    x = torch.randn(B, 5, 3)
+    model(x).sum().backward()
+    engine.discard()
+    sizes.clear()
+    with torch.no_grad():
+        model(x)
+    assert sizes == [B]
+    model(x).sum().backward()
+    assert sizes == [B, *[1] * B]
+    engine.detach()
+
+
+def test_a_gradient_penalty_in_the_loop(naive: Any, compare: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    data = torch.randn(B, 3, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return (out.square().squeeze(1) + (slope.norm(dim=1) - 1).square()).mean()
+
+    each = naive(model, lambda i: loss(data[i : i + 1].clone()), B)
+    engine = gradients.attach(model, isolate=True)
+    loss(engine.trace(data.clone(), B)).backward()
+    compare(engine, each)
+    engine.detach()
+
+
+def test_a_gradient_penalty_in_the_loop_names_the_remedy() -> None:
+    engine = gradients.attach(model := nn.Linear(3, 1))
+    x = engine.trace(torch.randn(B, 3), B).requires_grad_()
+    with pytest.raises(ValueError, match="isolate=True"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    engine.detach()
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_distributions_may_validate_their_arguments(naive: Any, compare: Any, validate: bool) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            normal = torch.distributions.Normal(self.line(x), 1.0, validate_args=validate)
+            return -normal.log_prob(torch.zeros(2)).sum(1).mean()
+
+    model = Mean()
+    x = torch.randn(B, 3)
+    each = naive(model, lambda i: model(x[i : i + 1]), B)
+    engine = gradients.attach(model)
+    model(x).backward()
+    compare(engine, each)
+    assert engine.isolated == ()
+    engine.detach()
