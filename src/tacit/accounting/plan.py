@@ -134,10 +134,8 @@ class _Draft:
             counts = [lots] * whole + ([rest] if rest else [])
             if len(counts) > 100_000:
                 raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
-            return [
-                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records, unit=self.unit), count)
-                for epoch, count in enumerate(counts)
-            ]
+            first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
+            return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
         raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
 
     def guarantee(

@@ -167,15 +167,24 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
 
     def _draw(self, receipt: Receipt) -> Drawn:
-        """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
+        """Draw the examples of the lot, in random order, and the process of each, by a coin of its record's own.
+
+        Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
+        """
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
         if isinstance(drawn, UserLot):
             order = random_order(len(drawn.indices), self._source)
-            return drawn.indices[order], drawn.users[drawn.owners][order]
+            return drawn.indices[order], self._processes(len(drawn.users))[drawn.owners][order]
         drawn = drawn[random_order(len(drawn), self._source)]
+        processes = self._processes(len(drawn))
         if rows == 1:
-            return drawn, drawn
-        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
+            return drawn, processes
+        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(processes, rows)
+
+    def _processes(self, records: int) -> Integers:
+        if self.team.size == 1:
+            return np.zeros(records, dtype=np.int64)
+        return self._source.integers(self.team.size, records)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""
