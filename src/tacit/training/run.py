@@ -167,24 +167,17 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
 
     def _draw(self, receipt: Receipt) -> Drawn:
-        """Draw the examples of the lot, in random order, and the process of each, by a coin of its record's own.
+        """Draw the examples of the lot, in random order, and the process of each, by its place in that order.
 
         Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
         """
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        if isinstance(drawn, UserLot):
-            order = random_order(len(drawn.indices), self._source)
-            return drawn.indices[order], self._processes(len(drawn.users))[drawn.owners][order]
-        drawn = drawn[random_order(len(drawn), self._source)]
-        processes = self._processes(len(drawn))
+        indices = drawn.indices if isinstance(drawn, UserLot) else drawn
+        indices = indices[random_order(len(indices), self._source)]
+        processes = np.arange(len(indices)) % self.team.size
         if rows == 1:
-            return drawn, processes
-        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(processes, rows)
-
-    def _processes(self, records: int) -> Integers:
-        if self.team.size == 1:
-            return np.zeros(records, dtype=np.int64)
-        return self._source.integers(self.team.size, records)
+            return indices, processes
+        return (indices[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(processes, rows)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""

@@ -1,8 +1,9 @@
 """Several processes training one private model: one ledger, one lot, one noise (`torch.distributed` underneath).
 
 The processes belong together and are trusted alike; what leaves them is what is protected. The first of them keeps the
-ledger and draws every lot; each process reads, and clips, the records that are its own: each record's own coin, drawn
-with the lot, chooses its process, so one record more or fewer changes what a single process adds. The noise is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
+ledger and draws every lot; each process reads, and clips, the records that are its own: the one at place p of the lot's
+random order is the business of process p mod W, so one record more or fewer changes what is at two places. The noise
+is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
 variance: the whole sum without noise is nowhere, though parts of it travel.
 
 Where the parameters are cut into shards (`tacit.training.shards`), the sums come together shard by shard, each in the
