@@ -36,6 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr, ndtri
 
+from tacit.accounting.composition import COARSE
+from tacit.accounting.effort import OutOfReach, spend
 from tacit.accounting.losses import Array
 from tacit.accounting.mixture import log_mixture
 
@@ -49,10 +51,6 @@ _BINS = 96
 _ENDS = (0.7, 2.0, 4.5)
 # sin v / v never exceeds this in size from the first minimum on.
 _LOBE = 0.2173
-
-
-class OutOfReach(ArithmeticError):
-    """This way of computing takes too long or too much here; the lattice is there for that."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,11 @@ class SampledGaussians:
         return float(self.counts @ (sampled + ndtr(-self.cut.place / spread))) * (1 + 1e-9)
 
     @property
+    def single(self) -> bool:
+        """Whether there is one sampled sum and nothing else."""
+        return self.counts.size == 1 and float(self.counts[0]) == 1 and not self.shift
+
+    @property
     def largest(self) -> float:
         """No loss is larger."""
         if not self.added or self.shift:
@@ -121,6 +124,7 @@ class SampledGaussians:
         nodes = math.ceil(float(((high - low + 2 * _WIDTH) / step).max())) + 2
         if not nodes * len(rate) <= _MOST_NODES:
             raise OutOfReach(f"{nodes} nodes")
+        spend(8 * nodes * len(rate))
         x = (low - _WIDTH) + step * np.arange(nodes)
         ratio = x / noise - 0.5 / noise / noise
         loss = log_mixture(rate, ratio)
@@ -138,7 +142,9 @@ class SampledGaussians:
         log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
         # What rounding does to a loss, and through it to a weight.
         part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
-        blur = 4 * _EPS * (np.abs(loss) + part * (np.abs(x) + 0.5 / noise) / noise + 2.0 * (rate > 0.5))
+        blur = 4 * _EPS * (np.abs(loss) + 2.0 * (rate > 0.5))
+        # And what it does that the noise multiplier was rounded down: a lower bound must hold for the true one too.
+        blur += (4 * _EPS + COARSE) * part * (np.abs(x) + 1 / noise) / noise
         hurt = 4 * _EPS * (square + np.abs(top) + 32) + abs(power) * blur
         loss = -loss if self.added else loss
         mean = (weight * loss).sum(axis=1, keepdims=True)

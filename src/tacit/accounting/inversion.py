@@ -22,8 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacit.accounting.characteristic import OutOfReach, SampledGaussians, Tilted
+from tacit.accounting.characteristic import SampledGaussians, Tilted
 from tacit.accounting.composition import Interval
+from tacit.accounting.effort import OutOfReach, spend
 
 _EPS = sys.float_info.epsilon
 # What aliasing and what the frequencies left out may each add to δ, relative to it, where that can be had.
@@ -194,6 +195,7 @@ class Window:
         law = losses.tilted(self.tilt, (count + 1) * spacing)
         if count * law.weight.size > _MOST_WORK:
             raise OutOfReach(f"{count} frequencies, {law.weight.size} nodes")
+        spend(count * law.weight.size / 4)
         self._y = spacing * np.arange(1, count + 1)
         log_value, log_bound = law.characteristic(spacing, count)
         s = self.tilt + 1j * self._y

@@ -328,7 +328,8 @@ class Step:
             ratios.append(query.clip_norm / query.noise_std)
         if not ratios:
             return math.inf
-        return 1 / math.hypot(*ratios)
+        total = math.hypot(*ratios)
+        return 1 / total if total > 1e-300 else math.inf
 
 
 _EVENTS: dict[str, type[Any]] = {
