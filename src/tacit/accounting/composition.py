@@ -17,7 +17,6 @@ from tacit.accounting.smoothing import smoothed_std
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
 
-
 COARSE = 2e-12
 """A noise multiplier in a composition may be this part less than the true one: rounding, here and in the ratio."""
 

@@ -1,8 +1,8 @@
 """How much one query may compute: counted in lattice points and nodes visited, not in seconds.
 
 A count is the same on every machine and in every process of a run, so that what is solved for does not depend on how
-busy the processor is. Where it runs out the accountants have bounds that cost next to nothing (Rényi, or every record in
-every sample): an answer is then looser, and valid.
+busy the processor is. Where it runs out the accountants have bounds that cost next to nothing (Rényi, or every record
+in every sample): an answer is then looser, and valid.
 """
 
 from __future__ import annotations

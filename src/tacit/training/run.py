@@ -81,7 +81,13 @@ class PrivateRun:
         self.metrics: dict[str, float] = {}
         self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
-        self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
+        self._questionnaire = Questionnaire(
+            shapes=engine.shapes,
+            sampler=sampler,
+            metrics=metrics,
+            layers=self._layers,
+            adaptive=isinstance(budget, AdaptiveBudget),
+        )
         self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
