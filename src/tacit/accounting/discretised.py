@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tacit.accounting import direct
 from tacit.accounting.composition import COARSE, Interval
 from tacit.accounting.convolution import (
     TiltedSum,
@@ -27,6 +28,8 @@ _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
 _LARGEST_STEP = 50.0
+# Bounds on ε this close, relatively, are close enough; for more steps than so many two ways are tried.
+_CLOSE, _FEW_STEPS = 1e-6, 256
 
 
 def bounds(
@@ -95,6 +98,15 @@ def _refine(
             found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
             break
     found.lower = min(found.lower, found.upper)
+    if delta is None or found.upper <= floor or not side.gaussian or not math.isfinite(found.upper):
+        return
+    # Sampled Gaussian sums: as close as their inversion, so that where that ends nobody sees a step.
+    if found.upper - found.lower > _CLOSE * found.upper:
+        fine = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+        found.upper = max(min(found.upper, fine), found.lower)
+        if total > _FEW_STEPS:
+            fine = lattice.upper(_step(sketches, tilt, _CLOSE / 3 * near) / (1 + 2 / total))
+            found.upper = max(min(found.upper, fine), found.lower)
 
 
 def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-QUERY = 1e8
-"""One query: about one second."""
+QUERY = 6e8
+"""One direction of one query: about two seconds."""
 
-SEARCH = 4e8
+SEARCH = 12e8
 """All queries of one search for a noise multiplier, a lot size or a number of steps."""
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacit.accounting import composition as comp
-from tacit.accounting import discretised, gaussian, inversion, single
+from tacit.accounting import direct, discretised, gaussian, inversion, single
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import COARSE, Composition, Interval, Unproved
 from tacit.accounting.effort import QUERY, SEARCH, OutOfReach, limited
@@ -29,6 +29,8 @@ from tacit.accounting.tail import LEAST_NOISE, check_delta, check_epsilon, finit
 
 # Beyond this many steps the rounding of the transform is not bounded by what is charged for it.
 _MOST_STEPS = 10**13
+# Bounds on ε from an inversion are this close, relatively, or are looked at once more.
+_CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,12 @@ def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interva
         return single.epsilon(losses, delta) if delta is not None else single.delta(losses, epsilon or 0.0)
     try:
         if delta is not None:
-            return inversion.epsilon(losses, delta)
+            found = inversion.epsilon(losses, delta)
+            if found.upper - (found.lower or 0.0) <= _CLOSE * found.upper or losses.added:
+                return found
+            # The tilted law has two humps, and little of it near ε.
+            upper = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+            return Interval(max(min(found.upper, upper), found.lower or 0.0), found.lower)
         assert epsilon is not None
         return inversion.delta(losses, epsilon)
     except OutOfReach:
