@@ -142,14 +142,14 @@ class SampledGaussians:
         log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
         # What rounding does to a loss, and through it to a weight.
         part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
-        blur = 4 * _EPS * (np.abs(loss) + 2.0 * (rate > 0.5))
-        # And what it does that the noise multiplier was rounded down: a lower bound must hold for the true one too.
-        blur += (4 * _EPS + COARSE) * part * (np.abs(x) + 1 / noise) / noise
+        slope = part * (np.abs(x) + 1 / noise) / noise  # how fast the loss changes with the logarithm of the noise
+        blur = 4 * _EPS * (np.abs(loss) + slope + 2.0 * (rate > 0.5))
         hurt = 4 * _EPS * (square + np.abs(top) + 32) + abs(power) * blur
         loss = -loss if self.added else loss
         mean = (weight * loss).sum(axis=1, keepdims=True)
         missed = tails + 2 * math.exp(-_DIGITS)
-        return Tilted(self, tilt, x, weight, loss - mean, mean[:, 0], log_mass, missed, hurt, blur)
+        moved = (weight * slope).sum(axis=1) * COARSE * 1.01
+        return Tilted(self, tilt, x, weight, loss - mean, mean[:, 0], log_mass, missed, hurt, blur, moved)
 
     def _spacing(self, fall: float, reach: float) -> Array:
         """The step of the trapezoidal rule; ``fall`` is n of the module's text."""
@@ -195,6 +195,7 @@ class Tilted:
     missed: Array  # by tails and quadrature
     hurt: Array  # what rounding can do to each weight, relatively; sums of positive numbers are pairwise and included
     blur: Array  # and to each loss
+    moved: Array  # how far the mean loss may be off because the noise multiplier was rounded down (for lower bounds)
 
     @cached_property
     def doubt(self) -> Array:
@@ -212,6 +213,13 @@ class Tilted:
         return float(self.source.counts @ self.doubt) + rounding
 
     @property
+    def value_moved(self) -> float:
+        """How far below K(t) that of the true noise multipliers may be, which were rounded down."""
+        power = abs(self.tilt) if self.source.added else abs(self.tilt + 1)
+        whole = self.source.shift**2 * abs(self.tilt) * (self.tilt + 1) * COARSE
+        return float(self.source.counts @ self.moved) * power + whole
+
+    @property
     def centre(self) -> float:
         """K'(t)."""
         return float(self.source.counts @ self.mean) + self.source.shift**2 * (self.tilt + 0.5)
@@ -222,10 +230,12 @@ class Tilted:
         own = (self.weight * self.loss * self.loss).sum(axis=1)
         return float(self.source.counts @ own) + self.source.shift**2
 
-    def characteristic(self, spacing: float, count: int) -> tuple[NDArray[np.complex128], Array]:
-        """log of the sum's tilted characteristic function, centred, at spacing · 1 .. count, and of its bound.
+    def characteristic(self, spacing: float, count: int) -> tuple[NDArray[np.complex128], Array, Array]:
+        """log of the sum's tilted characteristic function, centred, at spacing · 1 .. count, and of two bounds.
 
-        The bound is what the modulus can be with all errors of this room. What is summed is e^(iyl) - 1, so that
+        The first bound is what the modulus can be with all errors of this room, the second what it can be off to for
+        the true noise multipliers besides, which were rounded down by at most `COARSE`: a moment E[e^(uL)] changes by at
+        most |u| E[e^(Re u L) |dL|]. What is summed is e^(iyl) - 1, so that
         rounding hurts only in proportion to y|l|, however many steps follow. At y = (aB + b) spacing it is
         (g_a - 1) e_b + (e_b - 1), so the sums over the nodes are matrix products.
         """
@@ -256,7 +266,10 @@ class Tilted:
         gauss = self.source.shift**2 / 2 * y * y
         log_value = counts @ (log_size + 1j * np.arctan2(less.imag, 1 + less.real)) - gauss
         off += 8 * _EPS * np.abs(less)  # of the logarithm and the angle
-        return log_value, counts @ (log_size + np.log1p(off / modulus)) - gauss + 8 * _EPS * (1 + gauss)
+        moved = off + self.moved[:, None] * (abs(self.tilt) + 1 + y) * 2
+        bounds = [counts @ (log_size + np.log1p(each / modulus)) - gauss for each in (off, moved)]
+        rounding = 8 * _EPS * (1 + gauss)
+        return log_value, bounds[0] + rounding, bounds[1] + rounding + 4 * COARSE * gauss
 
     def log_decay(self, frequency: float) -> float:
         """A bound on log |characteristic function| at every frequency from this one on."""

@@ -44,7 +44,7 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
         return saddle.log_delta_at(saddle.at) - target
 
     cut, saddle = _without_tail(losses, delta, excess, _first_tilt(losses, -target), 1)
-    best, closeness = Interval(losses.largest, 0.0), _EXCESS
+    best, closeness, sound = Interval(losses.largest, 0.0), _EXCESS, 0.0
     if cut.infinite > 0.1 * delta:
         raise OutOfReach("the tail is too heavy to cut off")
     for attempt in range(3):
@@ -53,7 +53,9 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
             upper = min(best.upper, window.solve(math.log(delta - cut.infinite), +1))
             if upper <= 0:
                 return Interval(0.0, 0.0)
-            best = Interval(upper, min(max(best.lower or 0.0, window.solve(target, -1)), upper))
+            found = window.solve(target, -1)
+            best = Interval(upper, min(max(best.lower or 0.0, found), upper))
+            sound = max(sound, window.attained(target, found))
         except OutOfReach:
             if not attempt:
                 raise
@@ -62,7 +64,7 @@ def epsilon(losses: SampledGaussians, delta: float) -> Interval:
             break
         # Where the tilted law is far from Gaussian δ may be a small part of what the saddle point promises.
         closeness *= math.exp(min(target - saddle.log_delta_at(upper), -2.0))
-    return best
+    return Interval(best.upper, min(sound, best.upper))
 
 
 def delta(losses: SampledGaussians, epsilon: float) -> Interval:
@@ -197,7 +199,7 @@ class Window:
             raise OutOfReach(f"{count} frequencies, {law.weight.size} nodes")
         spend(count * law.weight.size / 4)
         self._y = spacing * np.arange(1, count + 1)
-        log_value, log_bound = law.characteristic(spacing, count)
+        log_value, log_bound, log_moved = law.characteristic(spacing, count)
         s = self.tilt + 1j * self._y
         self._terms = 2 * np.exp(log_value) / (s * (s + 1))
         sizes = 2 / np.abs(s * (s + 1))
@@ -211,6 +213,9 @@ class Window:
         self._off = self._size - float(sizes @ np.exp(log_value.real)) + rest * self.period / math.pi
         self._off += 64 * _EPS * (count + 1) * (self._first + self._size)
         self._off += 8 * _EPS * float(np.abs(self._terms) @ np.abs(log_value.imag))
+        # What is off besides where the true noise is meant, which was rounded down: for lower bounds.
+        self._moved = float(sizes @ np.exp(np.minimum(log_moved, math.log(3.0)))) - self._size
+        self._less = law.value_moved
         self._centre, self._value, self._doubt = law.centre, law.value, law.value_doubt
         self._far = float(losses.counts @ np.abs(law.mean)) + abs(law.centre)
 
@@ -259,20 +264,23 @@ class Window:
     def delta(self, epsilon: float) -> Interval:
         """Bounds on δ(epsilon), what was cut off included."""
         upper = math.exp(min(self.log_bound(epsilon, +1), 0.0)) + self._infinite
-        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1), 0.0)))
+        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=True), 0.0)))
 
     def tells(self, epsilon: float) -> bool:
         """Whether its bounds at this ε are close."""
         found = self.delta(epsilon)
         return found.upper - (found.lower or 0.0) <= 1e-3 * found.upper
 
-    def log_bound(self, x: float, sign: int) -> float:
-        """log of a bound on δ(x), from above for ``sign`` +1, from below for -1."""
+    def log_bound(self, x: float, sign: int, *, true: bool = False) -> float:
+        """log of a bound on δ(x), from above for ``sign`` +1, from below for -1; ``true``: also for the noise
+        multipliers before they were rounded down (from above it is in any case, since those cost less).
+        """
         away = x - self._centre
         total = self._first + float((self._terms * np.exp(-1j * self._y * away)).real.sum())
         turned = 8 * _EPS * float(self._y[-1]) * (self._far + abs(x)) * self._size
         doubt = self._doubt + 8 * _EPS * (abs(self._value) + self.tilt * (abs(x) + 1))
-        total += sign * (self._off + turned)
+        total += sign * (self._off + turned + (self._moved if true else 0.0))
+        doubt += self._less if true else 0.0
         if total <= 0:
             if sign > 0:
                 raise OutOfReach("rounding leaves nothing of the sum")
@@ -289,6 +297,16 @@ class Window:
                 return -math.inf
             aliased += math.exp(exponent) / -math.expm1(-fall)
         return log + math.log1p(-aliased) if aliased < 1 else -math.inf
+
+    def attained(self, target: float, near: float) -> float:
+        """An x at which δ(x) is at least e^target for the true noise multipliers: a little below ``near``, or 0."""
+        total = self.period * math.exp(min(target - self._value + self.tilt * near, 700.0))
+        lost = (self._less + self._moved / total) / self.tilt + 1e-12 * near
+        for part in (1.2, 3.0, 10.0, 100.0):
+            x = near - part * lost
+            if x > 0 and self.log_bound(x, -1, true=True) >= target:
+                return x
+        return 0.0
 
     def solve(self, target: float, sign: int) -> float:
         """An x at which δ(x) is surely at most e^target (``sign`` +1), or surely at least that (-1)."""
