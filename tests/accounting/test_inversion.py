@@ -18,6 +18,7 @@ from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.effort import OutOfReach
 from tacit.accounting.losses import Added, GaussianLoss, Removed
 from tacit.accounting.sides import Side
+from tacit.accounting.window import Saddle, Window
 
 
 def terms(*each, shift=0.0, added=False):
@@ -191,7 +192,7 @@ def test_a_poor_tilt_gives_poor_bounds_that_hold():
     exact = oracle.log_delta(0.01, 4.0, 10_000, 0.9)
     for tilt in (2.0, 8.0, 20.0, 45.0):
         for excess in (0.3, 1e-2, 1e-7):
-            window = inversion.Window(losses, inversion.Saddle(tilt, losses.tilted(tilt)), excess)
+            window = Window(losses, Saddle(tilt, losses.tilted(tilt)), excess)
             assert window.log_bound(0.9, -1) <= exact + 1e-7
             assert window.log_bound(0.9, +1) >= exact - 1e-7
 

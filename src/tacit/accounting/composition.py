@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from tacit.accounting.rounding import inverse, rounded_down
 from tacit.accounting.smoothing import smoothed_std
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
-
-COARSE = 2e-12
-"""A noise multiplier in a composition may be this part less than the true one: rounding, here and in the ratio."""
 
 
 class Unproved(ValueError):
@@ -218,19 +216,14 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
 
 def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
     """The one sum that several are."""
-    z = _rounded_down(_inverse(math.hypot(*(query.clip_norm / query.noise_std for query in queries))))
+    z = rounded_down(inverse(math.hypot(*(query.clip_norm / query.noise_std for query in queries))))
     if not any(query.noise == "discrete" for query in queries):
         return Gaussian(z)
     stds = [smoothed_std(query.clip_norm, query.noise_std, query.lattice) for query in queries]
     if 0.0 in stds:
         return DiscreteGaussian(z, 0.0)
     ratios = [query.clip_norm / std for query, std in zip(queries, stds, strict=True)]
-    return DiscreteGaussian(z, _rounded_down(_inverse(math.hypot(*ratios))))
-
-
-def _inverse(ratio: float) -> float:
-    """1 / ``ratio``; infinite noise where the ratio is too small for a double."""
-    return 1 / ratio if ratio > 1e-300 else math.inf
+    return DiscreteGaussian(z, rounded_down(inverse(math.hypot(*ratios))))
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:
@@ -247,19 +240,6 @@ def _slack(step: ev.Step, adjacency: Adjacency) -> float:
     if counts and not isinstance(step.sampling, ev.Everyone):
         raise Unproved("discovering values on a sample has no proof here; use all records (Everyone).")
     return sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
-
-
-def _rounded_down(multiplier: float) -> float:
-    """Return the multiplier to twelve figures, never more than it is and less by at most `COARSE` of it.
-
-    A clip norm that changes from step to step with its noise gives multipliers equal but for their last bits; so
-    rounded they are one term, and cost one computation. Lower bounds are computed for `COARSE` more noise.
-    """
-    shrunk = multiplier * (1 - 1e-13)
-    if not 1e-200 < shrunk < 1e200:
-        return shrunk
-    scale = 10.0 ** (12 - math.floor(math.log10(shrunk)))
-    return min(math.floor(shrunk * scale) / scale, multiplier)
 
 
 def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tacit.accounting import direct
-from tacit.accounting.composition import COARSE, Interval
+from tacit.accounting.composition import Interval
 from tacit.accounting.convolution import (
     TiltedSum,
     WindowTooLarge,
@@ -21,6 +21,7 @@ from tacit.accounting.convolution import (
 from tacit.accounting.effort import OutOfReach, spend
 from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, largest_loss
 
 _LARGEST_WINDOW = 2**22

@@ -19,10 +19,11 @@ import numpy as np
 from tacit.accounting import composition as comp
 from tacit.accounting import direct, discretised, gaussian, inversion, single
 from tacit.accounting.characteristic import SampledGaussians
-from tacit.accounting.composition import COARSE, Composition, Interval, Unproved
+from tacit.accounting.composition import Composition, Interval, Unproved
 from tacit.accounting.effort import QUERY, SEARCH, OutOfReach, limited
 from tacit.accounting.losses import Added, GaussianLoss, Removed
 from tacit.accounting.rdp import Rdp
+from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, basic, sides, unsampled_epsilon
 from tacit.accounting.smoothing import SLIP
 from tacit.accounting.tail import LEAST_NOISE, check_delta, check_epsilon, finite

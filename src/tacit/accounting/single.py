@@ -16,7 +16,8 @@ import sys
 
 from tacit.accounting import gaussian
 from tacit.accounting.characteristic import SampledGaussians
-from tacit.accounting.composition import COARSE, Interval
+from tacit.accounting.composition import Interval
+from tacit.accounting.rounding import COARSE
 
 _EPS = sys.float_info.epsilon
 
