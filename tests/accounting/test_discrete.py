@@ -217,7 +217,12 @@ def steps(z: float, sampling: Sampling, *, step: float | None = 2.0**-16, count:
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(
     "sampling",
-    [Everyone(), Poisson(rate=0.02), FixedSize(size=20, records=1000), Shuffled(lots=200, epoch=0, records=9000)],
+    [
+        Everyone(),
+        Poisson(rate=0.02),
+        FixedSize(size=20, records=1000),
+        Shuffled(lots=200, epoch=0, records=9000, assignment="independent"),
+    ],
     ids=lambda sampling: type(sampling).__name__,
 )
 def test_no_accountant_claims_less_than_for_gaussian_noise(adjacency: Adjacency, sampling: Sampling) -> None:

@@ -20,7 +20,7 @@ def step(noise=1.0, rate=0.1, clip=1.0):
 
 def lot(epoch, lots=100, noise=2.0):
     query = ev.GaussianSum(group="g", clip_norm=1.0, noise_std=noise)
-    return ev.Step(ev.Shuffled(lots=lots, epoch=epoch, records=10_000), (query,))
+    return ev.Step(ev.Shuffled(lots=lots, epoch=epoch, records=10_000, assignment="independent"), (query,))
 
 
 def run(ledger, steps):

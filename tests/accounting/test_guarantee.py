@@ -96,7 +96,7 @@ def test_names_every_sampling_policy_once():
         (gaussian(3.0, 0.1), 2),
         (gaussian(4.0, 0.2), 2),
         (gaussian(9.0), 1),
-        (ev.Step(ev.Shuffled(lots=10, epoch=0, records=100), (query,)), 3),
+        (ev.Step(ev.Shuffled(lots=10, epoch=0, records=100, assignment="independent"), (query,)), 3),
     ]
     found = guarantee(steps, ev.Header(), delta=1e-5)
     assert found.sampling == "Poisson + no sampling + shuffled (no amplification claimed)"
@@ -106,7 +106,9 @@ def test_names_every_sampling_policy_once():
 
 def test_shuffling_costs_what_one_release_an_epoch_costs():
     query = ev.GaussianSum(group="g", clip_norm=1.0, noise_std=3.0)
-    epochs = [(ev.Step(ev.Shuffled(lots=10, epoch=i, records=100), (query,)), 10) for i in range(4)]
+    epochs = [
+        (ev.Step(ev.Shuffled(lots=10, epoch=i, records=100, assignment="independent"), (query,)), 10) for i in range(4)
+    ]
     shuffled = guarantee(epochs, ev.Header(), delta=1e-5)
     assert shuffled.epsilon == guarantee([(gaussian(3.0), 4)], ev.Header(), delta=1e-5).epsilon
 

@@ -39,7 +39,15 @@ SAMPLINGS = st.one_of(
         unit=UNITS,
     ),
     st.tuples(COUNTS, COUNTS, UNITS).map(lambda v: FixedSize(size=min(v[:2]), records=max(v[:2]), unit=v[2])),
-    st.builds(Shuffled, lots=COUNTS, epoch=st.integers(0, 99), records=COUNTS, partition=WORDS, unit=UNITS),
+    st.builds(
+        Shuffled,
+        lots=COUNTS,
+        epoch=st.integers(0, 99),
+        records=COUNTS,
+        partition=WORDS,
+        unit=UNITS,
+        assignment=st.sampled_from(["equal", "independent"]),
+    ),
 )
 SUMS = st.one_of(
     st.builds(GaussianSum, group=WORDS, clip_norm=POSITIVE, noise_std=POSITIVE, noise=WORDS),
@@ -133,6 +141,7 @@ HEADER = to_json(Header())
         {"kind": "fixed-size", "size": 11, "records": 10},
         {"kind": "fixed-size", "size": True, "records": 10},
         {"kind": "shuffled", "lots": 1, "epoch": -1, "records": 10},
+        {"kind": "shuffled", "lots": 1, "epoch": 0, "records": 10, "assignment": "by age"},
         GAUSSIAN | {"clip_norm": math.inf},
         GAUSSIAN | {"clip_norm": 10**400},
         GAUSSIAN | {"noise_std": -1},

@@ -136,8 +136,8 @@ def test_processes_draw_one_lot_and_never_the_same_record(processes: Run) -> Non
     rate = both.mean(dim=0)
     assert float((rate - 0.25).abs().max()) < 6.5 * (0.25 * 0.75 / 200) ** 0.5
     sizes = torch.stack([first.sum(1), second.sum(1)])
-    assert abs(float(torch.corrcoef(sizes)[0, 1])) < 6.2 / 200**0.5  # halves of a Poisson sample are independent
-    assert float(sizes.std()) > 3.0
+    assert float((sizes[0] - sizes[1]).abs().max()) <= 1.0  # places of one random order, dealt in turn
+    assert float(sizes.sum(0).std()) > 3.0
 
 
 RESUME = """

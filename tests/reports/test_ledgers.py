@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Entries, dict[str, Any], list[str]]] = {
         ["user-level (ε", "One user.", "Several users that belong together"],
     ),
     "shuffled": (
-        [(gaussian(3.0, Shuffled(lots=10, epoch=i, records=1000)), 10) for i in range(5)],
+        [(gaussian(3.0, Shuffled(lots=10, epoch=i, records=1000, assignment="independent")), 10) for i in range(5)],
         {},
         ["shuffled (no amplification claimed)", "no amplification by sampling is claimed", "1–50 50 shuffled, 1 of 10"],
     ),

@@ -12,7 +12,7 @@ import tacit
 from tacit.accounting import guarantee
 from tacit.gradients.precision import MARGIN
 from tacit.ledger import GaussianSum, Header, Poisson, Step
-from tacit.mechanisms import DimensionAdjusted, Proportional
+from tacit.mechanisms import DimensionAdjusted, Discrete, Explicit, Proportional
 
 
 def listed(run: Any) -> list[Any]:
@@ -241,3 +241,37 @@ def test_adaptive_clipping_moves_and_the_cost_of_a_step_stays(make: Any, train: 
     assert norms[0] == pytest.approx(0.01 * (1 + MARGIN)) and norms[-1] > 0.05
     assert {round(step.noise_multiplier, 9) for step in steps} == {1.5}
     assert all(step.queries[1].clip_norm == 0.5 and step.queries[1].noise_std == 3.0 for step in steps)
+
+
+EXPLICIT = Explicit({"gradients": 3.0})
+
+
+@pytest.mark.parametrize("budget", [None, tacit.Budget(50.0, 1e-5)])
+@pytest.mark.parametrize("noise", [EXPLICIT, Discrete(EXPLICIT), lambda step: EXPLICIT])
+def test_a_noise_multiplier_that_follows_releases_needs_an_adaptive_budget(make: Any, budget: Any, noise: Any) -> None:
+    """The clip norms are released; with the noise fixed, so is what a step costs."""
+    clipping = tacit.Adaptive(initial=0.6, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"clipping is adaptive.*give noise_multiplier.*AdaptiveBudget"):
+        make(clipping=clipping, noise=noise, noise_multiplier=None, budget=budget, lot_size=30)
+
+
+def test_explicit_noise_and_adaptive_clipping_end_where_an_adaptive_budget_says(make: Any, train: Any) -> None:
+    budget = tacit.AdaptiveBudget(6.0, 1e-5)
+    clipping = tacit.Adaptive(initial=0.05, learning_rate=1.0)
+    _, _, run = make(clipping=clipping, noise=EXPLICIT, noise_multiplier=None, budget=budget, lot_size=30, steps=400)
+    train(run)
+    multipliers = [step.noise_multiplier for step in listed(run)]
+    assert max(multipliers) > 2 * min(multipliers)
+    assert 0 < run.step < 400
+    found = run.guarantee(1e-5)
+    assert found.epsilon <= 6.0 and found.adaptive_budget == budget
+
+
+def test_a_schedule_cannot_turn_to_explicit_noise_half_way(make: Any, train: Any) -> None:
+    def noise(step: int) -> Any:
+        return Proportional(1.5) if step < 2 else EXPLICIT
+
+    _, _, run = make(clipping=tacit.Adaptive(initial=0.6), noise=noise, noise_multiplier=None, lot_size=30, steps=4)
+    with pytest.raises(ValueError, match="clipping is adaptive"):
+        train(run)
+    assert len(run.ledger) == 2

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from tacit.accounting.rounding import inverse, rounded_down
 from tacit.accounting.smoothing import smoothed_std
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
@@ -151,19 +152,19 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
     """Read ledger entries (step, count) as one composition."""
     counts: Counter[Term] = Counter()
     slack = 0.0
-    epochs: dict[tuple[str, int, int, int], tuple[int, list[Sequence[Term]]]] = {}
+    epochs: dict[tuple[str, int, int, int, str], tuple[int, list[Sequence[Term]]]] = {}
     for step, count in entries:
         terms = _terms(step, adjacency)
         slack += count * _slack(step, adjacency)
         sampling = step.sampling
         if isinstance(sampling, ev.Shuffled):
-            key = (sampling.partition, sampling.epoch, sampling.lots, sampling.records)
+            key = (sampling.partition, sampling.epoch, sampling.lots, sampling.records, sampling.assignment)
             done, seen = epochs.get(key, (0, []))
             epochs[key] = (done + count, [*seen, terms])
             continue
         for term in terms:
             counts[term] += count
-    for (partition, epoch, lots, _), (done, seen) in epochs.items():
+    for (partition, epoch, lots, *_), (done, seen) in epochs.items():
         if done > lots:
             raise Unproved(
                 f"epoch {epoch} of partition {partition!r} has {done} lots in the ledger but was cut into {lots}; "
@@ -215,14 +216,14 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
 
 def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
     """The one sum that several are."""
-    z = _rounded_down(1 / math.hypot(*(query.clip_norm / query.noise_std for query in queries)))
+    z = rounded_down(inverse(math.hypot(*(query.clip_norm / query.noise_std for query in queries))))
     if not any(query.noise == "discrete" for query in queries):
         return Gaussian(z)
     stds = [smoothed_std(query.clip_norm, query.noise_std, query.lattice) for query in queries]
     if 0.0 in stds:
         return DiscreteGaussian(z, 0.0)
     ratios = [query.clip_norm / std for query, std in zip(queries, stds, strict=True)]
-    return DiscreteGaussian(z, _rounded_down(1 / math.hypot(*ratios)))
+    return DiscreteGaussian(z, rounded_down(inverse(math.hypot(*ratios))))
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:
@@ -241,21 +242,16 @@ def _slack(step: ev.Step, adjacency: Adjacency) -> float:
     return sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
-def _rounded_down(multiplier: float) -> float:
-    """The multiplier to nine figures, never more than it is.
-
-    A clip norm that changes from step to step with its noise gives multipliers equal but for their last bits; so
-    rounded they are one term, and cost one computation.
-    """
-    shrunk = multiplier * (1 - 1e-11)
-    if not 1e-200 < shrunk < 1e200:
-        return shrunk
-    scale = 10.0 ** (9 - math.floor(math.log10(shrunk)))
-    return min(math.floor(shrunk * scale) / scale, multiplier)
-
-
 def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:
-    if isinstance(sampling, ev.Everyone | ev.Shuffled):
+    if isinstance(sampling, ev.Everyone):
+        return Policy.ALWAYS, 1.0
+    if isinstance(sampling, ev.Shuffled):
+        if sampling.assignment == "equal" and sampling.lots > 1 and adjacency is not Adjacency.REPLACE_ONE:
+            raise Unproved(
+                f"{sampling.lots} shuffled lots of equal size have no proof here under add/remove (with a record fewer "
+                "the other lots are cut elsewhere); use replace-one adjacency, or let each record's own coin choose "
+                "its lot, as sampling='shuffled' does."
+            )
         return Policy.ALWAYS, 1.0
     if isinstance(sampling, ev.Poisson):
         return (Policy.POISSON, sampling.rate) if sampling.rate < 1 else (Policy.ALWAYS, 1.0)
@@ -272,10 +268,18 @@ def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]
 
 
 def _worst(lots: Sequence[Sequence[Term]]) -> list[Term]:
-    """What one epoch of disjoint lots costs one record: it is in one lot only, at worst the one with the least noise.
+    """Return the cost of one epoch of disjoint lots: a record is in one lot only, at worst the one with least noise.
 
-    Parallel composition: neighbours differ in one slot, the partition is independent of the data, so given the
-    partition a single lot's answer changes; the mixture over partitions costs at most the worst of them.
+    Parallel composition. *Independent assignment*, add/remove: let D' be D and one record x more. Draw the coins of
+    D's records, the same for both, and then x's. Given all coins the lots of D and D' are the same sets but for one,
+    which has x more; the other lots' answers have the same distribution, and this one is a Gaussian (Laplace) pair of
+    one record's shift. The coins of D's records are as likely under D as under D', so the two laws are mixtures over
+    the coins with the same weights, and the mixtures diverge at most as the worst of their pairs (joint convexity).
+    *Replace-one*, either assignment: the coins or the shuffled list are independent of the records' values, so given
+    them the record that changes is in one lot, and that lot's answer alone changes, by the replacement's shift.
+    *Equal assignment* under add/remove is refused in `_policy`: no coupling leaves all other lots as they are.
+    An epoch of adaptive answers is no worse: which lot has x is fixed by the coins, and the answers of the other lots
+    are the same functions of what was released before.
     """
     bases = [term.base for lot in lots for term in lot]
     gaussian = [base for base in bases if isinstance(base, Gaussian | DiscreteGaussian)]

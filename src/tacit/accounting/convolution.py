@@ -26,6 +26,7 @@ from typing import Protocol
 import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 
+from tacit.accounting.effort import spend
 from tacit.accounting.lattice import Lattice
 from tacit.accounting.losses import Array
 
@@ -74,6 +75,7 @@ def cumulants(parts: Sequence[tuple[Weighted, int]], tilt: float) -> Cumulants:
 
 def tilted(lattice: Weighted, tilt: float) -> tuple[Array, float]:
     """The tilted masses and the logarithm of what they were divided by."""
+    spend(4 * len(lattice.points))
     exponent = tilt * lattice.points
     exponent += lattice.log_p
     top = float(exponent.max())
@@ -172,6 +174,7 @@ class TiltedSum:
 
     def _convolve(self, parts: Parts, start: int) -> tuple[Array, float]:
         n, centre = self.length, 0
+        spend(20 * n * (1 + len(parts)))
         log_size = np.zeros(n // 2 + 1)
         log_bound, angle = np.zeros_like(log_size), np.zeros_like(log_size)
         rounding = (4 * math.log2(n) + 64) * _EPS

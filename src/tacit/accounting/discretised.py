@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tacit.accounting import direct
 from tacit.accounting.composition import Interval
 from tacit.accounting.convolution import (
     TiltedSum,
@@ -17,14 +18,19 @@ from tacit.accounting.convolution import (
     tilt_for_epsilon,
     tilted,
 )
+from tacit.accounting.effort import OutOfReach, spend
 from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
-from tacit.accounting.losses import LaplaceLoss, Pair, Plain, ResponseLoss
+from tacit.accounting.losses import Added, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, largest_loss
 
 _LARGEST_WINDOW = 2**22
 _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
+_LARGEST_STEP = 50.0
+# Bounds on ε this close, relatively, are close enough; for more steps than so many two ways are tried.
+_CLOSE, _FEW_STEPS = 1e-6, 256
 
 
 def bounds(
@@ -33,11 +39,40 @@ def bounds(
     """Both bounds in one direction, and the step used; only an upper one as soon as that is at most ``floor``.
 
     The step is chosen for the tolerance. Where the two bounds do not show that it was met, the lattice is refined
-    until the upper bound settles; every upper bound on the way is valid.
+    until the upper bound settles; every upper bound on the way is valid. Where no lattice holds the losses, or the
+    effort allowed is spent before there is one, the upper bound is the trivial one.
     """
+    found = _Found(math.inf if delta is not None else 1.0)
+    try:
+        _refine(found, side, accuracy, delta, epsilon, floor, coarse)
+    except OutOfReach:
+        return Interval(found.upper, found.lower), found.step
+    return Interval(found.upper, found.lower), found.step
+
+
+@dataclass
+class _Found:
+    """The best bounds so far, and the step they come from."""
+
+    upper: float
+    lower: float = 0.0
+    step: float = 0.0
+
+
+def _refine(
+    found: _Found,
+    side: Side,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+    floor: float,
+    coarse: float,
+) -> None:
     total = sum(count for _, count in side.lattice_pairs)
     tail = 1e-7 * (delta if delta is not None else 1e-13) / total
     sketches = [(sketch(pair).without_tails(tail), count) for pair, count in side.lattice_pairs]
+    if not all(part.p.size for part, _ in sketches):
+        raise OutOfReach("all of some loss is beyond the lattice")
     if delta is not None:
         tilt = tilt_for_delta(sketches, delta)
         near = (cumulants(sketches, tilt).value - math.log(delta)) / tilt
@@ -48,30 +83,49 @@ def bounds(
         near, least, tolerance = epsilon, 0.0, 100 * accuracy
     lattice = _Lattices(side, sketches, tilt, delta, epsilon)
     step = _step(sketches, tilt, accuracy * max(near, _SMALL)) / (1 + 2 / total)
+    found.step = step
     if floor and (quick := lattice.upper(max(8 * step, coarse))) <= floor:
-        return Interval(quick, 0.0), step
-    upper, lower = lattice.upper(step), 0.0
-    if upper > floor:
-        lower = min(lattice.lower(step), upper)
-    while upper - lower > tolerance * max(upper, least) and upper > floor and step > lattice.finest:
-        step /= 3
-        before, upper = upper, min(upper, lattice.upper(step))
-        if before - upper <= tolerance * max(upper, least):
-            lower = max(lower, min(lattice.lower(step), upper))
+        found.upper = quick
+        return
+    found.upper = min(found.upper, lattice.upper(step))
+    if found.upper > floor:
+        found.lower = min(lattice.lower(step), found.upper)
+    while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
+        if found.step <= lattice.finest:
             break
-    return Interval(upper, lower), step
+        found.step /= 3
+        before, found.upper = found.upper, min(found.upper, lattice.upper(found.step))
+        if before - found.upper <= tolerance * max(found.upper, least):
+            found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
+            break
+    found.lower = min(found.lower, found.upper)
+    if delta is None or found.upper <= floor or not side.gaussian or not math.isfinite(found.upper):
+        return
+    # Sampled Gaussian sums: as close as their inversion, so that where that ends nobody sees a step.
+    if found.upper - found.lower > _CLOSE * found.upper:
+        fine = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+        found.upper = max(min(found.upper, fine), found.lower)
+        if total > _FEW_STEPS:
+            fine = lattice.upper(_step(sketches, tilt, _CLOSE / 3 * near) / (1 + 2 / total))
+            found.upper = max(min(found.upper, fine), found.lower)
 
 
 def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:
     """An upper bound on δ at each ε, all from one lattice, as fine as the largest ε needs."""
     total = sum(count for _, count in side.lattice_pairs)
     sketches = [(sketch(pair).without_tails(1e-20 / total), count) for pair, count in side.lattice_pairs]
+    if not all(part.p.size for part, _ in sketches):
+        return [1.0] * len(epsilons)
     tilts = [tilt_for_epsilon(sketches, epsilon - side.certain) for epsilon in epsilons]
     step = _step(sketches, max(tilts), 10 * accuracy * max(*epsilons, _SMALL)) / (1 + 2 / total)
     lattice = _Lattices(side, sketches, 0.0, None, None)
-    return [
-        replace(lattice, tilt=tilt, epsilon=epsilon).upper(step) for tilt, epsilon in zip(tilts, epsilons, strict=True)
-    ]
+    found = []
+    for tilt, epsilon in zip(tilts, epsilons, strict=True):
+        try:
+            found.append(replace(lattice, tilt=tilt, epsilon=epsilon).upper(step))
+        except OutOfReach:
+            found.append(1.0)
+    return found
 
 
 def _step(sketches: Sequence[tuple[Sketch, int]], tilt: float, excess: float) -> float:
@@ -155,9 +209,21 @@ class _Lattices:
         step = _fit(self.side.lattice_pairs, max(step, self.finest))
         key = discretise.__name__, step
         if key not in self.made:
-            places = zip(self.side.lattice_pairs, self.sketches, strict=True)
-            self.made[key] = [(discretise(pair, near, step), count) for (pair, count), (near, _) in places]
+            if step > _LARGEST_STEP:
+                raise OutOfReach(f"a lattice step of {step:g}")
+            self.made[key] = []
+            for (pair, count), (near, _) in zip(self.side.lattice_pairs, self.sketches, strict=True):
+                spend((40 if discretise is optimistic else 10) * float(near.edges[-1] - near.edges[0]) / step)
+                chosen = _quieter(pair) if discretise is optimistic else pair
+                self.made[key].append((discretise(chosen, near, step), count))
         return self.made[key]
+
+
+def _quieter(pair: Pair) -> Pair:
+    """The pair with as much more noise as its multiplier may have been rounded down by: for lower bounds."""
+    if not isinstance(pair.base, GaussianLoss) or not isinstance(pair, Plain | Removed | Added | Mirrored):
+        return pair
+    return replace(pair, base=GaussianLoss(pair.base.shift * (1 - COARSE)))
 
 
 def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign: int) -> float:

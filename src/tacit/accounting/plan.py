@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from tacit.accounting.effort import SEARCH, limited
 from tacit.accounting.guarantee import Guarantee, guarantee
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import events as ev
@@ -78,19 +79,24 @@ def plan(
     def length_for(size: int) -> int:
         return steps if steps is not None else _steps(epochs, records, size)
 
-    if lot_size is None:
-        assert noise_multiplier is not None and epsilon is not None and delta is not None
-        z, e, d = noise_multiplier, epsilon, delta
-        lot_size = _largest(lambda size: draft.epsilon(size, length_for(size), z, d) <= e, 1, records, "lot size", e)
-    if length is None:
-        assert noise_multiplier is not None and epsilon is not None and delta is not None
-        z, e, d, size = noise_multiplier, epsilon, delta, lot_size
-        steps = _largest(lambda count: draft.epsilon(size, count, z, d) <= e, 1, _LARGEST_STEPS, "number of steps", e)
-    total = length_for(lot_size)
-    if noise_multiplier is None:
-        assert epsilon is not None and delta is not None
-        z, e, d, size = _rough_noise(draft, lot_size, total, epsilon, delta), epsilon, delta, lot_size
-        noise_multiplier = _least_noise(lambda level: draft.epsilon(size, total, level, d), e, z)
+    with limited(SEARCH):  # where it runs out, bounds are looser, and so is what is found; it fits all the same
+        if lot_size is None:
+            assert noise_multiplier is not None and epsilon is not None and delta is not None
+            z, e, d = noise_multiplier, epsilon, delta
+            lot_size = _largest(
+                lambda size: draft.epsilon(size, length_for(size), z, d) <= e, 1, records, "lot size", e
+            )
+        if length is None:
+            assert noise_multiplier is not None and epsilon is not None and delta is not None
+            z, e, d, size = noise_multiplier, epsilon, delta, lot_size
+            steps = _largest(
+                lambda count: draft.epsilon(size, count, z, d) <= e, 1, _LARGEST_STEPS, "number of steps", e
+            )
+        total = length_for(lot_size)
+        if noise_multiplier is None:
+            assert epsilon is not None and delta is not None
+            z, e, d, size = _rough_noise(draft, lot_size, total, epsilon, delta), epsilon, delta, lot_size
+            noise_multiplier = _least_noise(lambda level: draft.epsilon(size, total, level, d), e, z)
     found = draft.guarantee(lot_size, total, noise_multiplier, delta=delta, epsilon=None if delta else epsilon)
     return Plan(
         records=records,
@@ -134,10 +140,8 @@ class _Draft:
             counts = [lots] * whole + ([rest] if rest else [])
             if len(counts) > 100_000:
                 raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
-            return [
-                (ev.Shuffled(lots=lots, epoch=epoch, records=self.records, unit=self.unit), count)
-                for epoch, count in enumerate(counts)
-            ]
+            first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
+            return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
         raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
 
     def guarantee(

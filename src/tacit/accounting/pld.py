@@ -17,17 +17,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacit.accounting import composition as comp
-from tacit.accounting import discretised, gaussian, inversion
-from tacit.accounting.characteristic import OutOfReach, SampledGaussians
+from tacit.accounting import direct, discretised, gaussian, inversion, single
+from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Composition, Interval, Unproved
+from tacit.accounting.effort import QUERY, SEARCH, OutOfReach, limited
 from tacit.accounting.losses import Added, GaussianLoss, Removed
 from tacit.accounting.rdp import Rdp
+from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, basic, sides, unsampled_epsilon
 from tacit.accounting.smoothing import SLIP
 from tacit.accounting.tail import LEAST_NOISE, check_delta, check_epsilon, finite
 
 # Beyond this many steps the rounding of the transform is not bounded by what is charged for it.
 _MOST_STEPS = 10**13
+# Bounds on ε from an inversion are this close, relatively, or are looked at once more.
+_CLOSE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,12 @@ class Pld:
         if not side.pairs:
             return [_closed_form(side, None, epsilon).upper for epsilon in epsilons]
         losses = _sampled_gaussians(side)
-        found = [None] * len(epsilons) if losses is None else inversion.deltas(losses, epsilons)
-        rest = [epsilon for epsilon, known in zip(epsilons, found, strict=True) if known is None]
-        rounded = zip(discretised.uppers(side, self.tolerance, rest) if rest else (), rest, strict=True)
+        if losses is not None and losses.single:
+            return [single.delta(losses, epsilon).upper for epsilon in epsilons]
+        with limited(SEARCH):
+            found = [None] * len(epsilons) if losses is None else inversion.deltas(losses, epsilons)
+            rest = [epsilon for epsilon, known in zip(epsilons, found, strict=True) if known is None]
+            rounded = zip(discretised.uppers(side, self.tolerance, rest) if rest else (), rest, strict=True)
         left = iter([min(upper, _renyi_delta(composition, epsilon)) for upper, epsilon in rounded])
         return [next(left) if known is None else known for known in found]
 
@@ -98,10 +105,11 @@ class Pld:
         upper = lower = step = 0.0
         rounded = False
         for side in both:
-            found = _directly(side, delta, epsilon)
-            if found is None:
-                rounded = True
-                found, step = discretised.bounds(side, self.tolerance, delta, epsilon, floor=upper, coarse=step)
+            with limited(QUERY):
+                found = _directly(side, delta, epsilon)
+                if found is None:
+                    rounded = True
+                    found, step = discretised.bounds(side, self.tolerance, delta, epsilon, floor=upper, coarse=step)
             if math.isnan(found.upper):
                 raise ArithmeticError(f"the pld accountant computed no number for {side}; use accountant 'rdp'.")
             upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
@@ -167,16 +175,18 @@ def _directly(side: Side, delta: float | None, epsilon: float | None) -> Interva
 
 
 def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Interval:
-    """Only Gaussian sums over everyone, and losses that are certain."""
+    """Bounds for Gaussian sums over everyone and losses that are certain."""
+    least = side.shift * (1 - COARSE)
     if delta is not None:
         value = side.certain + (gaussian.epsilon(side.shift, delta) if side.shift else 0.0)
-        # With next to no shift rounding takes digits; the upper value allows for it by itself.
-        return Interval(value, value * (1 - (1e-9 if side.shift > 1e-3 else 1e-3)))
+        low = side.certain + (gaussian.epsilon(least, delta, -1) if least else 0.0)
+        return Interval(value, low * (1 - 1e-9))
     assert epsilon is not None
     if not side.shift:
         return Interval(1.0 if epsilon < side.certain else 0.0, 0.0)
-    value = gaussian.delta(side.shift, epsilon - side.certain)
-    return Interval(min(value * (1 + 1e-9), 1.0), value * (1 - 1e-9))
+    rest = epsilon - side.certain
+    value, low = gaussian.delta(side.shift, rest), gaussian.delta(least, rest, -1)
+    return Interval(min(value * (1 + 1e-9), 1.0), low * (1 - 1e-9))
 
 
 def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interval | None:
@@ -184,9 +194,16 @@ def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interva
     losses = _sampled_gaussians(side)
     if losses is None:
         return None
+    if losses.single:
+        return single.epsilon(losses, delta) if delta is not None else single.delta(losses, epsilon or 0.0)
     try:
         if delta is not None:
-            return inversion.epsilon(losses, delta)
+            found = inversion.epsilon(losses, delta)
+            if found.upper - (found.lower or 0.0) <= _CLOSE * found.upper or losses.added:
+                return found
+            # The tilted law has two humps, and little of it near ε.
+            upper = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+            return Interval(max(min(found.upper, upper), found.lower or 0.0), found.lower)
         assert epsilon is not None
         return inversion.delta(losses, epsilon)
     except OutOfReach:

@@ -27,6 +27,11 @@ class Side:
     certain: float
 
     @property
+    def gaussian(self) -> bool:
+        """Whether all of it is Gaussian sums, sampled or not."""
+        return not self.certain and all(isinstance(pair.base, GaussianLoss) for pair, _ in self.pairs)
+
+    @property
     def lattice_pairs(self) -> tuple[tuple[Pair, int], ...]:
         return (*self.pairs, (Plain(GaussianLoss(self.shift)), 1)) if self.shift else self.pairs
 

@@ -123,10 +123,14 @@ class FixedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffled:
-    """One lot of a random partition of ``records`` public slots into ``lots`` disjoint lots; a new one each epoch.
+    """One lot of a random partition of the records into ``lots`` disjoint lots; a new partition each epoch.
 
-    A record takes part exactly once in epoch number ``epoch`` of the partition named ``partition``. The slots are
-    public: a data set with one record fewer leaves one slot empty, so only the lot with that slot changes.
+    A record takes part exactly once in epoch number ``epoch`` of the partition named ``partition``. ``assignment``
+    says how records come into lots, which decides what one record more changes:
+
+    * ``"independent"``: each record's own uniform coin chooses its lot. One record more changes one lot.
+    * ``"equal"``: a shuffled list of the records is cut into lots of nearly equal size, as a shuffling data loader
+      does. A record *replaced* changes one lot; one record *more* moves the cuts, and with them other records.
     """
 
     lots: int
@@ -134,8 +138,11 @@ class Shuffled:
     records: int
     partition: str = "main"
     unit: str = "example"
+    assignment: Literal["equal", "independent"] = "equal"
 
     def __post_init__(self) -> None:
+        if self.assignment not in ("equal", "independent"):
+            raise ValueError(f"assignment is {self.assignment!r}; it must be 'equal' or 'independent'.")
         _count("lots", self.lots)
         _count("epoch", self.epoch, least=0)
         _count("records", self.records)
@@ -321,7 +328,8 @@ class Step:
             ratios.append(query.clip_norm / query.noise_std)
         if not ratios:
             return math.inf
-        return 1 / math.hypot(*ratios)
+        total = math.hypot(*ratios)
+        return 1 / total if total > 1e-300 else math.inf
 
 
 _EVENTS: dict[str, type[Any]] = {

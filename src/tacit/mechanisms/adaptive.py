@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tacit.ledger.events import GaussianSum
+from tacit.ledger.events import Everyone, GaussianSum, Step
 from tacit.mechanisms.allocation import Allocation
 from tacit.mechanisms.clipping import ROOT, Flat, Strategy
 from tacit.mechanisms.groups import Clipping, Group, Shapes, Spendable, positive
@@ -110,6 +110,18 @@ class AdaptiveClipping(Clipping):
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
         counts = [tracker.query(discrete=isinstance(noise, Discrete)) for tracker in self._trackers.values()]
         return (*super().queries(noise.after(counts)), *counts)
+
+    def fixes_ratio(self, noise: Allocation) -> bool:
+        """Return whether the step's noise multiplier under ``noise`` stays the same, whatever the clip norms become.
+
+        The clip norms are released values. If the multiplier moves with them, a step's parameters depend on releases,
+        and only a privacy filter for adaptively chosen parameters bounds the whole. It is tried out at the clip norms
+        of now and at others, larger by a different factor in each group.
+        """
+        moved = tuple(replace(g, clip_norm=g.clip_norm * (2.0 + i)) for i, g in enumerate(self.groups))
+        other = AdaptiveClipping(self._config, moved, lot_size=self._lot_size)
+        here, there = (Step(Everyone(), each.queries(noise)).noise_multiplier for each in (self, other))
+        return math.isclose(here, there, rel_tol=1e-6)
 
     def release_(
         self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source, *, counts: Source | None = None

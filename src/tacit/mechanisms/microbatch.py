@@ -3,8 +3,9 @@
 The unit of the guarantee decides what is charged:
 
 * *unit = microbatch*: microbatches are fixed before sampling and sampled as wholes. One record is one clipped
-  vector: any strategy as it is, with ``unit="microbatch"`` in the sampling event. The guarantee is about microbatches
-  (and so also about an example, which is in one of them).
+  vector: any strategy as it is, with ``unit="microbatch"`` in the sampling event. The guarantee is about microbatches,
+  and so also about an example whose values change: that replaces one microbatch. It is not about an example added or
+  removed where microbatches are consecutive examples: all later ones would then be cut elsewhere.
 * *unit = example, add/remove*: the examples of the lot are spread over microbatches by `assign`, each microbatch's
   average gradient is clipped to S, and the clipped averages are added. One example more or fewer turns the average of
   one microbatch into another, both of norm at most S, so the sum moves by at most 2 S: `Microbatches`.

@@ -78,7 +78,7 @@ def _key(step: Step) -> Hashable:
     queries = tuple((type(query), query.group, _ratio(query)) for query in step.queries)
     sampling = step.sampling
     if isinstance(sampling, Shuffled):
-        return Shuffled, sampling.lots, sampling.records, sampling.partition, queries
+        return Shuffled, sampling.lots, sampling.records, sampling.partition, sampling.assignment, queries
     return sampling, queries
 
 

@@ -1,6 +1,6 @@
 """Who takes part in a step. A sampler draws only against a receipt: the ledger has the event before anyone is chosen.
 
-A sampler is told how many record *slots* there are, not what is in them, and returns the numbers of the chosen ones.
+A sampler is told how many records there are, not what is in them, and returns the numbers of the chosen ones.
 `Sampler.event` is what to record; `Sampler.draw` takes its parameters from the event that *was* recorded, and refuses
 one it would not be telling the truth about, so what the ledger says and what happened cannot differ.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,23 +182,29 @@ class FixedSizeSampler:
 
 
 class ShuffledSampler:
-    """A new random partition of the slots into ``lots`` lots each epoch, taken one after another.
+    """Each epoch every record's own coin chooses one of ``lots`` lots; the lots are taken one after another.
 
-    Proof obligation: within an epoch of one partition, a slot is in exactly one lot. To keep that true after a crash,
-    the partition has a name of its own in the ledger, drawn when the sampler is made; `restore` does not bring back a
-    half-used partition (that would mean storing who was in which lot) but begins the next epoch of a new one. Lots
-    that were never taken can only make the guarantee better.
+    Proof obligation: within an epoch of one partition a record is in exactly one lot, and which one is independent of
+    the other records, of how many there are and of earlier epochs. So one record more or fewer changes one lot, and
+    every other lot is the same set (`tacit.accounting.composition` builds on that). Lots cut from a shuffled list to
+    equal sizes do not have this property: with one record fewer the cuts move, and records change lots.
 
-    The sizes of the lots differ by at most one. Work is O(records) once an epoch.
+    To keep the obligation after a crash, the partition has a name of its own in the ledger, drawn when the sampler is
+    made; `restore` does not bring back a half-used partition (that would mean storing who was in which lot) but begins
+    the next epoch of a new one. Lots that were never taken can only make the guarantee better.
+
+    A lot's size is binomial, as secret as the lot, and may be zero. Work is O(records) once an epoch.
     """
 
     def __init__(self, records: int, lots: int, *, source: Source, unit: str = "example") -> None:
         partition = f"main-{secrets.token_hex(8)}"
-        self._event = Shuffled(lots=lots, epoch=0, records=records, partition=partition, unit=unit)
+        self._event = Shuffled(
+            lots=lots, epoch=0, records=records, partition=partition, unit=unit, assignment="independent"
+        )
         if lots > records:
             raise ValueError(f"lots is {lots}; it must be at most the number of records, {records}.")
         self._source, self._position, self._draws = source, 0, 0
-        self._order: Integers | None = None
+        self._lots: list[Integers] = []
 
     @property
     def records(self) -> int:
@@ -218,22 +225,24 @@ class ShuffledSampler:
         event = receipt.draw()
         if event != self._event:
             raise _mismatch(event, self._event)
-        if self._order is None:
-            self._order = self._source.permutation(self.records)
-        lots, index = self._event.lots, self._position
-        lot = np.sort(self._order[self.records * index // lots : self.records * (index + 1) // lots])
+        if not self._position:
+            self._lots = self._assign()
+        lot = self._lots[self._position]
         self._draws += 1
         self._position += 1
-        if self._position == lots:
+        if self._position == self._event.lots:
             self._next_epoch(self._event.epoch + 1, self._event.partition)
         return lot
 
+    def _assign(self) -> list[Integers]:
+        """Draw every record's lot; return the records of each lot in increasing order."""
+        coins = self._source.integers(self._event.lots, self.records)
+        ends = np.cumsum(np.bincount(coins, minlength=self._event.lots))
+        return np.split(np.argsort(coins, kind="stable"), ends[:-1])
+
     def _next_epoch(self, epoch: int, partition: str) -> None:
-        event = self._event
-        self._event = Shuffled(
-            lots=event.lots, epoch=epoch, records=event.records, partition=partition, unit=event.unit
-        )
-        self._position, self._order = 0, None
+        self._event = replace(self._event, epoch=epoch, partition=partition)
+        self._position, self._lots = 0, []
 
     def state(self) -> dict[str, Any]:
         used = self._event.epoch + (self._position > 0)

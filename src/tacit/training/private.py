@@ -74,12 +74,14 @@ def make_private(
     * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
       sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
-    * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (no amplification claimed).
+    * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (each record once an epoch, in a lot
+      that its own coin chooses; no amplification claimed).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
-      microbatch; a change of one example replaces one, which costs as much as removing one and adding another.
+      microbatch; a change of one example replaces one, which costs as much as removing one and adding another. An
+      example added or removed shifts all later ones to other microbatches: about that nothing is promised.
     * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
     * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
       same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded

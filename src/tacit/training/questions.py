@@ -36,8 +36,11 @@ class Questionnaire:
         sampler: Sampler | UserSampler,
         metrics: Mapping[str, Metric],
         layers: Mapping[str, PrivateBatchNorm],
+        adaptive: bool = False,
     ) -> None:
-        self._shapes, self._sampler = shapes, sampler
+        """``adaptive``: a filter bounds the run, so a step's parameters may depend on earlier releases."""
+        self._shapes, self._sampler, self._adaptive = shapes, sampler, adaptive
+        self._fixed: Allocation | None = None
         self._metrics, self._layers = dict(metrics), dict(layers)
         self._bound: tuple[Strategy, Clipping] | None = None
 
@@ -52,6 +55,9 @@ class Questionnaire:
         noise, clipping = recipe.noise(number), self.clipping(number, recipe)
         tallies = self._tallies(noise)
         others = [tally.event() for tally in tallies.values()]
+        if isinstance(clipping, AdaptiveClipping) and not self._adaptive and noise != self._fixed:
+            _check_ratio(clipping, noise)
+            self._fixed = noise
         gradients = clipping.queries(noise.after(others) if others else noise)
         return Questions(
             step=Step(sampling, (*gradients, *others)), clipping=clipping, tallies=tallies, lot_size=lot_size
@@ -65,6 +71,7 @@ class Questionnaire:
             for group in bound.groups:
                 check_clip_norm(group.clip_norm * min(vector.scale for vector in group.vectors))
             self._bound = (strategy, bound.repeated(self.contributions) if self.contributions > 1 else bound)
+            self._fixed = None
         clipping = self._bound[1]
         if isinstance(clipping, AdaptiveClipping):
             clipping.expect(recipe.lot_size(number))
@@ -99,3 +106,12 @@ class Questionnaire:
         if isinstance(base, FixedSizeSampler):
             return base.at(size), float(size)
         raise ValueError("the lot size can change from step to step with Poisson or fixed-size sampling only.")
+
+
+def _check_ratio(clipping: AdaptiveClipping, noise: Allocation) -> None:
+    if not clipping.fixes_ratio(noise):
+        raise ValueError(
+            f"noise is {noise} and the clipping is adaptive: the clip norms follow what was released, and so would the "
+            "noise multiplier, which must be fixed beforehand; give noise_multiplier, and the noise follows the clip "
+            "norms, or budget=tacit.AdaptiveBudget(epsilon, delta)."
+        )

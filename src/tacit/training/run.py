@@ -81,7 +81,13 @@ class PrivateRun:
         self.metrics: dict[str, float] = {}
         self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
-        self._questionnaire = Questionnaire(shapes=engine.shapes, sampler=sampler, metrics=metrics, layers=self._layers)
+        self._questionnaire = Questionnaire(
+            shapes=engine.shapes,
+            sampler=sampler,
+            metrics=metrics,
+            layers=self._layers,
+            adaptive=isinstance(budget, AdaptiveBudget),
+        )
         self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
@@ -167,15 +173,17 @@ class PrivateRun:
             log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
 
     def _draw(self, receipt: Receipt) -> Drawn:
-        """The examples of the lot, in random order. Microbatch r has examples r·m to r·m + m - 1, fixed beforehand."""
+        """Draw the examples of the lot, in random order, and the process of each, by its place in that order.
+
+        Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
+        """
         drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        if isinstance(drawn, UserLot):
-            order = random_order(len(drawn.indices), self._source)
-            return drawn.indices[order], drawn.users[drawn.owners][order]
-        drawn = drawn[random_order(len(drawn), self._source)]
+        indices = drawn.indices if isinstance(drawn, UserLot) else drawn
+        indices = indices[random_order(len(indices), self._source)]
+        processes = np.arange(len(indices)) % self.team.size
         if rows == 1:
-            return drawn, drawn
-        return (drawn[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(drawn, rows)
+            return indices, processes
+        return (indices[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(processes, rows)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""

@@ -1,8 +1,8 @@
 """Several processes training one private model: one ledger, one lot, one noise (`torch.distributed` underneath).
 
 The processes belong together and are trusted alike; what leaves them is what is protected. The first of them keeps the
-ledger and draws every lot; each process reads, and clips, the records that are its own: record i is the business of
-process i mod W, whatever else is in the lot, so one record more or fewer changes what a single process adds. The noise
+ledger and draws every lot; each process reads, and clips, the records that are its own: the one at place p of the lot's
+random order is the business of process p mod W, so one record more or fewer changes what is at two places. The noise
 is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
 variance: the whole sum without noise is nowhere, though parts of it travel.
 
@@ -37,7 +37,7 @@ from tacit.training.shards import check_shards, has_shards
 
 T = TypeVar("T")
 Drawn = tuple[Integers, Integers]
-"""The examples of a lot, and the record that each belongs to."""
+"""The examples of a lot, and the process that each belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,8 +190,8 @@ class Processes:
         else:
             both = torch.empty(2, self._hear("lot")["size"], dtype=torch.int64, device=self._device)
         self._together(lambda: dist.broadcast(both, self._first, group=self._group))
-        indices, owners = both.cpu().numpy()
-        return np.ascontiguousarray(indices[owners % self.size == self.rank])
+        indices, processes = both.cpu().numpy()
+        return np.ascontiguousarray(indices[processes == self.rank])
 
     def most(self, count: int) -> int:
         largest = torch.tensor([count], dtype=torch.int64, device=self._device)

@@ -1,0 +1,49 @@
+"""How much one query may compute: counted in lattice points and nodes visited, not in seconds.
+
+A count is the same on every machine and in every process of a run, so that what is solved for does not depend on how
+busy the processor is. Where it runs out the accountants have bounds that cost next to nothing (Rényi, or every record
+in every sample): an answer is then looser, and valid.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+QUERY = 6e8
+"""One direction of one query: about two seconds."""
+
+SEARCH = 12e8
+"""All queries of one search for a noise multiplier, a lot size or a number of steps."""
+
+
+class OutOfReach(ArithmeticError):
+    """This way of computing takes too long or too much here; there are others."""
+
+
+class _Counter(threading.local):
+    spent = 0.0
+    limit = math.inf
+
+
+_counter = _Counter()
+
+
+@contextmanager
+def limited(points: float) -> Iterator[None]:
+    """Allow at most ``points`` within, and no more than is left of a limit around it."""
+    before = _counter.limit
+    _counter.limit = min(before, _counter.spent + points)
+    try:
+        yield
+    finally:
+        _counter.limit = before
+
+
+def spend(points: float) -> None:
+    """Count ``points``; `OutOfReach` as soon as they are more than is allowed."""
+    _counter.spent += points
+    if _counter.spent > _counter.limit:
+        raise OutOfReach("this query would take more than is allowed")
