@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -129,7 +129,7 @@ class PrivateRun:
                 size = len(piece) // self.recipe.microbatch_size
                 lot.turn(size, last=number == least)
                 for layer in self._layers.values():
-                    layer.forget()
+                    layer.expect()
                 self._weights.hold()
                 yield self.engine.trace(batch, size)
                 if not lot.taken:
@@ -140,9 +140,7 @@ class PrivateRun:
             self._buffers.check()  # the model may have seen the last batch once more, after its step
             left_as_found = lot.done
         finally:
-            self._lot = None
-            self.engine.discard()
-            self._sums.clear()
+            self._forget_lot()
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
@@ -152,6 +150,14 @@ class PrivateRun:
                 except BaseException:  # an impatient Ctrl-C
                     self._undo_writes()
                     raise
+
+    def _forget_lot(self) -> None:
+        """Drop every exact value of the records: their gradients, sums and statistics."""
+        self._lot = None
+        for layer in self._layers.values():
+            layer.forget()
+        self._sums.clear()
+        self.engine.discard()
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
@@ -337,8 +343,13 @@ class PrivateRun:
         finally:
             self._attached = False
             self.engine.detach()
+            self._forget_lot()
             self._updates.restore()
             self._until_closed.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies: a second run would draw and release what the ledger holds once."""
+        raise TypeError("a PrivateRun cannot be pickled or copied; write a checkpoint with run.save(directory).")
 
 
 def random_order(records: int, source: Source) -> Integers:
