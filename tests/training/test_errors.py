@@ -46,14 +46,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"noise": Proportional(1.0)}, "leave noise_multiplier out"),
     ({"sampling": "uniform"}, "sampling is 'uniform'; choose 'poisson', 'fixed-size' or 'shuffled'"),
     ({"sampling": "fixed-size", "adjacency": "add/remove"}, "fixed-size sampling has no proof under add/remove"),
-    ({"adjacency": "zero-out"}, "zero-out"),
+    ({"adjacency": "zero-out"}, "adjacency is 'zero-out'; choose 'add/remove' or 'replace-one'"),
     ({"accountant": "gdp"}, "accountant is 'gdp'; choose one of"),
     ({"batch_size": -1}, "batch_size is -1; it must be a whole number, at least 1"),
     ({"reduction": "average"}, "reduction"),
     ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
     ({"clipping": tacit.Groups({"weight": 1.0})}, "bias matches nothing"),
     ({"dataset": TensorDataset(torch.zeros(0, 4))}, "the data set is empty"),
-    ({"dataset": Stream()}, "a Stream has no length; private sampling needs a map-style data set"),
+    ({"dataset": Stream()}, "the data set (Stream) has no length and no records by number"),
     ({"ledger": tacit.Ledger(tacit.ledger.Header(adjacency="replace-one"))}, "the ledger's adjacency is replace-one"),
 ]
 

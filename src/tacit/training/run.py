@@ -211,7 +211,7 @@ class PrivateRun:
         if self.engine.batch_size != lot.size:
             raise ValueError(
                 "the model saw another number of examples than the batch has records; one record would count several "
-                "times, or not at all. Say where the examples are with batch_dim, and let collate give one row for "
+                "times, or not at all. Say where the examples are with batch_dim, and let collate_fn give one row for "
                 "each record."
             )
         lot.check_observed()
