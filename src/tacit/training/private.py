@@ -19,6 +19,7 @@ from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
 from tacit.training.arguments import check_kinds, explained, strategies
+from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.loaders import reading
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
@@ -91,6 +92,8 @@ def make_private(
       same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
       (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
     * ``seed`` is for debugging: the run is then marked as not private.
+    * PyTorch's switches for TF32 and bfloat16 products are off on the model's devices until the run is closed, because
+      no sensitivity is proved for such products.
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
       not depend on the records (a counter, the vectors of a spectral norm).
@@ -155,6 +158,9 @@ def make_private(
     )
     header = Header(adjacency=people.adjacency, unit=people.unit, secure_randomness=source.secure, purpose=purpose)
     with ExitStack() as undo:
+        until_closed = undo.enter_context(ExitStack())
+        until_closed.enter_context(exact_arithmetic(model))
+        until_closed.enter_context(quiet)
         engine = attach(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=microbatch_size)  # type: ignore[arg-type]
         undo.callback(engine.detach)
         check_optimizer(optimizer, engine.parameters)
@@ -208,7 +214,7 @@ def make_private(
             accountant=accountant,
             team=team,
             public_buffers=public_buffers,
-            quiet=quiet,
+            until_closed=until_closed,
         )
         undo.callback(run.close)
         _tell(run)

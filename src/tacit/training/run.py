@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,7 +73,7 @@ class PrivateRun:
         accountant: str,
         team: Team,
         public_buffers: Sequence[str] = (),
-        quiet: AbstractContextManager[None],
+        until_closed: ExitStack,
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -87,8 +87,7 @@ class PrivateRun:
         self._lot: Lot | None = None
         self._attached = True
         self._updates = Updates(optimizer, engine.parameters, self._take)
-        self._until_closed = ExitStack()
-        self._until_closed.enter_context(quiet)
+        self._until_closed = until_closed
         if not self._shards:  # parameters are cut up where memory is short: what is gathered must be given back
             self._until_closed.enter_context(freed_memory_kept())
 
