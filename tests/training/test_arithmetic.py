@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,7 @@ NEW = {
 
 @pytest.fixture(autouse=True)
 def _settings_are_put_back() -> Iterator[None]:
+    gc.collect()  # runs that other tests dropped without closing them
     yield
     torch.backends.fp32_precision = "none"
     torch.set_float32_matmul_precision("highest")

@@ -6,6 +6,7 @@ convolutions and recurrent layers.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,6 +42,7 @@ def coarse(device: torch.device) -> list[str]:
     return found
 
 
+_lock = threading.RLock()
 _users = 0
 _undo: list[Callable[[], None]] = []
 
@@ -54,15 +56,17 @@ def ieee_float32(devices: Iterable[torch.device]) -> Iterator[list[str]]:
     global _users
     used = list(dict.fromkeys(devices))
     needed = list(dict.fromkeys(each for device in used for each in coarse(device)))
-    _users += 1
-    try:
+    with _lock:
+        _users += 1  # first: the garbage collector may end the block of a dropped run at any moment
         if needed:
             _set_exact({_library(device) for device in used})
+    try:
         yield needed
     finally:
-        _users -= 1
-        while not _users and _undo:
-            _undo.pop()()
+        with _lock:
+            _users -= 1
+            while not _users and _undo:
+                _undo.pop()()
 
 
 def _set_exact(libraries: Iterable[str]) -> None:
