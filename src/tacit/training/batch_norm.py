@@ -54,7 +54,8 @@ class PrivateBatchNorm(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the records' statistics: `copy`, `pickle` and `torch.save` take the rest."""
-        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+        state: Any = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {name: value for name, value in state.items() if name != "_rows"}
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:

@@ -18,6 +18,7 @@ from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
+from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.loaders import reading
@@ -218,6 +219,8 @@ def make_private(
         )
         undo.callback(run.close)
         _tell(run)
+        if team.rank == 0:
+            advise(run, dataset)
         team.agree("plan", lambda: plan_facts(run, parallel=parallel, secure=source.secure))
         undo.pop_all()
     if budget is not None and team.rank == 0:
