@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from tacit.training import Metric as Metric
     from tacit.training import Parallel as Parallel
     from tacit.training import fit as fit
+    from tacit.training import fix as fix
     from tacit.training import make_private as make_private
     from tacit.training import private_batch_norm as private_batch_norm
+    from tacit.training import validate as validate
 
 _ROOMS = {
     "Adaptive": "mechanisms",
@@ -48,9 +50,11 @@ _ROOMS = {
     "SumQuery": "mechanisms",
     "account": "accounting",
     "fit": "training",
+    "fix": "training",
     "make_private": "training",
     "plan": "accounting",
     "private_batch_norm": "training",
+    "validate": "training",
 }
 
 __all__ = ["__version__", *_ROOMS]

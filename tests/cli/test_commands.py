@@ -123,6 +123,18 @@ def test_plan_solves_for_what_is_left_out(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["epsilon"] == pytest.approx(facts["epsilon"])
 
 
+def test_a_plan_says_what_an_attacker_can_do_and_what_is_ill_advised(capsys: pytest.CaptureFixture[str]) -> None:
+    good = ["plan", "--records", "60000", "--lot-size", "600", "--epochs", "40", "--epsilon", "2", "--delta", "1e-6"]
+    _, out, _ = run(capsys, *good)
+    assert "who accuses 1 % of the innocent finds at most" in out and "advice" not in out
+    assert json.loads(run(capsys, *good, "--json")[1])["advice"] == []
+    bad = ["plan", "--records", "600", "--lot-size", "60", "--epochs", "40", "--epsilon", "20", "--delta", "1e-2"]
+    _, out, _ = run(capsys, *bad)
+    assert "delta is 0.01 with 600 records" in out and "epsilon is 20, above 10" in out
+    facts = json.loads(run(capsys, *bad, "--json")[1])
+    assert len(facts["advice"]) == 2 and 0.5 < facts["attack_power"] <= 1
+
+
 def test_plans_with_discrete_noise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, out, _ = run(capsys, "account", *PLAN, "--noise", "discrete", "--delta", "1e-5", "--json")
     facts = json.loads(out)

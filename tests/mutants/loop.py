@@ -52,7 +52,7 @@ def data_parallel_allowed(patch: Patch) -> None:
 
 @mutant("checkpoints are unpickled", f"{HISTORY}::test_23_a_checkpoint_is_never_unpickled", note=23)
 def checkpoint_unpickled(patch: Patch) -> None:
-    real = checkpoint._tensors
+    real = checkpoint.read_tensors
 
     def load(path: Any) -> Any:
         try:
@@ -60,7 +60,7 @@ def checkpoint_unpickled(patch: Patch) -> None:
         except ValueError:
             return torch.load(path, weights_only=False)
 
-    patch.setattr(checkpoint, "_tensors", load)
+    patch.setattr(checkpoint, "read_tensors", load)
 
 
 @mutant(

@@ -71,7 +71,7 @@ def test_hugging_face_rows() -> None:
 
 
 def test_workers_read_the_same_lots_one_after_another() -> None:
-    reader = LotReader(MapStyle(), batch_size=2, workers=2)
+    reader = LotReader(MapStyle(), batch_size=2, num_workers=2)
     for lot in (LOT, NOBODY, LOT[:1]):
         parts = list(reader.read(lot))
         assert torch.equal(torch.cat([x for x, _ in parts]), X[lot])
@@ -89,15 +89,15 @@ def test_own_collate_and_containers() -> None:
         reader = LotReader(
             MapStyle(),
             batch_size=9,
-            collate=lambda rows, wrap=wrap: wrap(*map(torch.stack, zip(*[(x, torch.tensor(y)) for x, y in rows]))),
+            collate_fn=lambda rows, wrap=wrap: wrap(*map(torch.stack, zip(*[(x, torch.tensor(y)) for x, y in rows]))),
         )
         (full,), (nobody,) = reader.read(LOT), reader.read(NOBODY)
         assert type(full) is type(nobody)
         x = nobody[0] if isinstance(nobody, list | tuple) else nobody["x"]
         assert x.shape == (0, 2)
     assert nobody[1][0].shape == (0,)
-    with pytest.raises(ValueError, match="collate returned a object"):
-        next(LotReader(MapStyle(), batch_size=9, collate=lambda rows: object()).read(NOBODY))
+    with pytest.raises(ValueError, match="collate_fn returned a object"):
+        next(LotReader(MapStyle(), batch_size=9, collate_fn=lambda rows: object()).read(NOBODY))
 
 
 def test_mistakes_are_named() -> None:

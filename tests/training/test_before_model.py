@@ -129,7 +129,7 @@ def test_batches_of_other_shapes_are_followed_too() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     run = tacit.make_private(
-        model, optimizer, data, lot_size=20, steps=2, clipping=tacit.Flat(1.0), noise_multiplier=1.0, collate=collate
+        model, optimizer, data, lot_size=20, steps=2, clipping=tacit.Flat(1.0), noise_multiplier=1.0, collate_fn=collate
     )
     batches = run.batches()
     batch = next(batches)

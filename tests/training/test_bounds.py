@@ -19,7 +19,7 @@ def test_a_collate_that_repeats_a_record_is_refused(make: Any, train: Callable[.
     def twice(examples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.stack([x for x, _ in examples] * 2), torch.stack([y for _, y in examples] * 2)
 
-    _, _, run = make(collate=twice, lot_size=60)
+    _, _, run = make(collate_fn=twice, lot_size=60)
     with pytest.raises(ValueError, match="another number of examples than the batch has records"):
         train(run)
 

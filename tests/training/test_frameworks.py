@@ -41,9 +41,9 @@ def test_a_hugging_face_data_set_gives_what_the_tensors_give(
         if kind == "tensors":
             run = make(model, **settings)[2]
         elif form == "torch":
-            run = make(model, None, dataset.with_format("torch"), workers=workers, **settings)[2]
+            run = make(model, None, dataset.with_format("torch"), num_workers=workers, **settings)[2]
         else:
-            run = make(model, None, dataset, workers=workers, collate=rows, **settings)[2]
+            run = make(model, None, dataset, num_workers=workers, collate_fn=rows, **settings)[2]
         for batch in run.batches():
             x, y = (batch["pixels"], batch["label"]) if isinstance(batch, dict) else batch
             F.cross_entropy(model(x), y).backward()
@@ -55,7 +55,9 @@ def test_a_hugging_face_data_set_gives_what_the_tensors_give(
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_hugging_face_lot_with_nobody_in_it(make: Any, data: TensorDataset, workers: int) -> None:
-    model, optimizer, run = make(dataset=hugging_face(data).with_format("torch"), lot_size=1, steps=40, workers=workers)
+    model, optimizer, run = make(
+        dataset=hugging_face(data).with_format("torch"), lot_size=1, steps=40, num_workers=workers
+    )
     sizes = []
     for batch in run.batches():
         assert batch["pixels"].shape[1:] == (4,) and batch["pixels"].dtype == torch.float32

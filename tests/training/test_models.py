@@ -123,7 +123,7 @@ def test_models(make: Any, silence: Any, name: str, workers: int) -> None:
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     _, _, run = make(
-        model, optimizer, dataset, lot_size=24, batch_size=7, steps=2, clipping=tacit.Flat(0.3), workers=workers
+        model, optimizer, dataset, lot_size=24, batch_size=7, steps=2, clipping=tacit.Flat(0.3), num_workers=workers
     )
     totals: dict[str, Tensor] = {}
     for batch in run.batches():

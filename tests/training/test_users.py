@@ -101,7 +101,7 @@ def test_the_divisor_is_the_expected_number_of_users(make: Any, silence: Any) ->
         ({"users": [0] * 60, "lot_size": 1}, "examples_per_user is missing"),
         ({"examples_per_user": 2}, "users is missing"),
         ({"users": [0] * 59, "examples_per_user": 2}, "users has 59 entries; the data set has 60"),
-        ({"users": [0] * 30 + [1] * 30, "examples_per_user": 0, "lot_size": 1}, "most is 0"),
+        ({"users": [0] * 30 + [1] * 30, "examples_per_user": 0, "lot_size": 1}, "examples_per_user is 0"),
         ({"users": [0] * 60, "examples_per_user": 2, "lot_size": 2}, "from 1 to the number of records, 1"),
     ],
 )

@@ -40,6 +40,8 @@ def plan(
       tacit plan --records 60000 --epochs 40 --noise-multiplier 2 --epsilon 2 --delta 1e-5 --json
     """
     from tacit.accounting import plan as solve
+    from tacit.accounting.advice import budget_advice
+    from tacit.accounting.guarantee import rounded_up
 
     found = solve(
         records=records,
@@ -55,6 +57,8 @@ def plan(
         noise=noise,
     )
     promise = found.guarantee
+    (power,) = promise.attack_power([0.01])
+    advice = budget_advice(epsilon=promise.epsilon, delta=promise.delta, records=found.records)
     facts = {
         "noise_multiplier": found.noise_multiplier,
         "sampling_rate": found.sampling_rate,
@@ -68,11 +72,15 @@ def plan(
         "accountant": promise.accountant,
         "sampling": promise.sampling,
         "adjacency": promise.adjacency,
+        "attack_power": power,
+        "advice": advice,
     }
     lines = [
         f"noise multiplier  {found.noise_multiplier:.6g}",
         f"sampling rate     {found.sampling_rate:.6g}  (lots of {found.lot_size} of {found.records} records)",
         f"steps             {found.steps}  ({found.epochs:.6g} epochs)",
         f"guarantee         {promise}",
+        f"attack            who accuses 1 % of the innocent finds at most {rounded_up(100 * power, 1)} % of members",
+        *(f"advice            {sentence}" for sentence in advice),
     ]
     show(facts, lines, as_json=as_json)

@@ -31,8 +31,8 @@ def module_problems(model: nn.Module) -> list[str]:
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
             if module.training or not module.track_running_stats:
                 problems.append(
-                    f"{where} normalises with statistics of the whole batch: replace it by nn.GroupNorm, "
-                    "or call .eval() on it to use fixed statistics"
+                    f"{where} normalises with statistics of the whole batch: replace it by nn.GroupNorm or by "
+                    "private batch normalisation with tacit.fix(model), or call .eval() on it to use fixed statistics"
                 )
         elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             if module.max_norm is not None:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tacit._compiled import kernels
 from tacit._threads import threads
+from tacit.gradients.float32_settings import coarse
 
 UNIT = 2.0**-24
 """The unit roundoff u of float32, the coarsest type in which anything is summed."""
@@ -247,12 +248,6 @@ def _threads_flush() -> bool:
     return count > 1 and not bool((_smallest(count << 15) * 0.5 * 2).min() > 0)  # so many that all have a part
 
 
-_SETTINGS = {
-    library: {operation: getattr(getattr(torch.backends, library), operation, None) for operation in ("matmul", "conv")}
-    for library in ("mkldnn", "cudnn")
-}
-
-
 def check_precision(device: torch.device) -> None:
     """Refuse settings that let float32 be computed with in a coarser way: nothing here holds for them."""
     if _SMALLEST * 0.5 == 0 or _threads_flush():  # the processor flushes float32 and float64 alike
@@ -261,15 +256,11 @@ def check_precision(device: torch.device) -> None:
             "call torch.set_flush_denormal(False) before anything else is computed: threads that were started before "
             "go on as they began, and need a new process."
         )
-    wrong = [] if torch.get_float32_matmul_precision() == "highest" else ["torch.set_float32_matmul_precision"]
-    library = "mkldnn" if device.type == "cpu" else "cudnn"
-    for operation, setting in _SETTINGS[library].items():
-        if getattr(setting, "fp32_precision", "ieee") not in ("ieee", "none"):
-            wrong.append(f"torch.backends.{library}.{operation}.fp32_precision")
-    if wrong:
+    needed = coarse(device)
+    if needed:
         raise ValueError(
-            f"{' and '.join(wrong)} lets float32 products be rounded to fewer bits, for which no sensitivity is "
-            'proved; set it to "highest" or "ieee".'
+            "float32 products may be rounded to fewer bits, for which no sensitivity is proved; make them exact: "
+            f"{'; '.join(needed)}."
         )
 
 

@@ -74,6 +74,11 @@ class Engine:
 
     _stays_readable = False
     _compares = True
+    _is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave everything out: a copy of the model has hooks of an engine that follows nothing and holds no record."""
+        return {"_is_copy": True}
 
     def __init__(
         self,
@@ -84,9 +89,8 @@ class Engine:
         rows_per_record: int = 1,
         isolate: Sequence[str] | bool | None = None,
     ) -> None:
-        if getattr(model, "_forward_pre_hooks", None) and any(
-            isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
-        ):
+        hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
+        if any(isinstance(owner, Engine) and not owner._is_copy for owner in hooks):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
@@ -131,6 +135,8 @@ class Engine:
     # -- following the model -----------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_copy:
+            return None
         self._forget_ended_calls()
         self._calls.append(id(sys._getframe(1)))
         if len(self._calls) > 1:
@@ -152,6 +158,8 @@ class Engine:
         return marked
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self._is_copy:
+            return None
         call = id(sys._getframe(1))
         failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
         if failed or not self._calls:

@@ -37,8 +37,8 @@ class LotReader:
     """Reads lots from a data set, batch by batch.
 
     The data set is a tensor, a `TensorDataset` (both indexed at once), or anything with a length and ``dataset[i]``
-    (or ``__getitems__``, as Hugging Face data sets have); its examples are put together by ``collate``. With
-    ``workers``, reading happens in that many processes, which live as long as the reader and never read beyond the
+    (or ``__getitems__``, as Hugging Face data sets have); its examples are put together by ``collate_fn``. With
+    ``num_workers``, reading happens in that many processes, which live as long as the reader and never read beyond the
     lot they were given: nobody is drawn, or charged for, ahead of time. Random draws stay in this process.
     """
 
@@ -47,21 +47,21 @@ class LotReader:
         dataset: Any,
         *,
         batch_size: int,
-        workers: int = 0,
+        num_workers: int = 0,
         pin_memory: bool = False,
-        collate: Collate | None = None,
+        collate_fn: Collate | None = None,
     ) -> None:
         next(batches(np.empty(0, dtype=np.int64), batch_size))  # checks batch_size
         self._dataset, self._batch_size, self._pin = dataset, batch_size, pin_memory
-        self._tensors = _tensors_of(dataset) if collate is None else None
-        self._collate = _EmptyCollate(dataset, collate or default_collate)
+        self._tensors = _tensors_of(dataset) if collate_fn is None else None
+        self._collate = _EmptyCollate(dataset, collate_fn or default_collate)
         self._current = _Current()
         self._loader: DataLoader[Any] | None = None
-        if workers:
+        if num_workers:
             self._loader = DataLoader(
                 dataset,
                 batch_sampler=self._current,
-                num_workers=workers,
+                num_workers=num_workers,
                 collate_fn=self._collate,
                 pin_memory=pin_memory,
                 persistent_workers=True,
@@ -133,7 +133,9 @@ def _cut(batch: Any) -> Any:
             return batch[:0]
         parts = [_cut(value) for value in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    raise ValueError(f"collate returned a {type(batch).__name__}; it must return tensors, or lists, tuples or dicts.")
+    raise ValueError(
+        f"collate_fn returned a {type(batch).__name__}; return tensors, or lists, tuples or dicts of them."
+    )
 
 
 def _pin(batch: Any) -> Any:

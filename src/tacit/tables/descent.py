@@ -48,7 +48,7 @@ def descend(
         noise_multiplier=noise_multiplier,
         budget=budget,
         ledger=ledger,
-        collate=dataset.collate if isinstance(dataset, Records) else None,
+        collate_fn=dataset.collate if isinstance(dataset, Records) else None,
         seed=seed,
     )
     totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0

@@ -26,7 +26,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Records:
-    """Encoded rows and their targets, for `tacit.make_private` with ``collate`` of this object.
+    """Encoded rows and their targets, for `tacit.make_private` with ``collate_fn``, `collate` of this object.
 
     A large table stays in an unnamed temporary file that is gone when this object is. Only the rows of a batch are read
     from it, one by one: the file is not mapped, so that it takes no room in the process.

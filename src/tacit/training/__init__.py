@@ -8,6 +8,7 @@ from tacit.training.private import make_private
 from tacit.training.run import PrivateRun
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel
+from tacit.training.validation import fix, validate
 
 __all__ = [
     "AdamBC",
@@ -19,6 +20,8 @@ __all__ = [
     "PrivateRun",
     "TensorBoard",
     "fit",
+    "fix",
     "make_private",
     "private_batch_norm",
+    "validate",
 ]

@@ -8,6 +8,7 @@ releases an update from the same sample as the gradients, charged to the same le
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +46,16 @@ class PrivateBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self._rows: list[Tensor] = []
 
     running_mean: Tensor
     running_var: Tensor
+    _rows: list[Tensor] | None = None
+    """The records' statistics, exact: only from `expect` to `collect` or `forget`, and in no copy or pickle."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the records' statistics: `copy`, `pickle` and `torch.save` take the rest."""
+        state: Any = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {name: value for name, value in state.items() if name != "_rows"}
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:
@@ -59,7 +66,7 @@ class PrivateBatchNorm(nn.Module):
         along = (1, self.channels, *[1] * (x.ndim - 2))
         scale = (self.running_var + self.eps).rsqrt()
         normal = (x - self.running_mean.view(along)) * scale.view(along)
-        if self.training and torch.is_grad_enabled() and isinstance(x, Traced):  # in a private run only
+        if self._rows is not None and self.training and torch.is_grad_enabled() and isinstance(x, Traced):
             if not isinstance(x._tag, Layout) or x._tag.dim != 0 or x._tag.owner is not None:
                 raise ValueError(
                     f"the input of batch normalisation, of shape {_without_rows(x)}, does not have one record in each "
@@ -85,13 +92,18 @@ class PrivateBatchNorm(nn.Module):
             discrete=discrete,
         )
 
+    def expect(self) -> None:
+        """Keep the statistics of the records that come, which are those of one batch, until they are collected."""
+        self._rows = []
+
     def forget(self) -> None:
-        """Drop what earlier batches left, so that nobody is counted in a batch of others."""
-        self._rows.clear()
+        """Drop the records' statistics, and keep none of those that come."""
+        self._rows = None
 
     def collect(self, batch: int) -> Tensor:
         """The statistics of the records of the batch, one row each; a layer used twice in a forward gives averages."""
-        rows, self._rows = self._rows, []
+        rows = self._rows or []
+        self.forget()
         for row in rows:
             if len(row) != batch:
                 raise ValueError(

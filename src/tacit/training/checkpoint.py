@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import copy
 import json
-import math
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tacit._files import sync
 from tacit.ledger import Ledger
+from tacit.training.checkpoint_files import FORMAT, first_line, positive, read_facts, read_tensors
 from tacit.training.held import bit_sum
 from tacit.training.pieces import cut_like, whole
 from tacit.training.plain import Stateful, pack, unpack
 from tacit.training.run import PrivateRun
 
-_FORMAT = 1
+log = logging.getLogger("tacit")
+
 _MISFITS = (
     ValueError,
     KeyError,
@@ -64,7 +65,7 @@ def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
     state = run.optimizer.state_dict()
     slots, plain = _split(state["state"], together)
     facts = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "step": run.step,
         "optimizer": {"state": plain, "groups": state["param_groups"]},
         "sampler": run.sampler.state(),
@@ -111,9 +112,9 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
         source = source.with_name(source.name + ".old")  # stopped between the two renames
     if not (source / "run.json").exists():
         raise ValueError(f"there is no checkpoint in {str(directory)!r}.")
-    facts = _facts(source / "run.json")
-    weights, slots = _tensors(source / "model.safetensors"), _tensors(source / "optimizer.safetensors")
-    parts = _tensors(source / "others.safetensors") if (source / "others.safetensors").exists() else {}
+    facts = read_facts(source / "run.json")
+    weights, slots = read_tensors(source / "model.safetensors"), read_tensors(source / "optimizer.safetensors")
+    parts = read_tensors(source / "others.safetensors") if (source / "others.safetensors").exists() else {}
     if set(facts["others"]) != set(others):
         held, given = (", ".join(sorted(names)) or "nothing" for names in (facts["others"], others))
         raise ValueError(
@@ -138,17 +139,30 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
         run.step = facts["step"]
         run.restore_clipping(facts["clipping"])
         if facts["noise_multiplier"] is not None:
-            run.restore_noise(_positive(facts["noise_multiplier"]))
+            run.restore_noise(positive(facts["noise_multiplier"]))
         for name, other in others.items():
             other.load_state_dict(cut_like(unpack(facts["others"][name], parts), other.state_dict()))
         run.sampler.restore(facts["sampler"])
     except _MISFITS as error:
         undo()
-        raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {_first_line(error)}") from error
+        raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {first_line(error)}") from error
     run.metrics.clear()
     run.metrics.update(metrics)
     run.renew_randomness()
+    if run.team.rank == 0:
+        _tell(run, len(run.ledger) - facts["ledger"]["steps"])
     return f"{facts} {[(name, int(bit_sum(each))) for name, each in sorted((weights | slots | parts).items())]}"
+
+
+def _tell(run: PrivateRun, lost: int) -> None:
+    log.log(
+        logging.WARNING if lost else logging.INFO,
+        "resumed at step %d of %d; the ledger has %d steps that were charged after the checkpoint was written: what "
+        "they released is not in it, and they stay charged",
+        run.step,
+        run.steps,
+        lost,
+    )
 
 
 def _undo(run: PrivateRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
@@ -178,46 +192,6 @@ def _digest(ledger: Ledger, steps: int) -> str:
             replay.record(step)
         steps -= min(count, steps)
     return replay.digest
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
-        steps, length, others = facts["step"], facts["ledger"]["steps"], facts["others"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a checkpoint of a private run.") from error
-    if facts.get("format") != _FORMAT:
-        raise ValueError(f"{path} has format {facts.get('format')!r}; this version of tacit reads format {_FORMAT}.")
-    if not isinstance(others, dict):
-        raise ValueError(f"{path} has {others!r} where the states of schedulers and the like should be.")
-    for name, value in (("step", steps), ("ledger steps", length)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{path} has {name} {value!r}; it must be a whole number, at least 0.")
-    if steps > length:
-        raise ValueError(f"{path} has step {steps}, but the ledger had {length} steps when it was written.")
-    return dict(facts)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that a checkpoint holds.")
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} is damaged or missing: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    text = f"{error.args[0]!r} is missing." if isinstance(error, KeyError) else " ".join(str(error).split())
-    return text if text.endswith(".") else f"{text}."
-
-
-def _positive(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"noise_multiplier is {value!r}; it must be a finite number above 0.")
-    return float(value)
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -30,6 +30,22 @@ class Lot:
         self.size, self.last, self.taken = size, last, False
         self.observed.clear()
 
+    def check_taken(self, *, backward_run: bool) -> None:
+        """Refuse to go on to the next batch when ``optimizer.step()`` was not called for this one."""
+        if self.taken:
+            return
+        if backward_run:
+            raise RuntimeError(
+                "optimizer.step() was not called after loss.backward(). If this is gradient accumulation (a step every "
+                "k batches), take it out: call optimizer.step() and optimizer.zero_grad() after every batch, and do "
+                "not divide the loss by k. The step is taken once a lot: lot_size= is how many records it has, and "
+                "batch_size= how many of them are in memory at once."
+            )
+        raise RuntimeError(
+            "optimizer.step() was not called for the last batch; call it after every batch, it acts once a lot. "
+            "(Leaving out a batch because of what is in it lets one record decide about others.)"
+        )
+
     def check_observed(self) -> None:
         """Refuse to release as a metric what would be noise alone, or noise and a part of the lot."""
         declared = {name.removeprefix("metrics/") for name in self.questions.tallies if name.startswith("metrics/")}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tacit.ledger import Adjacency
 from tacit.randomness import Source
 from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler, UserSampler
@@ -50,6 +52,9 @@ def population(
     """The records of ``dataset``: its examples, its users, or its microbatches."""
     if sampling not in ("poisson", "fixed-size", "shuffled"):
         raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
+    known = [each.value for each in Adjacency]
+    if adjacency is not None and adjacency not in known:
+        raise ValueError(f"adjacency is {adjacency!r}; choose {' or '.join(map(repr, known))}.")
     chosen = Adjacency(adjacency or ("replace-one" if sampling == "fixed-size" else "add/remove"))
     if sampling == "fixed-size" and chosen is Adjacency.ADD_REMOVE:
         raise ValueError(
@@ -57,6 +62,10 @@ def population(
         )
     if users is not None and examples_per_user is None:
         raise ValueError("examples_per_user is missing; say how many examples a user may bring to a lot.")
+    if examples_per_user is not None and (
+        isinstance(examples_per_user, bool) or not isinstance(examples_per_user, int) or examples_per_user < 1
+    ):
+        raise ValueError(f"examples_per_user is {examples_per_user!r}; it must be a whole number, at least 1.")
     if users is None and examples_per_user is not None:
         raise ValueError(
             f"examples_per_user is {examples_per_user} but users is missing; give the user of each example."
@@ -80,7 +89,7 @@ def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) ->
         length = len(dataset)
     except TypeError:
         raise ValueError(
-            f"a {type(dataset).__name__} has no length; private sampling needs a map-style data set."
+            f"the data set ({type(dataset).__name__}) has no length; private sampling needs a map-style data set."
         ) from None
     if not length:
         raise ValueError("the data set is empty.")
@@ -90,4 +99,10 @@ def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) ->
         return length // microbatch_size  # examples that do not fill a microbatch take no part
     if len(users) != length:
         raise ValueError(f"users has {len(users)} entries; the data set has {length} examples.")
-    return int(max(users)) + 1
+    numbers = np.asarray(users)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or numbers.min() < 0:
+        raise ValueError(
+            f"users is {numbers.dtype} of shape {numbers.shape}; give each example's user as a number from 0 on: "
+            "np.unique(names, return_inverse=True)[1]."
+        )
+    return int(numbers.max()) + 1

@@ -18,6 +18,10 @@ from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
+from tacit.training.advice import advise
+from tacit.training.arguments import check_kinds, explained, strategies
+from tacit.training.arithmetic import exact_arithmetic
+from tacit.training.loaders import reading
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
 from tacit.training.run import PrivateRun
@@ -34,13 +38,14 @@ from tacit.training.wrappers import unwrapped
 log = logging.getLogger("tacit")
 
 
+@explained
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     dataset: Any,
     *,
     lot_size: Schedule[int],
-    clipping: Schedule[Strategy],
+    clipping: Schedule[float] | Schedule[Strategy],
     epochs: float | None = None,
     steps: int | None = None,
     budget: Budget | AdaptiveBudget | None = None,
@@ -57,9 +62,9 @@ def make_private(
     reduction: str | None = None,
     batch_dim: Any = 0,
     accountant: str = "pld",
-    workers: int = 0,
-    pin_memory: bool = False,
-    collate: Callable[[list[Any]], Any] | None = None,
+    num_workers: int | None = None,
+    pin_memory: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     purpose: str = "",
     public_buffers: Sequence[str] = (),
     parallel: Parallel | None = None,
@@ -67,12 +72,15 @@ def make_private(
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
 
+    * ``dataset`` has a length and ``dataset[i]``. Of a DataLoader the data set is taken, and ``collate_fn``,
+      ``num_workers`` and ``pin_memory`` unless they are given here; its sampler and batch size are replaced.
     * How long: ``epochs`` or ``steps``; how many records a lot has on average: ``lot_size`` (of users, with ``users``).
     * How much noise: ``noise_multiplier`` is z of a whole step, shared among the clipping groups by ``noise``
       (``"proportional"``, ``"dimension-adjusted"`` or an `Allocation`). Without it, z is solved for so that all steps,
       and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
     * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
       sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
+    * ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy.
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (each record once an epoch, in a lot
       that its own coin chooses; no amplification claimed).
@@ -87,21 +95,36 @@ def make_private(
       same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
       (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
     * ``seed`` is for debugging: the run is then marked as not private.
+    * PyTorch's switches for TF32 and bfloat16 products are off on the model's devices until the run is closed, because
+      no sensitivity is proved for such products.
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
       not depend on the records (a counter, the vectors of a spectral norm).
 
     What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
-    ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
+    ``collate_fn`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
     decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
-    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers. Of the first batch some
-    examples are run again in parts, and a model whose outputs for an example change with the others is refused.
+    but not what happens in the data set, in ``collate_fn`` or by way of NumPy or Python numbers. Of the first batch
+    some examples are run again in parts, and a model whose outputs for an example change with the others is refused.
     Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
     and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
     undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python
     numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
     The number of records (or users) is taken to be public.
     """
+    check_kinds(
+        model=model,
+        optimizer=optimizer,
+        budget=budget,
+        ledger=ledger,
+        metrics=metrics,
+        public_buffers=public_buffers,
+        purpose=purpose,
+        parallel=parallel,
+        noise_multiplier=noise_multiplier,
+    )
+    read = reading(dataset, num_workers=num_workers, pin_memory=pin_memory, collate_fn=collate_fn)
+    dataset = read.dataset
     model, quiet = unwrapped(model)
     team = assemble(parallel, model)
     if team.size > 1 and isinstance(ledger, Ledger):
@@ -129,15 +152,24 @@ def make_private(
     sizes = by_step(lot_size)
     sampler = people.sampler(sizes(0), source)
     size = _batch_size(batch_size, sizes(0), microbatch_size)
-    reader = LotReader(dataset, batch_size=size, workers=workers, pin_memory=pin_memory, collate=collate)
+    reader = LotReader(
+        dataset,
+        batch_size=size,
+        num_workers=read.num_workers,
+        pin_memory=read.pin_memory,
+        collate_fn=read.collate_fn,
+    )
     header = Header(adjacency=people.adjacency, unit=people.unit, secure_randomness=source.secure, purpose=purpose)
     with ExitStack() as undo:
-        book = team.ledger(lambda: open_ledger(ledger, header))
-        if book is not ledger:
-            undo.callback(book.close)
+        until_closed = undo.enter_context(ExitStack())
+        until_closed.enter_context(exact_arithmetic(model))
+        until_closed.enter_context(quiet)
         engine = attach(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=microbatch_size)  # type: ignore[arg-type]
         undo.callback(engine.detach)
         check_optimizer(optimizer, engine.parameters)
+        book = team.ledger(lambda: open_ledger(ledger, header))
+        if book is not ledger:
+            undo.callback(book.close)
 
         def solve() -> float:
             return least_noise(
@@ -155,7 +187,7 @@ def make_private(
             raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
         recipe = Recipe(
             steps=total,
-            clipping=by_step(clipping),
+            clipping=strategies(clipping),
             noise=level.noise,
             lot_size=sizes,
             batch_size=size,
@@ -163,6 +195,8 @@ def make_private(
             allocate=level.allocate,
             solved=level.solved,
         )
+        if not isinstance(budget, AdaptiveBudget) and any(map(callable, (clipping, noise, noise_multiplier))):
+            recipe.check_schedules()
         sums = (
             ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
             if has_shards(model)
@@ -183,10 +217,12 @@ def make_private(
             accountant=accountant,
             team=team,
             public_buffers=public_buffers,
-            quiet=quiet,
+            until_closed=until_closed,
         )
         undo.callback(run.close)
         _tell(run)
+        if team.rank == 0:
+            advise(run, dataset)
         team.agree("plan", lambda: plan_facts(run, parallel=parallel, secure=source.secure))
         undo.pop_all()
     if budget is not None and team.rank == 0:

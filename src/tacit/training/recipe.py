@@ -30,6 +30,11 @@ class Recipe:
     solved: float | None = None
     """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
 
+    def check_schedules(self) -> None:
+        """Ask for every step's clipping and noise now, so that a wrong one is found before the first is charged."""
+        for step in range(self.steps):
+            self.clipping(step), self.noise(step)
+
 
 def by_step(value: Any) -> Callable[[int], Any]:
     """A schedule as a function."""

@@ -12,11 +12,12 @@ One step is, in this order (Abadi et al. 2016, Algorithm 1):
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ from torch import Tensor, nn
 
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
-from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Receipt, Step
+from tacit.ledger import AdaptiveBudget, Budget, Ledger, Receipt, Step
 from tacit.mechanisms import AdaptiveClipping, Clipping
 from tacit.randomness import Integers, SeededSource, Source
-from tacit.sampling import LotReader, Sampler, UserLot, UserSampler, batches
+from tacit.sampling import LotReader, Sampler, ShuffledSampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
+from tacit.training.clip_notice import clipping_noticed
 from tacit.training.heap import freed_memory_kept
+from tacit.training.loop import Batches, Epoch, epochs
 from tacit.training.lot import Lot
 from tacit.training.parameters import WatchedParameters
 from tacit.training.plain import Stateful
@@ -73,7 +76,7 @@ class PrivateRun:
         accountant: str,
         team: Team,
         public_buffers: Sequence[str] = (),
-        quiet: AbstractContextManager[None],
+        until_closed: ExitStack,
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -91,23 +94,43 @@ class PrivateRun:
         self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._lot: Lot | None = None
+        self._loop: weakref.ref[Batches] | None = None
         self._attached = True
         self._updates = Updates(optimizer, engine.parameters, self._take)
-        self._until_closed = ExitStack()
-        self._until_closed.enter_context(quiet)
+        self._until_closed = until_closed
+        until_closed.enter_context(clipping_noticed(engine.parameters.values()))
         if not self._shards:  # parameters are cut up where memory is short: what is gathered must be given back
             self._until_closed.enter_context(freed_memory_kept())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Batches:
         """Batches of lot after lot, until the planned steps are taken or the next one would overrun the budget."""
-        while self.step < self.recipe.steps:
-            try:
-                yield from self.lot()
-            except BudgetExceeded as error:
-                log.info("stopped after %d of %d steps: %s", self.step, self.recipe.steps, error)
-                return
+        return Batches(self)
+
+    def epochs(self) -> Iterator[Epoch]:
+        """The same batches, epoch by epoch: ``for epoch in run.epochs(): for x, y in epoch: ...``.
+
+        An epoch is as many lots as draw every record once on average. ``epoch.number`` counts from 0.
+        """
+        return epochs(self, whole_lots=isinstance(self.sampler, ShuffledSampler))
+
+    def begin_loop(self, loop: Batches) -> None:
+        """Note the loop that goes on with the run; one that was left between two lots, and is still held, has ended."""
+        before = self._loop() if self._loop is not None else None
+        if before is not None and self.lot_finished:
+            before.close()
+        self._loop = weakref.ref(loop)
+
+    @property
+    def steps(self) -> int:
+        """How many steps are planned; `step` is how many are taken."""
+        return self.recipe.steps
+
+    @property
+    def lot_finished(self) -> bool:
+        """Whether the last batch ended its lot, so that ``optimizer.step()`` has acted: the time for a scheduler's."""
+        return self._lot is None or self._lot.done
 
     def lot(self) -> Iterator[Any]:
         """The batches of one lot, for loops of one's own. Raises `BudgetExceeded` before anyone is drawn."""
@@ -125,6 +148,7 @@ class PrivateRun:
         left_as_found = False
         try:
             self._sums.clear()
+            self._updates.begin_lot()
             indices = self.team.share(lambda: self._draw(lot.receipt))
             least = -(-len(indices) // self.recipe.batch_size) or 1
             if self._shards:  # every forward and backward pass gathers parameters from all processes
@@ -135,20 +159,14 @@ class PrivateRun:
                 size = len(piece) // self.recipe.microbatch_size
                 lot.turn(size, last=number == least)
                 for layer in self._layers.values():
-                    layer.forget()
+                    layer.expect()
                 self._weights.hold()
                 yield self.engine.trace(batch, size)
-                if not lot.taken:
-                    raise RuntimeError(
-                        "optimizer.step() was not called for the last batch; call it after every batch, it acts once "
-                        "a lot. (Leaving out a batch because of what is in it lets one record decide about others.)"
-                    )
+                lot.check_taken(backward_run=self.engine.ready)
             self._buffers.check()  # the model may have seen the last batch once more, after its step
             left_as_found = lot.done
         finally:
-            self._lot = None
-            self.engine.discard()
-            self._sums.clear()
+            self._forget_lot()
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
@@ -158,6 +176,14 @@ class PrivateRun:
                 except BaseException:  # an impatient Ctrl-C
                     self._undo_writes()
                     raise
+
+    def _forget_lot(self) -> None:
+        """Drop every exact value of the records: their gradients, sums and statistics."""
+        self._lot = None
+        for layer in self._layers.values():
+            layer.forget()
+        self._sums.clear()
+        self.engine.discard()
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
@@ -213,7 +239,7 @@ class PrivateRun:
         if self.engine.batch_size != lot.size:
             raise ValueError(
                 "the model saw another number of examples than the batch has records; one record would count several "
-                "times, or not at all. Say where the examples are with batch_dim, and let collate give one row for "
+                "times, or not at all. Say where the examples are with batch_dim, and let collate_fn give one row for "
                 "each record."
             )
         lot.check_observed()
@@ -227,6 +253,7 @@ class PrivateRun:
         self._sums.add(self.engine, lot.questions.clipping)
         for name, layer in self._layers.items():
             lot.questions.tallies[name].add(layer.collect(lot.size))
+        self._updates.compare_rates()
         if lot.last:
             self._release(lot)
         return loss
@@ -345,8 +372,13 @@ class PrivateRun:
         finally:
             self._attached = False
             self.engine.detach()
+            self._forget_lot()
             self._updates.restore()
             self._until_closed.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse copies: a second run would draw and release what the ledger holds once."""
+        raise TypeError("a PrivateRun cannot be pickled or copied; write a checkpoint with run.save(directory).")
 
 
 def random_order(records: int, source: Source) -> Integers:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger("tacit")
 
 Take = Callable[[Callable[[], Any] | None], Any]
 
@@ -41,6 +44,25 @@ class Updates:
         self.apply, self._plain = optimizer.step, "step" not in vars(optimizer)
         self._patched = MethodType(_handing_to(take, marked=hasattr(self.apply, "_wrapped_by_lr_sched")), optimizer)
         optimizer.step = self._patched  # type: ignore[method-assign]
+        self._rates: list[Any] | None = None
+        self._told = False
+
+    def begin_lot(self) -> None:
+        """Forget the learning rates of the lot before."""
+        self._rates = None
+
+    def compare_rates(self) -> None:
+        """Warn, once, where a learning rate changes between two batches of a lot: a scheduler steps once a batch."""
+        if self._told:
+            return
+        now = [rate for group in self.optimizer.param_groups if isinstance(rate := group.get("lr"), float)]
+        if self._rates not in (None, now):
+            self._told = True
+            log.warning(
+                "the learning rate changed in the middle of a lot, for which the optimizer takes one step; step the "
+                "scheduler once a lot: `if run.lot_finished: scheduler.step()`."
+            )
+        self._rates = now
 
     def refuse_raw_gradients(self) -> None:
         """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""

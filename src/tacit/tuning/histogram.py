@@ -15,6 +15,7 @@ from tacit.ledger import Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Integers, Source
 from tacit.sampling import EveryoneSampler
+from tacit.training.arithmetic import exact_arithmetic
 
 _ROWS = 2048  # records worked on at once
 
@@ -65,6 +66,7 @@ class NormHistogram:
 
 def gradient_norms(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The norm of each example's gradient of the cross entropy: as secret as the examples."""
-    with gradients.record(model, reduction="mean") as tape:
-        torch.autograd.backward(F.cross_entropy(model(x), y))
-    return tape.norms().detach().cpu()
+    with exact_arithmetic(model):
+        with gradients.record(model, reduction="mean") as tape:
+            torch.autograd.backward(F.cross_entropy(model(x), y))
+        return tape.norms().detach().cpu()

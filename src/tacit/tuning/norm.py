@@ -15,6 +15,7 @@ from tacit.ledger import Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import SecureSource, Source
 from tacit.sampling import EveryoneSampler, LotReader, PoissonSampler, Sampler
+from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.buffers import WatchedBuffers
 
 
@@ -63,15 +64,16 @@ def median_gradient_norm(
         for number in range(rounds)
     ]
     reader = LotReader(dataset, batch_size=batch_size)
-    receipt = ledger.record(Step(sampler.event(), tuple(query.event() for query in queries)), secure=source.secure)
     norms, buffers = [], WatchedBuffers(model, ())
-    try:
-        for x, y in reader.read(sampler.draw(receipt)):
-            with gradients.record(model, reduction=reduction) as tape:  # type: ignore[arg-type]
-                torch.autograd.backward(loss(model(x), y))
-            norms.append(tape.norms().detach().to("cpu", torch.float64))
-    finally:  # what a forward pass wrote there is not noisy, whether or not it came to an end
-        buffers.check()
+    with exact_arithmetic(model):
+        receipt = ledger.record(Step(sampler.event(), tuple(query.event() for query in queries)), secure=source.secure)
+        try:
+            for x, y in reader.read(sampler.draw(receipt)):
+                with gradients.record(model, reduction=reduction) as tape:  # type: ignore[arg-type]
+                    torch.autograd.backward(loss(model(x), y))
+                norms.append(tape.norms().detach().to("cpu", torch.float64))
+        finally:  # what a forward pass wrote there is not noisy, whether or not it came to an end
+            buffers.check()
     values = torch.cat(norms)
     bottom, top = math.log(low), math.log(high)
     for query in queries:

@@ -1,0 +1,116 @@
+"""Advice before training, from shapes and public numbers: settings that are allowed and will disappoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from tacit.accounting.advice import budget_advice
+from tacit.ledger import GaussianSum
+from tacit.sampling import UserSampler
+
+if TYPE_CHECKING:
+    from tacit.training.run import PrivateRun
+
+log = logging.getLogger("tacit")
+
+MOST_NOISE = 20.0
+"""Times the clip norm that the noise of a step may have as its norm before it is told of."""
+
+CLIP_NORMS = 1e-3, 100.0
+"""Clip norms below and above which nearly every gradient, or none, is clipped: losses of ordinary size are between."""
+
+
+def advise(run: PrivateRun, dataset: Any) -> None:
+    """Log a warning for each setting that is likely to be a mistake; nothing of the records is looked at."""
+    advice = noise_advice(run)
+    if not isinstance(run.sampler, UserSampler):
+        advice += data_advice(dataset)
+    if run.budget is not None:
+        records = run.sampler.records
+        advice += budget_advice(epsilon=run.budget.epsilon, delta=run.budget.delta, records=records)
+    for sentence in advice:
+        log.warning("%s", sentence)
+
+
+def data_advice(dataset: Any) -> list[str]:
+    """Return a sentence if a `Subset` or a `ConcatDataset` lists a record twice: it is then protected half as well."""
+    places = _places(dataset)
+    if places is None:
+        return []
+    repeated = len(places) - len(np.unique(places, axis=0))
+    if not repeated:
+        return []
+    return [
+        f"{repeated} of {len(places)} entries of the data set repeat a record; the guarantee is for one entry, and a "
+        "record that is k times in the data is protected with k times the epsilon and a larger delta. Leave the "
+        "repetitions out, or give the number of each entry's record as users=."
+    ]
+
+
+def _places(dataset: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """For each entry the data set it comes from and its place there; None where that is not known."""
+    if isinstance(dataset, Subset):
+        below, indices = _places(dataset.dataset), np.asarray(dataset.indices)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":
+            return None
+        if below is not None:
+            return np.asarray(below[indices])
+        indices = np.where(indices < 0, indices + _length(dataset.dataset), indices)
+        return np.stack([np.full(len(indices), id(dataset.dataset)), indices], axis=1).astype(np.int64)
+    if isinstance(dataset, ConcatDataset):
+        parts = []
+        for part in dataset.datasets:
+            found = _places(part)
+            if found is None:
+                length = _length(part)
+                found = np.stack([np.full(length, id(part)), np.arange(length)], axis=1).astype(np.int64)
+            parts.append(found)
+        return np.concatenate(parts)
+    return None
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset)
+
+
+def noise_advice(run: PrivateRun) -> list[str]:
+    """Return sentences on clip norms and noise that leave nothing of the gradient; adaptive clip norms pass."""
+    step, clipping = run.next_step(), run.clipping()
+    queries = {query.group: query for query in step.queries if isinstance(query, GaussianSum)}
+    found = []
+    for group in clipping.groups:
+        if group.stability is None and not CLIP_NORMS[0] <= group.clip_norm <= CLIP_NORMS[1]:
+            few, many = (
+                "hardly any gradient is shortened to it, and the noise grows with it",
+                "nearly every gradient is shortened to it, and the learning rate must make up for that",
+            )
+            found.append(
+                f"the clip norm of {group.name} is {group.clip_norm:g}; "
+                f"{many if group.clip_norm < CLIP_NORMS[0] else few}. Begin with 1.0, or ask for "
+                "tacit.tuning.median_gradient_norm."
+            )
+            break
+    noise = math.sqrt(sum(queries[group.name].noise_std ** 2 * group.dimension for group in clipping.groups))
+    bound = math.sqrt(sum(group.sensitivity**2 for group in clipping.groups))
+    size = run.recipe.lot_size(0)
+    ratio = noise / (bound * size)
+    if ratio > MOST_NOISE:
+        trained = sum(group.dimension for group in clipping.groups)
+        found.append(
+            f"the noise of a step is {ratio:.0f} times as long as the longest gradient that a lot of {size} can have, "
+            f"for {trained} parameters are trained: the model will hardly learn. Take lots of "
+            f"{_upwards(4 * size * ratio / MOST_NOISE)} records or more, or train fewer parameters (a new head on a "
+            "frozen model, LoRA)."
+        )
+    return found
+
+
+def _upwards(value: float) -> int:
+    """Rounded up to one digit."""
+    scale = 10 ** max(0, math.floor(math.log10(value)))
+    return int(math.ceil(value / scale) * scale)

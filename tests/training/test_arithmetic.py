@@ -1,0 +1,164 @@
+"""Float32 products are exact while a run lasts, and devices without a proof are refused before any charge."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tacit
+from tacit.gradients.float32_settings import coarse
+from tacit.gradients.precision import check_precision
+from tacit.training import arithmetic
+from tacit.tuning import median_gradient_norm
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NEW = {
+    "cuda.matmul": torch.backends.cuda.matmul,
+    "cudnn.conv": torch.backends.cudnn.conv,
+    "cudnn.rnn": torch.backends.cudnn.rnn,
+    "mkldnn.matmul": torch.backends.mkldnn.matmul,
+    "mkldnn.conv": torch.backends.mkldnn.conv,
+    "mkldnn.rnn": torch.backends.mkldnn.rnn,
+}
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_put_back() -> Iterator[None]:
+    gc.collect()  # runs that other tests dropped without closing them
+    yield
+    torch.backends.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = True
+    for setting in NEW.values():
+        setting.fp32_precision = "none"
+    for name in ("cudnn.conv", "cudnn.rnn"):
+        NEW[name].fp32_precision = "tf32"
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is taken to be on a GPU; the switches exist without one."""
+    monkeypatch.setattr(arithmetic, "devices", lambda model: [CUDA])
+
+
+def settings() -> dict[str, Any]:
+    return {name: setting.fp32_precision for name, setting in NEW.items()}
+
+
+def test_pytorch_defaults_on_cuda_are_made_exact_for_the_run_and_put_back(
+    make: Any, train: Any, on_cuda: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = settings()
+    assert coarse(CUDA) == [
+        'torch.backends.cudnn.conv.fp32_precision = "ieee"',
+        'torch.backends.cudnn.rnn.fp32_precision = "ieee"',
+    ]
+    _, _, run = make()
+    assert not coarse(CUDA) and not torch.backends.cudnn.allow_tf32  # which fails where old and new forms differ
+    assert 'torch.backends.cudnn.conv.fp32_precision = "ieee"' in caplog.text
+    train(run)
+    run.close()
+    assert settings() == before and torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        "torch.set_float32_matmul_precision('high')",
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cudnn.allow_tf32 = True",
+        "torch.backends.cudnn.conv.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.rnn.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+        "torch.backends.mkldnn.conv.fp32_precision = 'bf16'",
+        "torch.backends.mkldnn.rnn.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.fp32_precision = 'tf32'",
+        "torch.backends.fp32_precision = 'tf32'",
+    ],
+)
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_every_switch_is_exact_in_a_run_and_put_back_after_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, device: torch.device, choose: str
+) -> None:
+    monkeypatch.setattr(arithmetic, "devices", lambda model: [device])
+    torch.backends.cudnn.allow_tf32 = False
+    exec(choose)
+    before = settings()
+    needed = coarse(device)
+    _, _, run = make()
+    assert not coarse(device)
+    run.close()
+    assert settings() == before
+    for statement in needed:  # the advice is what PyTorch accepts, and enough
+        exec(statement)
+    assert not coarse(device)
+
+
+def test_runs_that_overlap_stay_exact(make: Any, on_cuda: None) -> None:
+    before = settings()
+    first, second = make()[2], make()[2]
+    first.close()
+    assert not coarse(CUDA)
+    second.close()
+    assert settings() == before
+
+
+def test_a_refused_run_puts_the_switches_back(make: Any, on_cuda: None) -> None:
+    before = settings()
+    with pytest.raises(ValueError, match="statistics of the whole batch"):
+        make(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    assert settings() == before
+
+
+def test_a_switch_changed_in_the_middle_is_refused_with_a_statement_that_works(make: Any) -> None:
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    with pytest.raises(ValueError, match="may be rounded to fewer bits") as caught:
+        check_precision(CPU)
+    exec(str(caught.value).rpartition("make them exact: ")[2].rstrip("."))
+    check_precision(CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("mps", "the model is on 'mps', which has no float64"), ("meta", "the model is on 'meta' and has no values")],
+)
+def test_devices_without_a_proof_are_refused_before_any_charge(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, kind: str, message: str
+) -> None:
+    monkeypatch.setattr(arithmetic, "devices", lambda model: [CPU, torch.device(kind)])
+    with pytest.raises(ValueError, match=message):
+        make(ledger=tmp_path / "ledger.jsonl")
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_flushed_denormal_numbers_are_refused_before_any_charge(make: Any, tmp_path: Any) -> None:
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush")
+    try:
+        with pytest.raises(ValueError, match="set_flush_denormal"):
+            make(ledger=tmp_path / "ledger.jsonl")
+    finally:
+        torch.set_flush_denormal(False)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_gradient_norms_are_measured_exactly_whatever_the_switches(data: Any) -> None:
+    torch.set_float32_matmul_precision("medium")
+    ledger = tacit.Ledger()
+    found = median_gradient_norm(nn.Linear(4, 3), data, ledger=ledger, low=0.1, high=10.0, noise_multiplier=1.0)
+    assert 0.1 <= found <= 10.0 and torch.get_float32_matmul_precision() == "medium"
+
+
+def test_the_devices_of_parameters_and_buffers_count() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("constant", torch.zeros(1, device="meta"))
+    assert arithmetic.devices(model) == [CPU, torch.device("meta")]
