@@ -34,6 +34,7 @@ from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
+from tacit.gradients.self_test import prove_hooks
 from tacit.gradients.unseen import Unseen
 
 RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
@@ -78,6 +79,7 @@ class Engine:
         batch_dim: BatchDim = 0,
         rows_per_record: int = 1,
     ) -> None:
+        prove_hooks(record)
         if getattr(model, "_forward_pre_hooks", None) and any(
             isinstance(getattr(h, "__self__", None), Engine) for h in model._forward_pre_hooks.values()
         ):
