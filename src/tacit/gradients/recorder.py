@@ -12,6 +12,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 
 from tacit.gradients import sizes
+from tacit.gradients.complex_parts import real_parts
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.failures import FAILED, FAILURES, is_of_values
@@ -51,6 +52,9 @@ OPERATIONS: dict[str, Operation] = {}
 
 COMPARED = -1
 """The epoch of examples that were only compared (`independence`): what is computed from them is no constant either."""
+
+COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
+"""Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
 
 ALWAYS: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
@@ -288,7 +292,7 @@ class Recorder:
             mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
             return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])
         rule = OPERATIONS.get(name)
-        if rule is not None:
+        if rule is not None and (name in COMPLEX or not any(q.is_complex() for q in shared)):
             return rule(self, func, args, kwargs)
         from tacit.gradients.fallback import generic
         from tacit.gradients.lifting import lift
@@ -407,6 +411,8 @@ class Recorder:
         self.captures += 1
         with torch.no_grad():
             for source, contribution in pairs:
+                if source.is_complex():
+                    source, contribution = real_parts(source, contribution)
                 settled = contribution.settle()
                 for name, part in resolve(source, settled, self.names):
                     if self.sharded:
