@@ -82,7 +82,7 @@ class Inputs:
     def _tag(self, fresh: list[tuple[Tensor, int]]) -> None:
         sizes = {t.shape[d] for t, d in fresh}
         if len(sizes) > 1:
-            shown = ", ".join(f"{tuple(t.shape)} (dimension {d})" for t, d in fresh)
+            shown = ", ".join(f"{t.dtype} of {t.ndim} dimensions (dimension {d})" for t, d in fresh)  # no sizes
             raise ValueError(
                 f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
                 "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
@@ -96,7 +96,8 @@ class Inputs:
     def _begin(self, rows: int, tensors: list[Tensor]) -> None:
         if rows % self._rows:
             raise ValueError(
-                f"a batch of {rows} rows does not divide into records of rows_per_record={self._rows} rows each"
+                f"the rows of the batch do not divide into records of rows_per_record={self._rows} rows each; let every "
+                "record have as many rows"
             )
         self._recorder.begin(rows // self._rows, tensors)
 

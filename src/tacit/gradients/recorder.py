@@ -135,8 +135,8 @@ class Recorder:
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(
-                    f"the model was called with {batch} examples after the backward pass of a batch of {self.batch}, "
-                    "whose clipped sum was not yet taken"
+                    "the model was called with another number of examples than the batch whose backward pass has run "
+                    "and whose clipped sum was not yet taken; take it first"
                 )
             sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)
             self.strangers = self.strangers or not sure
@@ -252,8 +252,8 @@ class Recorder:
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
                         raise RuntimeError(
-                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine "
-                            "could not see it (a compiled or scripted function); use ordinary PyTorch operations there"
+                            f"a tensor of {value.ndim} dimensions was computed from the batch where the engine could "
+                            "not see it (a compiled or scripted function); use ordinary PyTorch operations there"
                         )
                     shared.append(value)
             elif isinstance(value, (tuple, list)):
@@ -392,7 +392,8 @@ class Recorder:
             for t, version in watched:
                 if t._version != version:
                     raise RuntimeError(
-                        f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place"
+                        f"a tensor of {t.ndim} dimensions that a trainable operation has read was modified in place; "
+                        "write into a copy"
                     )
             if self.capturing:
                 with unmixed(grad.device):
