@@ -96,8 +96,8 @@ class Inputs:
     def _begin(self, rows: int, tensors: list[Tensor]) -> None:
         if rows % self._rows:
             raise ValueError(
-                f"the rows of the batch do not divide into records of rows_per_record={self._rows} rows each; let every "
-                "record have as many rows"
+                f"the rows of the batch do not divide into records of rows_per_record={self._rows} rows each; let "
+                "every record have as many rows"
             )
         self._recorder.begin(rows // self._rows, tensors)
 
