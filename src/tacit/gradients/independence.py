@@ -50,6 +50,10 @@ class NotCompared(Exception):
     """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
 
 
+class FailedOnPart(ValueError):
+    """The model accepts the whole batch and fails on some of its examples."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Some examples of the batch, by number, and the model's outputs for them, which know whose their entries are."""
@@ -65,19 +69,21 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
     outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy
     of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
     Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
-    (before it does), cannot be copied, fails on a part, or has no output to compare, and for inputs in an irregular
-    order. Of outputs that are as wide as the longest sequence, what they have in common is compared.
+    (before it does), cannot be copied, or has no output to compare, and for inputs in an irregular order; and
+    `FailedOnPart` for a model that fails on a part and not on the whole batch. Of outputs that are as wide as the
+    longest sequence, what they have in common is compared.
     """
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
     if not given or any(tag.owner is not None for tag in given):
         raise NotCompared("its inputs are not rows in the order of the examples")
-    failures, influenced = [], False
+    failures: list[NotCompared | FailedOnPart] = []
+    influenced = False
     for lists in (False, True):  # a list as long as the batch may have a number for each example, or be a setting
         try:
             if not _differ(recorder, args, kwargs, lists):
                 return False
             influenced = True
-        except NotCompared as error:
+        except (NotCompared, FailedOnPart) as error:
             failures.append(error)
     if influenced:
         return True
@@ -86,30 +92,40 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 
 def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
-        return _run(
-            recorder, examples, seed, lambda n, copies: _Cut(recorder, examples, n, lists, copies).of((args, kwargs))
-        )
+        def cut(batch: int, copies: dict[int, Any]) -> Any:
+            return _Cut(recorder, examples, batch, lists, copies).of((args, kwargs))
+
+        try:
+            return _run(recorder, examples, seed, cut)
+        except FailedOnPart as error:
+            everybody = range(recorder.batch or 0)
+            if len(examples) < len(everybody):
+                run(everybody)  # if this fails too, the part is not the reason
+                raise
+            raise NotCompared(f"a copy of it raised {type(error.__cause__).__name__}") from error.__cause__
 
     several = list(range(min(recorder.batch or 0, MOST)))
     middle = len(several) // 2
     halves = [(several[:middle][::-1], several[middle:][::-1]), (several[1::2], several[::2])]
     together, splits = run(several), [[run(half) for half in split] for split in halves]
-    try:
-        if _agree(together, splits):
-            return False
-        again = [[run(several, seed=1)]]
-        if not _agree(together, again):
-            raise NotCompared("its outputs are random")
-    except (RuntimeError, TypeError) as error:  # types that PyTorch cannot compute with
-        raise NotCompared(f"it raised {type(error).__name__}") from error
+    if _agree(together, splits):
+        return False
+    again = [[run(several, seed=1)]]
+    if not _agree(together, again):
+        raise NotCompared("its outputs are random")
     return True
 
 
 def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
     batch = recorder.batch or 0
+    copies: dict[int, Any] = {}
     try:
-        copies: dict[int, Any] = {}
         model = _silenced(copied(recorder.model, copies))
+    except Exception as error:  # whatever a module raises that cannot be copied
+        if isinstance(error, NotCompared):
+            raise
+        raise NotCompared(f"copying it raised {type(error).__name__}") from error
+    try:
         with _followed(recorder, len(examples)), seeded(seed), _Still(model):
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
@@ -118,8 +134,11 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
         raise
-    except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
-        raise NotCompared(f"it raised {type(error).__name__}") from error
+    except Exception as error:  # whatever the model's own code raises
+        raise FailedOnPart(
+            f"the model raised {type(error).__name__} when it was given some examples of the batch by themselves, to "
+            "see whether examples influence each other; let it accept any number of examples (take sizes from its inputs)"
+        ) from error
     if _places(model) != places:
         raise NotCompared(_WRITES)
     return Part(examples, found)
@@ -307,6 +326,7 @@ def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
     if torch.is_autocast_enabled(a.device.type):
         relative, absolute = _HALF
     wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = (t.cpu() if t.device.type == "mps" else t for t in (a, b))  # where there is no float64
     a, b = a.to(wide), b.to(wide)
     largest = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
