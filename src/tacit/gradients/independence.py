@@ -137,7 +137,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
     except Exception as error:  # whatever the model's own code raises
         raise FailedOnPart(
             f"the model raised {type(error).__name__} when it was given some examples of the batch by themselves, to "
-            "see whether examples influence each other; let it accept any number of examples (take sizes from its inputs)"
+            "see whether examples influence each other; let it accept any number of them (take sizes from its inputs)"
         ) from error
     if _places(model) != places:
         raise NotCompared(_WRITES)
