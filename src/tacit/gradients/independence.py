@@ -34,7 +34,12 @@ MOST = 7
 _TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
 """Of an entry, and of the largest one: what the kernels for other numbers of rows may round in another way."""
 
-_HALF = 3e-2, 3e-2
+
+
+def tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """How far two results may be apart that were computed in ``dtype`` beside other rows: relative, and of the largest."""
+    return _TOLERANCE.get(dtype, (3e-2, 3e-2))
+
 
 INFLUENCE = (
     "the model's output for an example changes with the other examples in the batch: somewhere they influence each "
@@ -126,7 +131,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
             raise
         raise NotCompared(f"copying it raised {type(error).__name__}") from error
     try:
-        with _followed(recorder, len(examples)), seeded(seed), _Still(model):
+        with _followed(recorder, len(examples)), seeded(seed), Still(model):
             args, kwargs = cut(batch, copies)
             _advance(copies, seed)
             places = _places(model)
@@ -185,8 +190,8 @@ def _silenced(twin: nn.Module) -> nn.Module:
             for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
-        if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            module.dropout = 0.0  # which they hand to code that shows no dropout
+        if isinstance(module, HIDDEN_DROPOUT):
+            module.dropout = 0.0
     return twin
 
 
@@ -203,6 +208,9 @@ def _advance(copies: dict[int, Any], seed: int) -> None:
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
             value.random()
 
+
+HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
+"""Modules that hand their dropout to code that shows no dropout."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 """Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
@@ -295,7 +303,7 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
     free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
-    return all(_is_same(own(whole, example), own(part, example), free) for example in part.examples)
+    return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
 
 
 def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool:
@@ -307,14 +315,17 @@ def _totals_agree(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> bool
     means = [torch.stack([n * t for n, t in split]).sum(0) / len(whole.examples) for split in each]
     sums = [torch.stack([t for _, t in split]).sum(0) for split in each]
     return (
-        all(_is_same(total, mean.to(total.dtype)) for mean in means)
-        or all(_is_same(total, summed.to(total.dtype)) for summed in sums)
-        or (len(sums) > 1 and all(_is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
+        all(is_same(total, mean.to(total.dtype)) for mean in means)
+        or all(is_same(total, summed.to(total.dtype)) for summed in sums)
+        or (len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:]))
     )
 
 
-def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
-    """In what they have in common along dimensions whose size data decided, and in all the rest."""
+def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
+    """Whether two tensors agree up to the roundings of their type, or of ``coarsest``, in which they were computed.
+
+    Along dimensions whose size data decided (``free``) they are compared in what they have in common.
+    """
     for dim in free if a.ndim == b.ndim else ():
         size = min(a.shape[dim], b.shape[dim])
         a, b = a.narrow(dim, 0, size), b.narrow(dim, 0, size)
@@ -322,9 +333,9 @@ def _is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    relative, absolute = _TOLERANCE.get(a.dtype, _HALF)
+    relative, absolute = tolerance(coarsest or a.dtype)
     if torch.is_autocast_enabled(a.device.type):
-        relative, absolute = _HALF
+        relative, absolute = tolerance(torch.bfloat16)
     wide = torch.complex128 if a.is_complex() else torch.float64
     a, b = (t.cpu() if t.device.type == "mps" else t for t in (a, b))  # where there is no float64
     a, b = a.to(wide), b.to(wide)
@@ -338,25 +349,32 @@ _STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like
 """What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
 
 
-class _Still(TorchFunctionMode):
-    """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
+class Still(TorchFunctionMode):
+    """Make every dropout the identity and noise the same everywhere; refuse writes to the parameters of ``model``."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()
-        self._memory = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
+        self.active = True
+        owned = [] if model is None else list(model.parameters())
+        self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if not self.active:
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
         if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
-        if self._writes_to_parameters(func, name, args, kwargs):
+        if self._memory and self._writes_to_parameters(func, name, args, kwargs):
             raise NotCompared(_WRITES)
         found = func(*args, **kwargs)
-        return found.fill_(_STANDING[name]) if name in _STANDING else found
+        if name in _STANDING:
+            with torch.no_grad():
+                found.fill_(_STANDING[name])
+        return found
 
     def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Asked before it is done: the parameters are the model's own."""

@@ -212,6 +212,11 @@ class Engine:
         """Operations without a fast rule that were met so far."""
         return frozenset(self._recorder.problems.slow)
 
+    @property
+    def coarsest_dtype(self) -> torch.dtype:
+        """The type of fewest bits among those that the current batch's gradients are made of."""
+        return self._measured.coarsest_dtype()
+
     def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
         """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.
 

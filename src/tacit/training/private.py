@@ -18,6 +18,7 @@ from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.mechanisms import Allocation, Discrete, Strategy
 from tacit.sampling import LotReader
+from tacit.training.collated_rows import Rows
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
 from tacit.training.run import PrivateRun
@@ -27,6 +28,7 @@ from tacit.training.strength import least_noise, strength
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
+from tacit.training.trial import Trial
 from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
 from tacit.training.wrappers import unwrapped
@@ -63,6 +65,7 @@ def make_private(
     purpose: str = "",
     public_buffers: Sequence[str] = (),
     parallel: Parallel | None = None,
+    trial: bool = True,
     seed: int | None = None,
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
@@ -181,6 +184,12 @@ def make_private(
             accountant=accountant,
             team=team,
             public_buffers=public_buffers,
+            trial=Trial(
+                model,
+                wanted=trial and not (team.rank and has_shards(model)),  # of sharded ones the first process tells
+                sharded=has_shards(model),
+                rows=Rows(microbatch_size, batch_dim if isinstance(batch_dim, int) else None),
+            ),
             quiet=quiet,
         )
         undo.callback(run.close)
