@@ -186,6 +186,7 @@ def make_private(
             public_buffers=public_buffers,
             trial=Trial(
                 model,
+                optimizer,
                 wanted=trial and not (team.rank and has_shards(model)),  # of sharded ones the first process tells
                 sharded=has_shards(model),
                 rows=Rows(microbatch_size, batch_dim if isinstance(batch_dim, int) else None),

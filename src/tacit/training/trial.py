@@ -12,7 +12,7 @@ must agree. Nothing of these batches stays: no gradient, no statistics, no buffe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from tacit.randomness import Integers
 from tacit.sampling import LotReader
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.collated_rows import NotRows, Rows, describe
+from tacit.training.schedulers import schedule_kept
 
 log = logging.getLogger("tacit")
 
@@ -91,7 +92,7 @@ class Part:
     sign: int
     """How its sum enters the comparison: W - A - B, and W once more not at all."""
     norms: Tensor = field(default_factory=lambda: torch.empty(0))  # [records, parameters]
-    names: tuple[str, ...] = ()  # of the parameters
+    names: tuple[str, ...] = ()  # of the parameters; none before it was measured
     dtype: torch.dtype = torch.float64
     observed: dict[str, Tensor] = field(default_factory=dict)
 
@@ -103,8 +104,10 @@ class Trial:
     warning, and leaves sums, statistics, parameters and buffers as they were.
     """
 
-    def __init__(self, model: nn.Module, *, wanted: bool, sharded: bool, rows: Rows) -> None:
-        self._model, self._wanted, self._sharded, self._rows = model, wanted, sharded, rows
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, wanted: bool, sharded: bool, rows: Rows
+    ) -> None:
+        self._model, self._optimizer, self._wanted, self._sharded, self._rows = model, optimizer, wanted, sharded, rows
         self._part: Part | None = None
         self._still: Still | None = None
         self._buffers: WatchedBuffers | None = None
@@ -133,10 +136,13 @@ class Trial:
         make = reader.sample(first)
         chosen = self._chosen(make, len(first) // each, most)
         try:
-            yield from self._tried(lambda records: make(self._rows.of([chosen[record] for record in records])), most)
+            with schedule_kept(self._optimizer):
+                finished = yield from self._tried(
+                    lambda records: make(self._rows.of([chosen[record] for record in records])), most
+                )
         finally:
             self._end()
-        self._wanted = False
+        self._wanted = not finished
 
     def _chosen(self, make: Callable[[Sequence[int]], Any], count: int, most: int) -> list[int]:
         """The places of records that differ, the longest first: what depends on the longest then changes by parts."""
@@ -147,7 +153,8 @@ class Trial:
         chosen = [*ends, *(record for record in ordered if record not in set(ends))][:most]
         return sorted(chosen, key=ordered.index, reverse=True)
 
-    def _tried(self, make: Callable[[Sequence[int]], Any], most: int) -> Iterator[tuple[int, Any]]:
+    def _tried(self, make: Callable[[Sequence[int]], Any], most: int) -> Generator[tuple[int, Any], None, bool]:
+        """Yield the batches, and return whether they were all measured: a step may have failed, and been caught."""
         everybody = list(range(most))
         halves = [everybody[: most // 2][::-1], everybody[most // 2 :][::-1]]
         with seeded(0):
@@ -161,22 +168,26 @@ class Trial:
                 again = self._rows.cut(whole, most, everybody)
             except NotRows:
                 log.warning(_RANDOM)
-                return
+                return True
             log.warning(_RANDOM_ROWS)
         self._buffers = WatchedBuffers(self._model, ())
         together, parts = Part(everybody, 1), [Part(half, -1) for half in halves]
         for part, batch in zip((together, *parts), (whole, *given), strict=True):
             yield from self._run(part, batch)
+            if not part.names:
+                return False
         found = self._difference(together, parts)
         if found is None:
             if not alike and not cut:
                 log.warning(_NEIGHBOURS)
-            return
+            return True
         repeated = Part(everybody, 0)
         yield from self._run(repeated, again, seed=1)
+        if not repeated.names:
+            return False
         if _own_differences(together, repeated) is not None:
             log.warning(_RANDOM)
-            return
+            return True
         raise ValueError(("" if alike or cut else _ROWS) + _FOUND.format(found))
 
     def _is_random(self, make: Callable[[Sequence[int]], Any], whole: Any, most: int) -> bool:
