@@ -37,7 +37,7 @@ def test_an_empty_sequence_is_all_padding():
 
 
 def test_workers_can_be_given_it():
-    assert torch.equal(pickle.loads(pickle.dumps(pad_to(4)))([[1, 2]]), torch.tensor([[1, 2, 0, 0]]))  # noqa: S301
+    assert torch.equal(pickle.loads(pickle.dumps(pad_to(4)))([[1, 2]]), torch.tensor([[1, 2, 0, 0]]))
 
 
 @pytest.mark.parametrize("length", [0, -1, 2.0, True])

@@ -36,7 +36,7 @@ class PadTo:
     def _field(self, key: Key, field: Any) -> Any:
         if not _is_sequence(field) or (self.fields is not None and key not in self.fields):
             return field
-        row = field if isinstance(field, Tensor) else torch.as_tensor(field)
+        row = torch.as_tensor(field if len(field) else np.zeros(0, np.int64))  # as any other type when stacked
         row = row[: self.length]
         fill = self.value.get(key, 0) if isinstance(self.value, Mapping) else self.value
         return F.pad(row, (*(0, 0) * (row.ndim - 1), 0, self.length - len(row)), value=fill)

@@ -36,7 +36,7 @@ _TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
 
 
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
-    """How far two results may be apart that were computed in ``dtype`` beside other rows: relative, and of the largest."""
+    """How far results of ``dtype`` may be apart that were computed beside other rows: relative, and of the largest."""
     return _TOLERANCE.get(dtype, (3e-2, 3e-2))
 
 

@@ -91,12 +91,18 @@ def make_private(
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
       not depend on the records (a counter, the vectors of a spectral norm).
+    * ``trial``: the first lot of at least four records begins with three batches that count for nothing. They hold up
+      to seven of the lot's records, together and in two parts, and the loop treats them like any batch. If a record's
+      gradient or observed value depends on the others, the loop is refused with a ValueError. ``run.in_trial`` tells
+      them from others. Nothing of them stays: learning-rate schedules of PyTorch, buffers, statistics and random
+      numbers go on as if they had not been. ``trial=False`` leaves them out, for a loop that was tried before and is
+      driven by a program that counts batches.
 
     What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
     ``collate`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
     decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
-    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers. Of the first batch some
-    examples are run again in parts, and a model whose outputs for an example change with the others is refused.
+    but not what happens in the data set, in ``collate`` or by way of NumPy or Python numbers: the trial finds that in
+    the first lot, where it does not depend on chance, and not in later ones.
     Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
     and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
     undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python

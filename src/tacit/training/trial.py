@@ -44,16 +44,16 @@ _ROWS = (
 _FOUND = (
     "{} in the first lot, when a few of its records were run together and in two parts: one record can then move the "
     "others' gradients, beyond what the clip norm bounds. Compute every example's loss, and every observed value, from "
-    "that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by one (take the "
-    "mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken before the model, of "
-    "a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a fixed length with "
-    "tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an attention mask that it "
-    "honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
+    "that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by one (take "
+    "the mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken before the "
+    "model, of a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a fixed length "
+    "with tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an attention mask "
+    "that it honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
 )
 
 _RANDOM = (
-    "the gradients of the first lot could not be compared with those of its parts, because the loop is random: the same "
-    "records had other gradients when they were run again. Records that influence each other before the model, or "
+    "the gradients of the first lot could not be compared with those of its parts, because the loop is random: the "
+    "same records had other gradients when they were run again. Records that influence each other before the model, or "
     "through the batch's size, are not found."
 )
 
@@ -69,8 +69,8 @@ _RANDOM_ROWS = (
 )
 
 _SHARDED = (
-    "the parameters are sharded: the gradients of the first lot are not compared with those of its parts, for which the "
-    "processes would have to stay in step. Try the loop once in one process."
+    "the parameters are sharded: the gradients of the first lot are not compared with those of its parts, for which "
+    "the processes would have to stay in step. Try the loop once in one process."
 )
 
 
