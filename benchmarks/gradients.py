@@ -241,7 +241,7 @@ def tacit(w: Workload, *, at_hand: bool = False) -> Step:
     optimizer = torch.optim.SGD(trainable(model).values(), RATE)
     run = library.make_private(
         model, optimizer, torch.utils.data.TensorDataset(x, y), lot_size=w.batch, batch_size=w.batch, steps=10**9,
-        clipping=library.Flat(CLIP), noise_multiplier=SIGMA,
+        clipping=library.Flat(CLIP), noise_multiplier=SIGMA, trial=False,
     )  # fmt: skip
     batches = run.batches()
     if at_hand:

@@ -143,7 +143,7 @@ def test_a_factor_that_cannot_be_told_from_its_rounding_is_refused() -> None:
     with pytest.raises(ValueError, match=r"loss\.mean\(\)"):
         simple_fraction(0.7390851332151607, eps)
     model = nn.Linear(2, 1)
-    with gradients.record(model, reduction="mean"), pytest.raises(ValueError, match=r"0\.73908"):
+    with gradients.record(model, reduction="mean"), pytest.raises(ValueError, match=r"loss\.mean\(\)"):
         (model(torch.ones(3, 2)).sum() * 0.7390851332151607 / 3).backward()
     with gradients.record(model, reduction="mean") as tape:
         (model(torch.ones(3, 2)).mean() * 0.7390851332151607).backward()

@@ -114,7 +114,7 @@ def test_no_record(flat: Any) -> None:
 
 def test_rows_that_do_not_divide() -> None:
     model = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"7 rows.*rows_per_record=3"), gradients.record(model, rows_per_record=3):
+    with pytest.raises(ValueError, match="rows_per_record=3"), gradients.record(model, rows_per_record=3):
         model(torch.randn(7, 4))
     for wrong in (0, -1, 1.5):
         with pytest.raises(ValueError, match="rows_per_record"):

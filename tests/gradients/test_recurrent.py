@@ -226,13 +226,13 @@ def test_first_states_of_other_examples_are_refused(frozen: bool) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_first_states_of_ones_own_but_not_of_earlier_batches(frozen: bool, packed: bool) -> None:
     x = torch.randn(4, 5, 3)
-    model = Started(frozen, lambda x: x[:, 0, :1].expand(4, 4).unsqueeze(0).contiguous(), packed)
+    model = Started(frozen, lambda x: x[:, 0, :1].expand(len(x), 4).unsqueeze(0).contiguous(), packed)
     engine = gradients.attach(model)
     model(x).sum(1).mean().backward()
     assert len(engine.norms()) == 4
     engine.discard()
     kept: list[Tensor] = []
-    model.start = lambda x: kept[-1] if kept else torch.zeros(1, 4, 4)
+    model.start = lambda x: kept[-1][:, : len(x)] if kept else torch.zeros(1, len(x), 4)
     for _ in range(2):
         out = model.rnn(engine.trace(x, 4))[1].detach()
         with (

@@ -201,9 +201,9 @@ OWN_WRITES: dict[str, Callable[[Tensor], Any]] = {
     "relu": lambda h: h.relu_(),
     "column": lambda h: h[:, 0].mul_(2),
     "own mean": lambda h: h[:, :4].sub_(h[:, :4].mean(1, keepdim=True)),
-    "noise": lambda h: h.add_(torch.ones(B, 8)),
+    "noise": lambda h: h.add_(torch.ones(len(h), 8)),
     "assigned": lambda h: h.__setitem__((slice(None), 0), h[:, 1].detach()),
-    "one-hot": lambda h: h.mul_(torch.zeros(B, 8).scatter_(1, h.detach().argmax(1, keepdim=True), 1.0)),
+    "one-hot": lambda h: h.mul_(torch.zeros(len(h), 8).scatter_(1, h.detach().argmax(1, keepdim=True), 1.0)),
     "dropout": lambda h: F.dropout(h, 0.0, inplace=True),
 }
 

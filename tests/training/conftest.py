@@ -90,7 +90,7 @@ def make(data: TensorDataset) -> Callable[..., tuple[nn.Module, torch.optim.Opti
 
 @pytest.fixture
 def train() -> Callable[..., int]:
-    """The loop of the design: returns the number of batches seen."""
+    """The loop of the design: returns the number of batches seen, without those of the trial."""
 
     def loop(run: PrivateRun, objective: Callable[..., Tensor] | None = None) -> int:
         count = 0
@@ -100,7 +100,7 @@ def train() -> Callable[..., int]:
             loss.backward()
             run.optimizer.step()
             run.optimizer.zero_grad()
-            count += 1
+            count += not run.in_trial
         return count
 
     return loop

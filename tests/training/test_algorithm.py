@@ -128,9 +128,11 @@ def test_a_closure_is_called_once_and_before_the_noise(make: Any, train: Any, no
         else:
             for x, y in run.batches():
 
-                def closure(x: Any = x, y: Any = y, model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+                def closure(
+                    x: Any = x, y: Any = y, model: Any = model, optimizer: Any = optimizer, run: Any = run
+                ) -> torch.Tensor:
                     nonlocal calls
-                    calls += 1
+                    calls += not run.in_trial
                     optimizer.zero_grad()
                     loss = F.cross_entropy(model(x), y)
                     loss.backward()

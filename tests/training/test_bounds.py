@@ -57,7 +57,7 @@ def test_a_stale_gradient_of_a_frozen_parameter_never_reaches_the_weights(
     F.cross_entropy(model(data.tensors[0]), data.tensors[1]).backward()  # raw gradients, and nobody clears them
     model[0].requires_grad_(False)
     before = model[0].weight.detach().clone()
-    _, _, run = make(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    _, _, run = make(model, torch.optim.SGD(model.parameters(), lr=1.0), trial=False)
     with pytest.raises(RuntimeError, match=r"shape \(4, 4\) with a gradient that is not private"):
         train(run)
     assert torch.equal(model[0].weight, before)
@@ -123,7 +123,7 @@ class Turned(nn.Module):
 
 
 def test_batch_normalisation_over_records_is_refused(make: Any, train: Callable[..., int]) -> None:
-    _, _, run = make(Turned(), lot_size=60)
+    _, _, run = make(Turned(), lot_size=60, trial=False)
     with pytest.raises(ValueError, match="one record in each row"):
         train(run)
 

@@ -177,7 +177,7 @@ def test_the_hugging_face_trainer_with_lots_of_the_run(
 
             constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
             arguments = transformers.TrainingArguments(
-                output_dir=str(tmp_path), max_steps=3, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
+                output_dir=str(tmp_path), max_steps=6, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
             )
             Private(model=model, args=arguments, train_dataset=dataset, optimizers=(optimizer, constant)).train()
         assert run.step == len(run.ledger) == 3 and run.abandoned == 0

@@ -122,7 +122,8 @@ def test_the_order_of_a_lot_is_random_and_loses_nobody() -> None:
     )
     orders = []
     for rows, _ in run.batches():
-        orders.append(rows.flatten().tolist())
+        if not run.in_trial:
+            orders.append(rows.flatten().tolist())
         model(rows).sum().backward()
         optimizer.step()
     assert orders[0] != orders[1]

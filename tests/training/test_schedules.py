@@ -39,7 +39,7 @@ def test_clip_norm_noise_and_lot_size_by_step(make: Any, train: Any, lots: Any, 
 
 
 def test_the_divisor_follows_the_schedule_and_not_the_lot(make: Any, train: Any, noise: Any) -> None:
-    model, optimizer, run = make(steps=4, batch_size=60, lot_size=lambda step: (10, 20, 30, 60)[step])
+    model, optimizer, run = make(steps=4, batch_size=60, lot_size=lambda step: (10, 20, 30, 60)[step], trial=False)
     divisors = []
     for x, _y in run.batches():
         noise.added.clear()
@@ -217,6 +217,7 @@ def test_the_count_is_divided_by_the_lot_size_of_the_step(make: Any, silence: An
         clipping=tacit.Adaptive(initial=1e6, learning_rate=1.0),
         noise_multiplier=0.1,
         batch_size=60,
+        trial=False,
     )
     norm = 1e6
     for step, (x, y) in enumerate(run.batches()):

@@ -87,7 +87,9 @@ def test_metrics_and_adaptive_clipping_count_a_user_as_often(make: Any) -> None:
 
 
 def test_the_divisor_is_the_expected_number_of_users(make: Any, silence: Any) -> None:
-    model, optimizer, run = make(users=np.arange(60) // 5, examples_per_user=5, lot_size=6, steps=3, batch_size=100)
+    model, optimizer, run = make(
+        users=np.arange(60) // 5, examples_per_user=5, lot_size=6, steps=3, batch_size=100, trial=False
+    )
     for x, y in run.batches():
         silence.added.clear()
         F.cross_entropy(model(x), y).backward()

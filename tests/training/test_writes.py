@@ -145,7 +145,7 @@ def test_nor_when_the_run_is_closed_in_the_middle_of_a_lot(make: Any) -> None:
 
 
 def test_a_batch_whose_weights_were_written_is_not_added_by_a_second_step(make: Any) -> None:
-    _, optimizer, run = make(Writer(weight), lot_size=60)
+    _, optimizer, run = make(Writer(weight), lot_size=60, trial=False)
     for x, y in run.lot():
         F.cross_entropy(run.model(x), y).backward()
         with pytest.raises(RuntimeError, match=r"line\.weight"):
@@ -156,7 +156,7 @@ def test_a_batch_whose_weights_were_written_is_not_added_by_a_second_step(make: 
 
 
 def test_the_model_may_not_write_after_the_step_either(make: Any) -> None:
-    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=60)
+    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=60, trial=False)
     lot = run.lot()
     x, y = next(lot)
     F.cross_entropy(model(x), y).backward()
@@ -311,7 +311,7 @@ def test_a_parameter_in_place_of_a_lost_one_is_right() -> None:
 
 
 def test_a_refused_checkpoint_does_not_end_the_watch(make: Any, tmp_path: Path) -> None:
-    model, optimizer, run = make(Writer(weight_data), lot_size=60, ledger=tmp_path / "ledger.jsonl")
+    model, optimizer, run = make(Writer(weight_data), lot_size=60, ledger=tmp_path / "ledger.jsonl", trial=False)
     before = state(model)
     for x, y in run.lot():
         with pytest.raises(RuntimeError, match="a lot is being worked on"):
@@ -323,7 +323,9 @@ def test_a_refused_checkpoint_does_not_end_the_watch(make: Any, tmp_path: Path) 
 
 
 def test_a_checkpoint_has_no_buffer_that_was_written_after_the_step(make: Any, tmp_path: Path) -> None:
-    model, optimizer, run = make(Writer(lambda model, x: None), lot_size=60, ledger=tmp_path / "ledger.jsonl")
+    model, optimizer, run = make(
+        Writer(lambda model, x: None), lot_size=60, ledger=tmp_path / "ledger.jsonl", trial=False
+    )
     for x, y in run.lot():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -554,7 +556,7 @@ def test_one_changed_value_is_seen_in_every_type(dtype: torch.dtype, size: int, 
 
 
 def test_a_failed_first_batch_does_not_bring_back_the_sum_of_a_lot_that_was_left(make: Any, silence: Any) -> None:
-    model, optimizer, run = make(lot_size=60, batch_size=20)
+    model, optimizer, run = make(lot_size=60, batch_size=20, trial=False)
     for number, (x, y) in enumerate(run.lot(), start=1):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -600,7 +602,7 @@ def test_a_metric_may_have_the_examples_in_any_order(make: Any, silence: Any) ->
 
 
 def test_a_metric_of_an_earlier_batch_is_refused(make: Any) -> None:
-    model, optimizer, run = make(lot_size=60, batch_size=30, metrics={"m": tacit.Metric(bound=1.0)})
+    model, optimizer, run = make(lot_size=60, batch_size=30, metrics={"m": tacit.Metric(bound=1.0)}, trial=False)
     kept: list[Tensor] = []
     for x, y in run.lot():
         loss = F.cross_entropy(model(x), y, reduction="none")

@@ -7,7 +7,8 @@ Directories are asked in order: `TACIT_DATA`, ``../shared/data`` beside the chec
 from tacit.data.catalogue import CATALOGUE
 from tacit.data.fetching import fetch
 from tacit.data.images import Images, load
+from tacit.data.padding import pad_to
 from tacit.data.places import locate
 from tacit.data.tables import Table, load_table
 
-__all__ = ["CATALOGUE", "Images", "Table", "fetch", "load", "load_table", "locate"]
+__all__ = ["CATALOGUE", "Images", "Table", "fetch", "load", "load_table", "locate", "pad_to"]

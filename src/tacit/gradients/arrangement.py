@@ -20,7 +20,7 @@ def _reshape(call: Call) -> Tag:
     if call.out.ndim == 0:
         return Total("sum")  # one example with one entry: the loss of a batch of one
     found = reshaped(layout, call.batch, x.shape, call.out.shape)
-    return found or mixes(call, f"from {tuple(x.shape)} to {tuple(call.out.shape)} merges examples")
+    return found or mixes(call, f"merges the examples, which are in dimension {layout.dim}, with other dimensions")
 
 
 @rule_of_one("transpose permute t T mT H mH movedim moveaxis swapaxes swapdims adjoint transpose_")

@@ -51,8 +51,8 @@ def checked_weights(weights: Tensor, norms: Tensor) -> Tensor:
     """Refuse factors that are of the wrong shape, negative or not finite."""
     if weights.shape != norms.shape:
         raise ValueError(
-            f"the clipping strategy returned weights of shape {tuple(weights.shape)} for norms of shape "
-            f"{tuple(norms.shape)}; it must return one factor per example and group"
+            f"the clipping strategy returned weights of {weights.ndim} dimensions and another shape than the norms, "
+            f"which are [examples, {norms.shape[1]}]; it must return one factor per example and group"
         )
     least, most = weights.aminmax() if weights.numel() else (0.0, 0.0)
     if not (float(least) >= 0 and float(most) < math.inf):  # a NaN is both, and neither comparison holds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tacit.gradients.independence import INFLUENCE, NotCompared, is_influenced
+from tacit.gradients.independence import INFLUENCE, FailedOnPart, NotCompared, is_influenced
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder
 
@@ -20,7 +20,7 @@ class Comparison:
 
     def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
         self._recorder, self._wanted = recorder, wanted
-        self._found: bool | NotCompared | None = None
+        self._found: bool | NotCompared | FailedOnPart | None = None
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """Before the model runs on these arguments: what its code keeps somewhere is then of the batch itself."""
@@ -29,7 +29,7 @@ class Comparison:
             return
         try:
             self._found = is_influenced(self._recorder, args, kwargs)
-        except NotCompared as error:
+        except (NotCompared, FailedOnPart) as error:
             self._found = error
 
     def conclude(self) -> None:
@@ -37,11 +37,14 @@ class Comparison:
         found, self._found = self._found, None
         if found is None:
             return
+        if isinstance(found, FailedOnPart):
+            raise found
         refuse([INFLUENCE] if found is True else [])
         self._wanted = False
         if found:
             log.warning(
-                "whether examples influence each other where no operation shows it was not tried: the model could not "
-                "be compared with itself on parts of a batch (%s)",
+                "the model's outputs for the first batch were not compared with those for parts of it (%s): examples "
+                "that influence each other through the batch's size or a place in it are not found in this way; check "
+                "that the model computes each example's output from that example alone",
                 found,
             )

@@ -47,7 +47,7 @@ def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
 
 def precise(x: Tensor) -> Tensor:
     """`x` in float32 or better: norms and sums are never taken in half precision."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(precise_dtype(x))
 
 
 def precise_dtype(x: Tensor) -> torch.dtype:

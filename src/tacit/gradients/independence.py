@@ -36,7 +36,11 @@ MOST = 7
 _TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
 """Of an entry, and of the largest one: what the kernels for other numbers of rows may round in another way."""
 
-_HALF = 3e-2, 3e-2
+
+def tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """How far results of ``dtype`` may be apart that were computed beside other rows: relative, and of the largest."""
+    return _TOLERANCE.get(dtype, (3e-2, 3e-2))
+
 
 INFLUENCE = (
     "the model's output for an example changes with the other examples in the batch: somewhere they influence each "
@@ -50,6 +54,10 @@ _WRITES = "it writes to its parameters"
 
 class NotCompared(Exception):
     """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
+
+
+class FailedOnPart(ValueError):
+    """The model accepts the whole batch and fails on some of its examples."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,19 +75,21 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
     outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy
     of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
     Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
-    (before it does), cannot be copied, fails on a part, or has no output to compare, and for inputs in an irregular
-    order. Of outputs that are as wide as the longest sequence, what they have in common is compared.
+    (before it does), cannot be copied, or has no output to compare, and for inputs in an irregular order; and
+    `FailedOnPart` for a model that fails on a part and not on the whole batch. Of outputs that are as wide as the
+    longest sequence, what they have in common is compared.
     """
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
     if not given or any(tag.owner is not None for tag in given):
         raise NotCompared("its inputs are not rows in the order of the examples")
-    failures, influenced = [], False
+    failures: list[NotCompared | FailedOnPart] = []
+    influenced = False
     for lists in (False, True):  # a list as long as the batch may have a number for each example, or be a setting
         try:
             if not _differ(recorder, args, kwargs, lists):
                 return False
             influenced = True
-        except NotCompared as error:
+        except (NotCompared, FailedOnPart) as error:
             failures.append(error)
     if influenced:
         return True
@@ -88,30 +98,40 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
 
 def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
-        return _run(
-            recorder, examples, seed, lambda n, copies: Cut(recorder, examples, n, lists, copies).of((args, kwargs))
-        )
+        def cut(batch: int, copies: dict[int, Any]) -> Any:
+            return Cut(recorder, examples, batch, lists, copies).of((args, kwargs))
+
+        try:
+            return _run(recorder, examples, seed, cut)
+        except FailedOnPart as error:
+            everybody = range(recorder.batch or 0)
+            if len(examples) < len(everybody):
+                run(everybody)  # if this fails too, the part is not the reason
+                raise
+            raise NotCompared(f"a copy of it raised {type(error.__cause__).__name__}") from error.__cause__
 
     several = list(range(min(recorder.batch or 0, MOST)))
     middle = len(several) // 2
     halves = [(several[:middle][::-1], several[middle:][::-1]), (several[1::2], several[::2])]
     together, splits = run(several), [[run(half) for half in split] for split in halves]
-    try:
-        if _agree(together, splits, recorder):
-            return False
-        again = [[run(several, seed=1)]]
-        if not _agree(together, again):
-            raise NotCompared("its outputs are random")
-    except (RuntimeError, TypeError) as error:  # types that PyTorch cannot compute with
-        raise NotCompared(f"it raised {type(error).__name__}") from error
+    if _agree(together, splits, recorder):
+        return False
+    again = [[run(several, seed=1)]]
+    if not _agree(together, again):
+        raise NotCompared("its outputs are random")
     return True
 
 
 def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
     batch = recorder.batch or 0
+    copies: dict[int, Any] = {}
     try:
-        copies: dict[int, Any] = {}
         model = silenced(copied(recorder.model, copies))
+    except Exception as error:  # whatever a module raises that cannot be copied
+        if isinstance(error, NotCompared):
+            raise
+        raise NotCompared(f"copying it raised {type(error).__name__}") from error
+    try:
         isolated = Installed(recorder, model, recorder.plan)
         with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
             args, kwargs = cut(batch, copies)
@@ -121,8 +141,11 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
         raise
-    except Exception as error:  # whatever the model's own code raises for a part of the batch, or for a copy of itself
-        raise NotCompared(f"it raised {type(error).__name__}") from error
+    except Exception as error:  # whatever the model's own code raises
+        raise FailedOnPart(
+            f"the model raised {type(error).__name__} when it was given some examples of the batch by themselves, to "
+            "see whether examples influence each other; let it accept any number of them (take sizes from its inputs)"
+        ) from error
     if _places(model) != places:
         raise NotCompared(_WRITES)
     return Part(examples, found)
@@ -169,8 +192,8 @@ def silenced(twin: nn.Module) -> nn.Module:
             for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
                 del hooks[key]
                 module._forward_hooks_always_called.pop(key, None)
-        if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-            module.dropout = 0.0  # which they hand to code that shows no dropout
+        if isinstance(module, HIDDEN_DROPOUT):
+            module.dropout = 0.0
     return twin
 
 
@@ -187,6 +210,9 @@ def _advance(copies: dict[int, Any], seed: int) -> None:
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
             value.random()
 
+
+HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
+"""Modules that hand their dropout to code that shows no dropout."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 """Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
@@ -308,8 +334,11 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
     return "constant" if constant else None
 
 
-def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
-    """In what they have in common along dimensions whose size data decided, and in all the rest."""
+def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
+    """Whether two tensors agree up to the roundings of their type, or of ``coarsest``, in which they were computed.
+
+    Along dimensions whose size data decided (``free``) they are compared in what they have in common.
+    """
     for dim in free if a.ndim == b.ndim else ():
         size = min(a.shape[dim], b.shape[dim])
         a, b = a.narrow(dim, 0, size), b.narrow(dim, 0, size)
@@ -317,10 +346,11 @@ def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset()) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    relative, absolute = _TOLERANCE.get(a.dtype, _HALF)
+    relative, absolute = tolerance(coarsest or a.dtype)
     if torch.is_autocast_enabled(a.device.type):
-        relative, absolute = _HALF
+        relative, absolute = tolerance(torch.bfloat16)
     wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = (t.cpu() if t.device.type == "mps" else t for t in (a, b))  # where there is no float64
     a, b = a.to(wide), b.to(wide)
     largest = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
@@ -333,24 +363,31 @@ _STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like
 
 
 class Still(TorchFunctionMode):
-    """Every dropout is the identity, noise is the same everywhere, and parameters stay as they are."""
+    """Make every dropout the identity and noise the same everywhere; refuse writes to the parameters of ``model``."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()
-        self._memory = {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
+        self.active = True
+        owned = [] if model is None else list(model.parameters())
+        self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if not self.active:
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], Tensor):
             return args[0]
         if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
-        if self._writes_to_parameters(func, name, args, kwargs):
+        if self._memory and self._writes_to_parameters(func, name, args, kwargs):
             raise NotCompared(_WRITES)
         found = func(*args, **kwargs)
-        return found.fill_(_STANDING[name]) if name in _STANDING else found
+        if name in _STANDING:
+            with torch.no_grad():
+                found.fill_(_STANDING[name])
+        return found
 
     def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
         """Asked before it is done: the parameters are the model's own."""

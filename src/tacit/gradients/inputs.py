@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from tacit.gradients.layout import Layout
-from tacit.gradients.nested import rebuilt
+from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark
 
@@ -34,7 +34,8 @@ class Inputs:
         fresh: list[tuple[Tensor, int]] = []
         new_args = tuple(self._walk(a, self._dim_of(i), fresh) for i, a in enumerate(args))
         new_kwargs = {k: self._walk(v, self._dim_of(k), fresh) for k, v in kwargs.items()}
-        self._tag(fresh)
+        followed = any(map(self._recorder.follows, tensors((args, kwargs))))
+        self._tag(fresh, (self._recorder.batch or 0) * self._rows if followed else None)
         return new_args, new_kwargs
 
     def traced(self, batch: Any, size: int) -> Any:
@@ -79,10 +80,11 @@ class Inputs:
                 return pairs
         return value
 
-    def _tag(self, fresh: list[tuple[Tensor, int]]) -> None:
+    def _tag(self, fresh: list[tuple[Tensor, int]], rows: int | None = None) -> None:
+        """Tag tensors, each along its dimension; ``rows`` is how many those have that are followed already."""
         sizes = {t.shape[d] for t, d in fresh}
-        if len(sizes) > 1:
-            shown = ", ".join(f"{tuple(t.shape)} (dimension {d})" for t, d in fresh)
+        if len(sizes) > 1 or (rows is not None and not sizes <= {rows}):
+            shown = ", ".join(f"{t.dtype} of {t.ndim} dimensions (dimension {d})" for t, d in fresh)  # no sizes
             raise ValueError(
                 f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
                 "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
@@ -93,12 +95,13 @@ class Inputs:
             mark(t, self._recorder, Layout(d, self._rows))
             t._entered = True  # type: ignore[attr-defined]
 
-    def _begin(self, rows: int, tensors: list[Tensor]) -> None:
+    def _begin(self, rows: int, inputs: list[Tensor]) -> None:
         if rows % self._rows:
             raise ValueError(
-                f"a batch of {rows} rows does not divide into records of rows_per_record={self._rows} rows each"
+                f"the rows of the batch do not divide into records of rows_per_record={self._rows} rows each; let "
+                "every record have as many rows"
             )
-        self._recorder.begin(rows // self._rows, tensors)
+        self._recorder.begin(rows // self._rows, inputs)
 
     def _packed(self, packed: PackedSequence) -> PackedSequence:
         sizes = packed.batch_sizes

@@ -77,7 +77,7 @@ def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int,
     shape = (1,) * (rank - q.ndim) + tuple(q.shape)
     own = shape[place.dim] != 1
     if own and place.by_data and batch > 1 and not _is_one_for_all(q, dim):
-        recorder.problems.add(f"a parameter of shape {tuple(q.shape)} has a slot for each place, and this {BESIDE}")
+        recorder.problems.add(f"a parameter has a slot for each place of the batch, and this {BESIDE}")
     source = q
     wanted = list(full or shape)
     wanted[place.dim] = shape[place.dim] if own else size

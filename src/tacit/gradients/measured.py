@@ -110,6 +110,12 @@ class Measured:
         ]
         return squares
 
+    def coarsest_dtype(self) -> torch.dtype:
+        """The floating type with the largest unit roundoff among the captured tensors, or float64 if there are none."""
+        parts = [part.contribution for several in self._recorder.parts.values() for part in several]
+        found = {t.dtype for part in parts for t in _held(part) if t.is_floating_point() or t.is_complex()}
+        return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
     def refuse_writes(self) -> None:
         """Norms that were found before no longer belong to gradients whose factors were written to since."""
         for name, t, version in self._read:

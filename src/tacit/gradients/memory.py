@@ -199,9 +199,14 @@ class Memory(dispatching.TorchDispatchMode):
 def _is_asked_by_pytorch() -> bool:
     """Whether the code that handles packed sequences is what does something."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and (frame.f_code.co_filename in _BETWEEN or frame.f_code in _HELPERS):
+    while frame is not None and (_brings(frame.f_code) or frame.f_code in _HELPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code in _READERS
+
+
+def _brings(code: CodeType) -> bool:
+    """Whether code only brings an operation here: the engine's, PyTorch's, or a mode's of the engine or the caller."""
+    return code.co_filename in _BETWEEN or code.co_name == "__torch_function__"
 
 
 _BETWEEN = (__file__, unseen.__file__, traced.__file__, overrides.__file__, _tensor.__file__)

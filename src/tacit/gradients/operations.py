@@ -89,7 +89,7 @@ def cast(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = bound("input weight bias", args, kwargs)
     layout, batch = layout_of(recorder, x), recorder.batch
-    if layout is None or type(weight) is Traced or type(bias) is Traced:
+    if layout is None or type(weight) is Traced or type(bias) is Traced or weight.is_complex():
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
     assert batch is not None
@@ -201,7 +201,8 @@ def contraction(
     order = [(blocks + outs + ins).index(c) for c in qs]
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
-        a, g = shaped(data.detach(), xs, ins), shaped(grad, output, outs)
+        factor = data.detach().conj_physical() if data.is_complex() else data.detach()
+        a, g = shaped(factor, xs, ins), shaped(grad, output, outs)
         if not blocks and len(ins) == 1 and len(outs) == 1:
             first, second = (a, g) if qs.index(outs[0]) == 0 else (g, a)
             return [(q, Outer(first, second, q.shape))]

@@ -154,8 +154,8 @@ def check_clip_norm(clip_norm: float) -> None:
 def check_positions(positions: int) -> None:
     if positions > MOST_POSITIONS:
         raise ValueError(
-            f"a parameter is used at {positions} positions of every record, for which no sensitivity is proved; "
-            f"use it at no more than {MOST_POSITIONS}."
+            f"a parameter is used at more than {MOST_POSITIONS} positions of a record, for which no sensitivity is "
+            "proved; cut the records into shorter ones."
         )
 
 

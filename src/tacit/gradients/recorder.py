@@ -12,6 +12,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 
 from tacit.gradients import data_independent, sizes
+from tacit.gradients.complex_parts import real_parts
 from tacit.gradients.contributions import Contribution
 from tacit.gradients.empty import run_empty
 from tacit.gradients.failures import FAILED, FAILURES, is_of_values
@@ -51,6 +52,9 @@ OPERATIONS: dict[str, Operation] = {}
 
 COMPARED = -1
 """The epoch of examples that were only compared (`independence`): what is computed from them is no constant either."""
+
+COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
+"""Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
 
 ALWAYS: dict[str, Operation] = {}
 """Operations the engine takes over whether or not an argument is trainable."""
@@ -146,8 +150,8 @@ class Recorder:
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(
-                    f"the model was called with {batch} examples after the backward pass of a batch of {self.batch}, "
-                    "whose clipped sum was not yet taken"
+                    "the model was called with another number of examples than the batch whose backward pass has run "
+                    "and whose clipped sum was not yet taken; take it first"
                 )
             sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)
             self.strangers = self.strangers or not sure
@@ -282,8 +286,8 @@ class Recorder:
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
                         raise RuntimeError(
-                            f"a tensor of shape {tuple(value.shape)} was computed from the batch where the engine "
-                            "could not see it (a compiled or scripted function); use ordinary PyTorch operations there"
+                            f"a tensor of {value.ndim} dimensions was computed from the batch where the engine could "
+                            "not see it (a compiled or scripted function); use ordinary PyTorch operations there"
                         )
                     shared.append(value)
             elif isinstance(value, (tuple, list)):
@@ -322,7 +326,7 @@ class Recorder:
             mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
             return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])
         rule = OPERATIONS.get(name)
-        if rule is not None:
+        if rule is not None and (name in COMPLEX or not any(q.is_complex() for q in shared)):
             return rule(self, func, args, kwargs)
         from tacit.gradients.fallback import generic
         from tacit.gradients.lifting import lift
@@ -435,7 +439,8 @@ class Recorder:
             for t, version in watched:
                 if t._version != version:
                     raise RuntimeError(
-                        f"a tensor of shape {tuple(t.shape)} that a trainable operation has read was modified in place"
+                        f"a tensor of {t.ndim} dimensions that a trainable operation has read was modified in place; "
+                        "write into a copy"
                     )
             if self.capturing:
                 with unmixed(grad.device):
@@ -454,6 +459,8 @@ class Recorder:
         self.captures += 1
         with torch.no_grad():
             for source, contribution in pairs:
+                if source.is_complex():
+                    source, contribution = real_parts(source, contribution)
                 settled = contribution.settle()
                 for name, part in resolve(source, settled, self.names):
                     if self.sharded:

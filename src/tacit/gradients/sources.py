@@ -124,8 +124,8 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
     foreign = [leaf for leaf in leaves if id(leaf) not in names]
     if foreign or not leaves:
         raise RuntimeError(
-            "a trainable tensor that is not a parameter of the recorded model took part in the loss "
-            f"(shape {tuple((foreign or [source])[0].shape)}); record the module that owns it, or freeze it"
+            f"a trainable tensor of {(foreign or [source])[0].ndim} dimensions that is not a parameter of the recorded "
+            "model took part in the loss; record the module that owns it, or freeze it"
         )
     return [(names[id(leaf)], Part(Derived(source, leaf, contribution), None)) for leaf in leaves]
 

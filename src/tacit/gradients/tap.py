@@ -115,8 +115,8 @@ def simple_fraction(value: float, eps: float) -> float:
     found = float(Fraction(fraction).limit_denominator(math.isqrt(int(1 / (16 * eps)))))
     if abs(found - fraction) > 2 * eps:
         raise ValueError(
-            f"without the number of examples, by which the caller divided or multiplied, the losses have the factor "
-            f"{value!r}, which cannot be told from how that was rounded; take the mean or the sum of the losses by "
-            "itself (loss.mean(), loss.sum()) and multiply that."
+            "without the number of examples, by which the caller divided or multiplied, the losses have a factor that "
+            "cannot be told from how that was rounded; take the mean or the sum of the losses by itself (loss.mean(), "
+            "loss.sum()) and multiply that."
         )
     return math.ldexp(found, exponent)

@@ -39,6 +39,7 @@ from tacit.gradients.memory import Memory
 from tacit.gradients.plan import make_plan
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
+from tacit.gradients.self_test import prove_hooks
 from tacit.gradients.unseen import Unseen
 
 RULES = (backward, operations, convolutions, lookups, losses, means, normalisations, pooling, recurrent)
@@ -89,6 +90,7 @@ class Engine:
         rows_per_record: int = 1,
         isolate: Sequence[str] | bool | None = None,
     ) -> None:
+        prove_hooks(record)
         hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
         if any(isinstance(owner, Engine) and not owner._is_copy for owner in hooks):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
@@ -262,6 +264,11 @@ class Engine:
     def slow_operations(self) -> frozenset[str]:
         """Operations without a fast rule that were met so far."""
         return frozenset(self._recorder.problems.slow)
+
+    @property
+    def coarsest_dtype(self) -> torch.dtype:
+        """The type of fewest bits among those that the current batch's gradients are made of."""
+        return self._measured.coarsest_dtype()
 
     def norms(self, groups: Clipping | Sequence[tuple[str, ...]] | None = None) -> Tensor:
         """Every example's gradient norm: [batch], or [batch, groups] for a clipping strategy or partition.

@@ -56,6 +56,8 @@ class LotReader:
         self._tensors = _tensors_of(dataset) if collate_fn is None else None
         self._collate = _EmptyCollate(dataset, collate_fn or default_collate)
         self._current = _Current()
+        self._kept: dict[int, Any] = {}
+        """Records that `sample` has read, for the first batch that `read` gives."""
         self._loader: DataLoader[Any] | None = None
         if num_workers:
             self._loader = DataLoader(
@@ -77,15 +79,44 @@ class LotReader:
         for piece in pieces:
             yield self._fetch(piece)
 
+    def sample(self, indices: Integers) -> Callable[[Sequence[int]], Any]:
+        """Read a few records and return a function that makes batches of them, by their places in ``indices``.
+
+        In this process, where `read` does not read them again: a record that a data set changes at random is the same
+        in all these batches and in the lot's own.
+        """
+        if self._tensors is not None:
+            return lambda places: self._fetch(indices[list(places)])
+        examples = self._examples(indices.tolist())
+        if self._loader is None:
+            self._kept = dict(zip(indices.tolist(), examples, strict=True))
+
+        def batch(places: Sequence[int]) -> Any:
+            made = self._collate([_copied(examples[place]) for place in places])
+            return _pin(made) if self._pin else made
+
+        return batch
+
+    def _examples(self, indices: list[int]) -> list[Any]:
+        """Read records, but for those that `sample` has read."""
+        kept, self._kept = self._kept, {}
+        missing = [index for index in indices if index not in kept] if kept else indices
+        if callable(getattr(self._dataset, "__getitems__", None)):
+            found = list(self._dataset.__getitems__(missing)) if missing else []
+        else:
+            found = [self._dataset[index] for index in missing]
+        if not kept:
+            return found
+        rest = iter(found)
+        return [kept[index] if index in kept else next(rest) for index in indices]
+
     def _fetch(self, piece: Integers) -> Any:
         if self._tensors is not None:
             rows = torch.from_numpy(piece)
             picked = tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors)
             batch: Any = picked[0] if isinstance(self._dataset, torch.Tensor) else picked
-        elif callable(getattr(self._dataset, "__getitems__", None)):
-            batch = self._collate(list(self._dataset.__getitems__(piece.tolist())) if piece.size else [])
         else:
-            batch = self._collate([self._dataset[index] for index in piece.tolist()])
+            batch = self._collate(self._examples(piece.tolist()))
         return _pin(batch) if self._pin else batch
 
 
@@ -93,6 +124,20 @@ def _tensors_of(dataset: Any) -> Sequence[torch.Tensor] | None:
     if isinstance(dataset, torch.Tensor):
         return (dataset,)
     return dataset.tensors if type(dataset) is TensorDataset else None
+
+
+def _copied(example: Any) -> Any:
+    """An example that may be changed in place without changing the original: containers, tensors and arrays copied."""
+    if isinstance(example, torch.Tensor):
+        return example.clone()
+    if isinstance(example, np.ndarray):
+        return example.copy()
+    if isinstance(example, MutableMapping):
+        return _changed(example, _copied)
+    if isinstance(example, list | tuple):
+        parts = [_copied(value) for value in example]
+        return type(example)(*parts) if hasattr(example, "_fields") else type(example)(parts)
+    return example
 
 
 class _Current:

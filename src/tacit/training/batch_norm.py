@@ -60,8 +60,8 @@ class PrivateBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:
             raise ValueError(
-                f"input of batch normalisation has shape {_without_rows(x)}; dimension 1 must have {self.channels} "
-                "channels."
+                f"the input of batch normalisation has {x.ndim} dimensions; the records must be in dimension 0, and "
+                f"dimension 1 must have {self.channels} channels."
             )
         along = (1, self.channels, *[1] * (x.ndim - 2))
         scale = (self.running_var + self.eps).rsqrt()
@@ -69,8 +69,8 @@ class PrivateBatchNorm(nn.Module):
         if self._rows is not None and self.training and torch.is_grad_enabled() and isinstance(x, Traced):
             if not isinstance(x._tag, Layout) or x._tag.dim != 0 or x._tag.owner is not None:
                 raise ValueError(
-                    f"the input of batch normalisation, of shape {_without_rows(x)}, does not have one record in each "
-                    "row; put the records in dimension 0."
+                    f"the input of batch normalisation, of {x.ndim} dimensions, does not have one record in each row; "
+                    "put the records in dimension 0."
                 )
             self._rows.append(_moments(normal))
         if self.weight is None or self.bias is None:
@@ -121,11 +121,6 @@ class PrivateBatchNorm(nn.Module):
         self.running_mean += self.momentum * mean * var.sqrt()
         # Noise must not make a variance negative or let it collapse at once.
         self.running_var *= (1 + self.momentum * (excess - mean.square())).clamp(0.5, 2.0)
-
-
-def _without_rows(x: Tensor) -> str:
-    """The shape without the number of rows, which is private."""
-    return f"({', '.join(['records', *map(str, x.shape[1:])])})"
 
 
 def _moments(normal: Tensor) -> Tensor:

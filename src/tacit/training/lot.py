@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from tacit.gradients.layout import Layout
 from tacit.gradients.traced import Traced
 from tacit.ledger import Receipt
 from tacit.training.questions import Questions
+
+if TYPE_CHECKING:
+    from tacit.training.trial import Trial
 
 
 @dataclass(kw_only=True)
@@ -56,8 +60,8 @@ class Lot:
                 f"run.observe({missing[0]}=...) for every batch before optimizer.step(), or leave it out of metrics."
             )
 
-    def observe(self, name: str, rows: Tensor) -> None:
-        """Add one value for each example of the batch to a metric."""
+    def observe(self, name: str, rows: Tensor, trial: Trial | None) -> None:
+        """Add one value for each example of the batch to a metric; in a trial, hand it over to be compared."""
         tallies, group = self.questions.tallies, f"metrics/{name}"
         if group not in tallies:
             known = ", ".join(sorted(each.removeprefix("metrics/") for each in tallies if each.startswith("metrics/")))
@@ -72,7 +76,17 @@ class Lot:
         if isinstance(rows, Traced):
             _check_rows(name, rows, self.size)
         self.observed.add(name)
-        tallies[group].add(rows.detach().as_subclass(Tensor))
+        values = rows.detach().as_subclass(Tensor)
+        if trial is not None:
+            trial.observe(name, values[_order(rows)])
+        else:
+            tallies[group].add(values)
+
+
+def _order(rows: Tensor) -> Tensor:
+    """The places of the examples' values, example by example."""
+    owner = rows._tag.owner if isinstance(rows, Traced) and isinstance(rows._tag, Layout) else None
+    return torch.arange(len(rows), device=rows.device) if owner is None else owner.argsort()
 
 
 def _check_rows(name: str, rows: Traced, size: int) -> None:

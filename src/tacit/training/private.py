@@ -21,6 +21,7 @@ from tacit.sampling import LotReader
 from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
+from tacit.training.collated_rows import Rows
 from tacit.training.loaders import reading
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
@@ -31,6 +32,7 @@ from tacit.training.strength import least_noise, strength
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
+from tacit.training.trial import Trial
 from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer
 from tacit.training.wrappers import unwrapped
@@ -68,6 +70,7 @@ def make_private(
     purpose: str = "",
     public_buffers: Sequence[str] = (),
     parallel: Parallel | None = None,
+    trial: bool = True,
     seed: int | None = None,
 ) -> PrivateRun:
     """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
@@ -100,12 +103,18 @@ def make_private(
 
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
       not depend on the records (a counter, the vectors of a spectral norm).
+    * ``trial``: the first lot of at least four records begins with three batches that count for nothing. They hold up
+      to seven of the lot's records, together and in two parts, and the loop treats them like any batch. If a record's
+      gradient or observed value depends on the others, the loop is refused with a ValueError. ``run.in_trial`` tells
+      them from others. Nothing of them stays: learning-rate schedules of PyTorch, buffers, statistics and random
+      numbers go on as if they had not been. ``trial=False`` leaves them out, for a loop that was tried before and is
+      driven by a program that counts batches.
 
     What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
     ``collate_fn`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
     decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
-    but not what happens in the data set, in ``collate_fn`` or by way of NumPy or Python numbers. Of the first batch
-    some examples are run again in parts, and a model whose outputs for an example change with the others is refused.
+    but not what happens in the data set, in ``collate_fn`` or by way of NumPy or Python numbers: the trial finds that
+    in the first lot, where it does not depend on chance, and not in later ones.
     Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
     and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
     undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python
@@ -218,6 +227,13 @@ def make_private(
             team=team,
             public_buffers=public_buffers,
             until_closed=until_closed,
+            trial=Trial(
+                model,
+                optimizer,
+                wanted=trial and not (team.rank and has_shards(model)),  # of sharded ones the first process tells
+                sharded=has_shards(model),
+                rows=Rows(microbatch_size, batch_dim if isinstance(batch_dim, int) else None),
+            ),
         )
         undo.callback(run.close)
         _tell(run)

@@ -45,6 +45,7 @@ from tacit.training.statement import statement
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Drawn, Team
+from tacit.training.trial import Trial
 from tacit.training.unison import state_facts
 from tacit.training.updates import Updates
 
@@ -77,6 +78,7 @@ class PrivateRun:
         team: Team,
         public_buffers: Sequence[str] = (),
         until_closed: ExitStack,
+        trial: Trial,
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
         self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
@@ -93,6 +95,7 @@ class PrivateRun:
         )
         self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
+        self._trial = trial
         self._lot: Lot | None = None
         self._loop: weakref.ref[Batches] | None = None
         self._attached = True
@@ -153,11 +156,8 @@ class PrivateRun:
             least = -(-len(indices) // self.recipe.batch_size) or 1
             if self._shards:  # every forward and backward pass gathers parameters from all processes
                 least = self.team.most(least)
-            pieces = batches(indices, self.recipe.batch_size, least=least)
-            read = self._reader.read(indices, least=least)
-            for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
-                size = len(piece) // self.recipe.microbatch_size
-                lot.turn(size, last=number == least)
+            for size, batch, last in self._handed_out(indices, least):
+                lot.turn(size, last=last)
                 for layer in self._layers.values():
                     layer.expect()
                 self._weights.hold()
@@ -184,6 +184,15 @@ class PrivateRun:
             layer.forget()
         self._sums.clear()
         self.engine.discard()
+
+    def _handed_out(self, indices: Integers, least: int) -> Iterator[tuple[int, Any, bool]]:
+        """Yield (records, batch, whether it is the last): batches of the trial, once a run, and those of the lot."""
+        for size, batch in self._trial.batches(self._reader, indices, self.recipe.batch_size):
+            yield size, batch, False
+        pieces = batches(indices, self.recipe.batch_size, least=least)
+        read = self._reader.read(indices, least=least)
+        for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
+            yield len(piece) // self.recipe.microbatch_size, batch, number == least
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
@@ -216,7 +225,12 @@ class PrivateRun:
         if self._lot is None or self._lot.taken:
             raise RuntimeError("there is no batch to observe; call observe in the loop, before optimizer.step().")
         for name, rows in values.items():
-            self._lot.observe(name, rows)
+            self._lot.observe(name, rows, self._trial if self._trial.running else None)
+
+    @property
+    def in_trial(self) -> bool:
+        """Whether the batch at hand is one of the first lot's trial, which counts for nothing (see `make_private`)."""
+        return self._trial.running
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -250,6 +264,11 @@ class PrivateRun:
             self._buffers.check()
         finally:
             self._weights.check()
+        if self._trial.running:
+            self._trial.measure(self.engine)
+            for layer in self._layers.values():
+                layer.forget()
+            return loss
         self._sums.add(self.engine, lot.questions.clipping)
         for name, layer in self._layers.items():
             lot.questions.tallies[name].add(layer.collect(lot.size))
@@ -365,6 +384,7 @@ class PrivateRun:
         """Leave model and optimizer as they were found; the ledger stays open."""
         if not self._attached:
             return
+        self._trial.stop()
         try:
             if self._lot is not None:
                 self._undo_writes()

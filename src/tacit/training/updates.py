@@ -87,6 +87,7 @@ class Updates:
 
 def _handing_to(take: Take, *, marked: bool) -> Callable[..., Any]:
     def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined] # for a scheduler, which warns of the wrong order
         return take(closure)
 
     if marked:
