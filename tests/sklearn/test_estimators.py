@@ -73,6 +73,13 @@ def data(count: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
+@pytest.mark.parametrize("epsilon", [1e6, 1e8])
+def test_a_classifier_fits_with_an_epsilon_beyond_every_lattice(epsilon: float) -> None:
+    X, y = data(300)
+    model = PrivateClassifier(epsilon=epsilon, bounds=([40, -7, -10], [160, -3, 10])).fit(X, y)
+    assert model.score(X, y) > 0.9 and model.guarantee_.epsilon <= epsilon
+
+
 def test_a_pipeline_spends_one_budget() -> None:
     X, y = data()
     account = Account(records=len(X), epsilon=2.0, delta=1e-5)

@@ -38,6 +38,8 @@ def bounds(
     total = sum(count for _, count in side.lattice_pairs)
     tail = 1e-7 * (delta if delta is not None else 1e-13) / total
     sketches = [(sketch(pair).without_tails(tail), count) for pair, count in side.lattice_pairs]
+    if _beyond(sketches):
+        return Interval(math.inf if delta is not None else 1.0, 0.0), coarse
     if delta is not None:
         tilt = tilt_for_delta(sketches, delta)
         near = (cumulants(sketches, tilt).value - math.log(delta)) / tilt
@@ -66,12 +68,22 @@ def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float
     """An upper bound on δ at each ε, all from one lattice, as fine as the largest ε needs."""
     total = sum(count for _, count in side.lattice_pairs)
     sketches = [(sketch(pair).without_tails(1e-20 / total), count) for pair, count in side.lattice_pairs]
+    if _beyond(sketches):
+        return [1.0] * len(epsilons)
     tilts = [tilt_for_epsilon(sketches, epsilon - side.certain) for epsilon in epsilons]
     step = _step(sketches, max(tilts), 10 * accuracy * max(*epsilons, _SMALL)) / (1 + 2 / total)
     lattice = _Lattices(side, sketches, 0.0, None, None)
     return [
         replace(lattice, tilt=tilt, epsilon=epsilon).upper(step) for tilt, epsilon in zip(tilts, epsilons, strict=True)
     ]
+
+
+def _beyond(sketches: Sequence[tuple[Sketch, int]]) -> bool:
+    """Return whether some release has next to no mass at the losses a lattice can hold.
+
+    Such a release counts as a complete loss: δ = 1 at every ε. Other bounds, which need no lattice, may be smaller.
+    """
+    return any(not len(part.p) for part, _ in sketches)
 
 
 def _step(sketches: Sequence[tuple[Sketch, int]], tilt: float, excess: float) -> float:

@@ -218,8 +218,13 @@ def _parsed(values: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def _number(entry: str) -> float:
+    """Return the number, NaN where it is none.
+
+    ``float`` alone does not strip U+001C to U+001F from text that is ASCII; the fast reader does (`reading`), and one
+    row's neighbours decide which of the two reads it.
+    """
     try:
-        return float(entry)
+        return float(entry.strip())
     except ValueError:
         return math.nan
 
