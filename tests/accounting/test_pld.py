@@ -757,6 +757,18 @@ def test_losses_in_the_millions(rate, noise, count, delta):
     assert found.lower <= exact <= found.upper <= 1.005 * exact
 
 
+@pytest.mark.parametrize("rate", [0.06, 0.5])
+@pytest.mark.parametrize("noise", [0.02, 0.002])
+def test_a_full_release_beside_sampled_ones_whose_losses_no_lattice_holds(rate, noise):
+    terms = ((Term(Gaussian(noise), Policy.ALWAYS, 1.0), 1), (Term(Gaussian(noise), Policy.POISSON, rate), 300))
+    both = Composition(Adjacency.ADD_REMOVE, terms)
+    alone = Pld().epsilon(Composition(Adjacency.ADD_REMOVE, terms[1:]), 1e-5)
+    every = gaussian.epsilon(math.sqrt(301) / noise, 1e-5)
+    found = Pld().epsilon(both, 1e-5)
+    assert alone.lower <= found.upper <= every * (1 + 1e-9)
+    assert 0 <= Pld().delta(both, 10.0).upper <= 1
+
+
 @pytest.mark.parametrize("delta", [0, 1, -1e-5, 1.5, math.nan, math.inf, True, "1e-5", None])
 def test_bad_delta(delta):
     with pytest.raises(ValueError, match=r"delta is .*; it must be in \(0, 1\)\."):

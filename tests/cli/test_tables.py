@@ -88,6 +88,34 @@ def test_bad_settings_leave_nothing_behind(table: Path, option: str, value: str)
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (["--clip", "0"], "clip norm is 0"),
+        (["--clip", "nan"], "clip norm is nan"),
+        (["--epochs", "inf"], "epochs is inf"),
+        (["--lot-size", "0"], "lot size is 0"),
+        (["--test-fraction", "1"], "test fraction is 1"),
+        (["--model", "forest"], "model is 'forest'"),
+        (["--out", "taken"], "in use by something else"),
+        (["--test", "nowhere.csv"], "there is no file nowhere.csv"),
+        (["--test", "short.csv"], "no column 'employed'"),
+    ],
+)
+def test_options_are_checked_before_the_records_are_read(
+    table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last row is no row of this table, and nobody gets as far."""
+    table.write_text(table.read_text() + "1,some,A,yes,too many\n")
+    (table.parent / "short.csv").write_text("age,school,town\n30,some,A\n")
+    (table.parent / "taken").mkdir()
+    (table.parent / "taken" / "file").write_text("something else")
+    assert tacit("train", table, "--target", "employed", *words) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert text in error
+    assert not (table.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
         (["missing.csv"], "no file"),
         (["people.csv"], "--target"),
         (["people.csv", "--target", "wealth"], "no column 'wealth'"),

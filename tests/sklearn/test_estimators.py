@@ -73,6 +73,13 @@ def data(count: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, y
 
 
+@pytest.mark.parametrize("epsilon", [1e6, 1e8])
+def test_a_classifier_fits_with_an_epsilon_beyond_every_lattice(epsilon: float) -> None:
+    X, y = data(300)
+    model = PrivateClassifier(epsilon=epsilon, bounds=([40, -7, -10], [160, -3, 10])).fit(X, y)
+    assert model.score(X, y) > 0.9 and model.guarantee_.epsilon <= epsilon
+
+
 def test_a_pipeline_spends_one_budget() -> None:
     X, y = data()
     account = Account(records=len(X), epsilon=2.0, delta=1e-5)
@@ -162,7 +169,8 @@ def test_classes_of_any_kind_are_found() -> None:
     for labels in (y.astype(object), y == "rich", (y == "rich").astype(float), (y == "rich").astype(int) + 7):
         purse = Purse(len(labels), 3.0, 1e-5, None, None)
         query = CountsQuery(group="classes", noise_std=10.0, slack=1e-6)
-        found = _discovered(labels, query, purse, lambda count: True)
+        found, missed = _discovered(labels, query, purse, lambda count: True)
+        assert missed < 0.1
         assert found.tolist() == sorted(set(labels.tolist())) and found.dtype == labels.dtype
 
 
@@ -174,6 +182,31 @@ def test_more_classes_than_a_budget_can_tell_apart_are_cut_to_the_commonest() ->
     model = PrivateClassifier(epsilon=0.5, bounds=(-5, 5)).fit(X, y)
     assert 2 <= len(model.classes_) < 60 and 59 in model.classes_
     assert model.guarantee_.epsilon <= 0.5
+
+
+def test_a_rare_class_is_not_refused_after_paying_and_never_predicted() -> None:
+    X, _ = data(2000)
+    y = np.where(np.arange(2000) < 10, "rare", "common")
+    with pytest.warns(UserWarning, match="only the class 'common' stood out"):
+        model = PrivateClassifier(epsilon=1.0, bounds=(-200, 200)).fit(X, y)
+    assert set(model.predict(X)) == {"common"} and model.score(X, y) == 0.995
+    assert model.undiscovered_ < 0.05 and model.guarantee_.epsilon < 0.3  # only the look at the classes was charged
+
+
+def test_records_of_undiscovered_classes_are_not_trained_on_as_the_first_class() -> None:
+    draw = np.random.default_rng(0)
+    X = draw.uniform(-1, 1, (6000, 1))
+    many = np.char.add("one of many ", np.arange(6000).astype(str))
+    y = np.where(X[:, 0] > 0.4, many, np.where(X[:, 0] > -0.3, "beta", "alpha"))
+    model = PrivateClassifier(epsilon=3.0, bounds=(-1, 1)).fit(X, y)
+    assert model.classes_.tolist() == ["alpha", "beta"]
+    assert model.predict([[0.9]]) == ["beta"] and model.undiscovered_ == pytest.approx(0.3, abs=0.05)
+
+
+def test_a_number_given_as_classes_fails_as_mostly_undiscovered() -> None:
+    X, _ = data(3000)
+    with pytest.raises(ValueError, match="mostly undiscovered: about 100%"):
+        PrivateClassifier(epsilon=3.0, bounds=(-200, 200)).fit(X, np.arange(3000))
 
 
 def test_undeclared_classes_and_bounds_are_charged() -> None:

@@ -45,7 +45,7 @@ def released(
 ) -> Schema:
     discovery = Discovery(schema, noise_multiplier=noise, slack=1e-6)
     records = len(rows[schema.target])
-    return discovery.release(lambda: [rows], records=records, ledger=ledger, source=SeededSource(3), fits=fits)
+    return discovery.release(lambda: [rows], records=records, ledger=ledger, source=SeededSource(3), fits=fits)[0]
 
 
 def test_bounds_are_powers_of_two_around_nearly_everyone() -> None:
@@ -122,8 +122,8 @@ def test_an_undeclared_column_gets_its_type_from_noisy_counts() -> None:
     assert isinstance(town, Category) and town.values == ("A", "B")
     assert "secret" not in known.columns  # a value of one's own shows nowhere
     assert known.classes == ("no", "yes")
-    [(_, queries, _)] = list(ledger)
-    assert len(queries) == 7  # numbers and values of three columns, values of the target
+    [(_, classes, _), (_, queries, _)] = list(ledger)
+    assert len(classes) == 1 and len(queries) == 6  # values of the target; numbers and values of three columns
 
 
 def test_values_that_do_not_fit_are_left_out_the_rarest_first() -> None:

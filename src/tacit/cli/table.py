@@ -40,15 +40,18 @@ def train_table(
     from tacit.ledger import Budget
     from tacit.recipes.folder import next_free
     from tacit.reports import report
-    from tacit.tables.reading import from_columns, read
-    from tacit.tables.run import result, run_table
+    from tacit.tables.overlap import check_files_differ
+    from tacit.tables.reading import check_columns, from_columns, read
+    from tacit.tables.run import found_notes, result, run_table
 
     budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
     table, declared, own_test = _opened(dataset, schema, target)
     place = out or next_free(Path("runs"), Path(dataset).stem)
     pieces = None
     if test is not None:
+        check_files_differ(Path(dataset), test)
         pieces = lambda: read(test, declared.columns, numbers=declared.numbers)  # noqa: E731
+        check_columns(test, declared.columns)
     elif own_test is not None:
         pieces = lambda: from_columns(own_test, declared.columns)  # noqa: E731
     changes: dict[str, Any] = {"lot_size": lot_size, "clip_norm": clip}
@@ -72,7 +75,7 @@ def train_table(
     if score is not None:
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
         lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how})")
-    show(facts, [*lines, f"report  {page}"], as_json=as_json)
+    show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)
 
 
 def _opened(dataset: str, schema: Path | None, target: str | None) -> tuple[TableFile | TableInMemory, Schema, Any]:

@@ -32,14 +32,18 @@ class Folder:
             self._work / "checkpoint",
         )
 
-    def make(self) -> None:
-        """Make the directory; one with anything in it is refused."""
+    def check(self) -> None:
+        """Refuse a directory with anything in it."""
         if self.facts.exists():
             if read_json(self.facts).get("finished"):
                 raise ValueError(f"{self.out} holds a finished run; choose another directory.")
             raise ValueError(f"{self.out} holds a run that was not finished; resume it, or choose another directory.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ValueError(f"{self.out} is in use by something else; choose another directory.")
+
+    def make(self) -> None:
+        """Make the directory; one with anything in it is refused."""
+        self.check()
         self._made = [place for place in self.out.parents if not place.exists()]
         self.out.mkdir(parents=True, exist_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Self
@@ -19,11 +20,13 @@ from tacit.mechanisms import CountsQuery
 from tacit.sklearn.account import Account, Purse, Queries
 from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
 from tacit.tables.descent import descend
+from tacit.tables.encoding import UNKNOWN
 from tacit.tables.model import network
 from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 
 _DISCOVERY = 0.25  # of epsilon, if it were all
 _SLACK = 0.1  # of delta
+_MOST_UNDISCOVERED = 0.5
 
 
 class _Private(BaseEstimator):  # type: ignore[misc]
@@ -69,19 +72,23 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         width = rows.shape[1]
         return network(self.model, width, outputs, norm=math.sqrt(width), seed=seed)
 
-    def _descend(self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse) -> None:
+    def _descend(
+        self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, *, unknown: bool = False
+    ) -> None:
         fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
-        descend(
-            fresh,
-            TensorDataset(tensor(rows), targets),
-            chosen=chosen,
-            noise_multiplier=noise,
-            budget=purse.budget,
-            ledger=purse.ledger,
-            seed=purse.seed,
-        )
+        self.n_iter_ = 0
+        if outputs > 1 or targets.is_floating_point():  # a single class needs no training
+            self.n_iter_ = descend(
+                fresh,
+                TensorDataset(tensor(rows), targets),
+                chosen=chosen,
+                noise_multiplier=noise,
+                budget=purse.budget,
+                ledger=purse.ledger,
+                unknown=unknown,
+                seed=purse.seed,
+            )
         self.network_, self.settings_, self.guarantee_ = fresh, chosen, purse.guarantee()
-        self.n_iter_ = chosen.steps
 
     def _scores(self, X: Any) -> Tensor:
         rows = new_rows(self, X)
@@ -99,8 +106,10 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
     """Logistic regression (``model="linear"``) or a small network (``"mlp"``), differentially private.
 
     * ``epsilon``, ``delta``: the budget of a fit. With an ``account`` and ``epsilon=None``, all that is left of it.
-    * ``classes``: the classes, declared. Left out, those that pass a noisy threshold are found and charged; records of
-      other classes are then trained on as the first class.
+    * ``classes``: the classes, declared. Left out, those that pass a noisy threshold are found and charged. Records of
+      other classes are not trained on, and no prediction is right for them: ``undiscovered_`` is their share, a noisy
+      estimate that is paid for. A fit where it is above a half fails. If a single class is found, it is always
+      predicted, with a warning, and no step is charged.
     * ``bounds``: (low, high) of the features, declared; values beyond them count as the bound. Left out, features are
       taken as they are: put a `PrivateScaler` before.
     * ``debug_seed``: for debugging only. The fit can then be repeated, and is not private.
@@ -140,12 +149,14 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             noise = self._planned(rows, 2, purse, first=[query])
             _check_findable(len(rows), query, purse)
             most = most_parameters(noise_multiplier=noise, chosen=self._settings(rows, 2, purse))
-            self.classes_ = _discovered(labels, query, purse, lambda count: self._size(rows, count) <= most)
-            _check_several(self.classes_)
+            self.classes_, self.undiscovered_ = _discovered(
+                labels, query, purse, lambda count: self._size(rows, count) <= most
+            )
+            _check_discovered(self.classes_, self.undiscovered_)
         places = np.searchsorted(self.classes_, labels)
         known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == labels
-        targets = torch.from_numpy(np.where(known, places, 0).astype(np.int64))
-        self._descend(bound(rows, self.bounds), targets, len(self.classes_), noise, purse)
+        targets = torch.from_numpy(np.where(known, places, UNKNOWN).astype(np.int64))
+        self._descend(bound(rows, self.bounds), targets, len(self.classes_), noise, purse, unknown=self.classes is None)
         return self
 
     def _declared(self, labels: NDArray[Any]) -> NDArray[Any]:
@@ -166,9 +177,9 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         return chances
 
     def decision_function(self, X: Any) -> Numbers:
-        """Scores; for two classes, how much the second is ahead."""
+        """Scores; for two classes, how much the second is ahead, and 0 if there is one class."""
         scores: Numbers = self._scores(X).double().numpy()
-        return scores if scores.shape[1] > 2 else scores[:, 1] - scores[:, 0]
+        return scores if scores.shape[1] > 2 else scores[:, -1] - scores[:, 0]
 
 
 class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
@@ -209,9 +220,21 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
 def _check_several(classes: NDArray[Any]) -> None:
     if len(classes) < 2:
+        raise ValueError(f"classes are {classes.tolist()}; there must be at least two to tell apart.")
+
+
+def _check_discovered(classes: NDArray[Any], undiscovered: float) -> None:
+    if undiscovered > _MOST_UNDISCOVERED:
         raise ValueError(
-            f"there is one class or none: {classes.tolist()}. Declare classes, or give more records or a larger "
-            "epsilon for them to be found."
+            f"the classes are mostly undiscovered: about {undiscovered:.0%} of the records have one that too few share "
+            "to be released. Give classes=[...], or use PrivateRegressor if the target is a number; what was found "
+            "out so far is charged, the training is not."
+        )
+    if len(classes) == 1:
+        warnings.warn(
+            f"only the class {classes.tolist()[0]!r} stood out of the noise; it is always predicted. Give "
+            "classes=[...] to have rarer ones predicted.",
+            stacklevel=3,
         )
 
 
@@ -224,16 +247,23 @@ def _check_findable(records: int, query: CountsQuery, purse: Purse) -> None:
         )
 
 
-def _discovered(labels: NDArray[Any], query: CountsQuery, purse: Purse, fits: Callable[[int], bool]) -> NDArray[Any]:
-    """The classes that enough records have, released with noise: the commonest, as many as a model can tell apart."""
+def _discovered(
+    labels: NDArray[Any], query: CountsQuery, purse: Purse, fits: Callable[[int], bool]
+) -> tuple[NDArray[Any], float]:
+    """Return the classes that enough records have, and the share of records of others.
+
+    Both follow from counts released with noise; of the classes, the commonest are kept, as many as a model can tell
+    apart.
+    """
     receipt = purse.look([query])
     counts = query.release(receipt, Counter(map(str, labels.tolist())), purse.source)
     found = sorted(counts, key=lambda text: -counts[text])
     while len(found) > 2 and not fits(len(found)):
         found.pop()
+    missed = min(max(1 - sum(counts[text] for text in found) / len(labels), 0.0), 1.0)
     kind = labels.dtype.kind
     if kind in "USO":
         # the length of the longest label is that of the longest one released
-        return np.array(sorted(found), dtype=object if kind == "O" else None)
+        return np.array(sorted(found), dtype=object if kind == "O" else None), missed
     values = [text == "True" if kind == "b" else float(text) if kind == "f" else int(text) for text in found]
-    return np.array(sorted(values), dtype=labels.dtype)
+    return np.array(sorted(values), dtype=labels.dtype), missed

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Flat
+from tacit.tables.encoding import UNKNOWN
 from tacit.tables.records import Records
 from tacit.tables.rule import Settings
 from tacit.training import make_private
@@ -28,13 +29,16 @@ def descend(
     noise_multiplier: float,
     budget: Budget,
     ledger: Ledger,
+    unknown: bool = False,
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Train ``network`` and leave the average of the last iterates in it.
 
     ``dataset`` has features and targets. Targets of whole numbers are classes, others are numbers to come close to.
-    Returns the steps taken; each is in the ledger. The average is post-processing.
+    ``unknown``: some targets may be `UNKNOWN`. Such a record contributes a gradient of zero and counts like any other
+    for the lot size, which stays public. Returns the steps taken; each is in the ledger. The average is
+    post-processing.
     """
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
@@ -57,6 +61,9 @@ def descend(
         for rows, wanted in run.batches():
             if wanted.is_floating_point():
                 loss = F.mse_loss(network(rows)[:, 0], wanted)
+            elif unknown:
+                # A mean would divide by how many records of the batch are known, which is private.
+                loss = F.cross_entropy(network(rows), wanted, ignore_index=UNKNOWN, reduction="sum")
             else:
                 loss = F.cross_entropy(network(rows), wanted)
             torch.autograd.backward(loss)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,15 +32,26 @@ Pieces = Callable[[], Iterable[Columns]]
 """Reads the table from its beginning."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A share of all records, with the standard deviation of the noise on it."""
+
+    share: float
+    noise_std: float
+
+
 class Discovery:
-    """One look at the records that releases everything that is private in ``schema``.
+    """Looks at the records that release everything that is private in ``schema``.
+
+    Classes of the target come first, in a look of their own: if they cannot be found, the rest is not paid for.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
     are fixed (powers of two), for each private category at most one to the count of one value, for an undeclared column
-    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. Everyone takes part; m queries are m
-    Gaussian ones on the same sample, each with standard deviation ``noise_multiplier`` · sqrt(m), together one Gaussian
-    mechanism with that noise multiplier. Values are released above a threshold, which adds ``slack`` to δ in all. What
-    is made of the noisy counts, the type of an undeclared column included, is post-processing.
+    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. Everyone takes part. A look with m
+    queries, each with standard deviation s · sqrt(m), is one Gaussian mechanism of noise multiplier s. There are one or
+    two looks; the s of two is ``noise_multiplier`` · sqrt(2), so that all of it is one Gaussian mechanism of
+    ``noise_multiplier``. Values are released above a threshold, which adds ``slack`` to δ in all. What is made of the
+    noisy counts, the type of an undeclared column included, is post-processing.
 
     Of more records than bounded memory can tell apart, values are counted for some only, each chosen by a coin of its
     own; that can only lower what is charged, and is not made use of.
@@ -49,18 +60,17 @@ class Discovery:
     def __init__(self, schema: Schema, *, noise_multiplier: float, slack: float) -> None:
         self._schema = schema
         self._wanted = {name: schema.columns[name] for name in schema.private}
-        numbers = [name for name, column in self._wanted.items() if not isinstance(column, Category)]
-        texts = [name for name, column in self._wanted.items() if not isinstance(column, Number)]
-        self._std = std = noise_multiplier * math.sqrt(len(numbers) + len(texts))
-        self._sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
-        self._tallies = {
-            name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack / len(texts)) for name in texts
-        }
+        apart = [{name: column} for name, column in self._wanted.items() if name == schema.target]
+        rest = {name: column for name, column in self._wanted.items() if name != schema.target}
+        parts = [*apart, *([rest] if rest else [])]
+        texts = sum(not isinstance(column, Number) for column in self._wanted.values())
+        noise = noise_multiplier * math.sqrt(len(parts))
+        self._looks = [_Look(part, noise, slack / max(texts, 1)) for part in parts]
+        self._classes: _Look | None = self._looks[0] if apart else None
 
-    def step(self, unit: str) -> Step:
-        """What it will be in the ledger."""
-        sums = [query.event() for query in self._sums.values()]
-        return Step(Everyone(unit=unit), (*sums, *(tally.event() for tally in self._tallies.values())))
+    def steps(self, unit: str) -> list[Step]:
+        """Return what the looks will be in the ledger."""
+        return [look.step(unit) for look in self._looks]
 
     @property
     def least(self) -> Schema:
@@ -70,41 +80,47 @@ class Discovery:
     @property
     def records_needed(self) -> float:
         """With fewer records, two classes cannot be expected to pass the threshold; 0 if they are declared."""
-        tally = self._tallies.get(self._schema.target)
-        return 0.0 if tally is None else 2 * tally.event().threshold
+        return 0.0 if self._classes is None else 2 * self._classes.threshold
+
+    def find_classes(self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source) -> Estimate | None:
+        """Release the target's classes if they are private; return the share of records of classes not found."""
+        if self._classes is None:
+            return None
+        self._classes.release(pieces, records=records, ledger=ledger, source=source)
+        return self._missed(self._classes.values[self._schema.target], records)
 
     def release(
         self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source, fits: Callable[[Schema], bool]
-    ) -> Schema:
-        """The schema with everything released; with the commonest values only, as many as make a schema that fits."""
-        receipt = ledger.record(self.step(ledger.header.unit), secure=source.secure)
-        receipt.draw()
-        totals = {name: query.total((len(_EDGES) - 1,)) for name, query in self._sums.items()}
-        counts: dict[str, Counter[str]] = {name: Counter() for name in self._tallies}
-        share = min(1.0, max(_FEWEST_COUNTED, _MOST_DIFFERENT // max(len(counts), 1)) / records)
-        for first, piece in _numbered(pieces()):
-            for name, total in totals.items():
-                column = self._wanted[name]
-                text = column.text if isinstance(column, Number) else "missing"
-                total.add(histogram(numeric(name, piece[name], first=first, text=text)))
-            counted = source.uniform(len(piece[self._schema.target])) < share
-            for name, counter in counts.items():
-                _tally(counter, piece[name][counted])
-        bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
-        released = {name: tally.release(receipt, counts[name], source) for name, tally in self._tallies.items()}
-        values = {  # of everyone again
-            name: {value: count / share for value, count in found.items()} for name, found in released.items()
-        }
-        most = MOST_VALUES
-        while most > 1 and not fits(self._found(bins, values, most)):
-            most //= 2
-        return self._found(bins, values, most)
+    ) -> tuple[Schema, Estimate | None]:
+        """Release what is left and return the schema, and the share of records whose class it does not have.
 
-    def _found(self, bins: Mapping[str, Bins], values: Mapping[str, Mapping[str, float]], most: int) -> Schema:
+        Of values, the commonest are kept: as many as make a schema that fits.
+        """
+        for look in self._looks:
+            if not look.released:
+                look.release(pieces, records=records, ledger=ledger, source=source)
+        most = MOST_VALUES
+        while most > 1 and not fits(self._found(most)):
+            most //= 2
+        schema = self._found(most)
+        if self._classes is None:
+            return schema, None
+        counts = self._classes.values[schema.target]
+        return schema, self._missed({name: counts[name] for name in schema.classes if name in counts}, records)
+
+    def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:
+        """Return the share of records of other classes, from released counts: post-processing."""
+        assert self._classes is not None
+        noise = self._classes.std / self._classes.share * math.sqrt(len(counts)) / records
+        return Estimate(share=min(max(1 - sum(counts.values()) / records, 0.0), 1.0), noise_std=noise)
+
+    def _found(self, most: int) -> Schema:
         columns: dict[str, Column | None] = {}
-        for name, column in self._wanted.items():
-            least = 2 if name == self._schema.target else 1
-            columns[name] = _column(column, bins.get(name), values.get(name, {}), self._std, max(most, least))
+        for look in self._looks:
+            for name, column in look.wanted.items():
+                least = 2 if name == self._schema.target else 1
+                values = look.values.get(name, {})
+                columns[name] = _column(column, look.bins.get(name), values, look.std, max(most, least))
         return self._with(columns)
 
     def _with(self, found: Mapping[str, Column | None]) -> Schema:
@@ -116,6 +132,52 @@ class Discovery:
                 "epsilon."
             )
         return replace(self._schema, columns=known)
+
+
+class _Look:
+    """One look at everyone for some columns: histograms of their numbers, thresholded counts of their values."""
+
+    def __init__(self, wanted: Mapping[str, Column], noise_multiplier: float, slack: float) -> None:
+        self.wanted = wanted
+        numbers = [name for name, column in wanted.items() if not isinstance(column, Category)]
+        texts = [name for name, column in wanted.items() if not isinstance(column, Number)]
+        self.std = std = noise_multiplier * math.sqrt(len(numbers) + len(texts))
+        self._sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
+        self._tallies = {name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack) for name in texts}
+        self.released, self.share = False, 1.0
+        self.bins: dict[str, Bins] = {}
+        self.values: dict[str, dict[str, float]] = {}
+
+    def step(self, unit: str) -> Step:
+        sums = [query.event() for query in self._sums.values()]
+        return Step(Everyone(unit=unit), (*sums, *(tally.event() for tally in self._tallies.values())))
+
+    @property
+    def threshold(self) -> float:
+        """The height that a count of values must pass."""
+        return max(tally.event().threshold for tally in self._tallies.values())
+
+    def release(self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source) -> None:
+        """Charge the look, then look: `bins` and `values` are what was released."""
+        receipt = ledger.record(self.step(ledger.header.unit), secure=source.secure)
+        receipt.draw()
+        self.released = True
+        totals = {name: query.total((len(_EDGES) - 1,)) for name, query in self._sums.items()}
+        counts: dict[str, Counter[str]] = {name: Counter() for name in self._tallies}
+        share = min(1.0, max(_FEWEST_COUNTED, _MOST_DIFFERENT // max(len(counts), 1)) / records)
+        for first, piece in _numbered(pieces()):
+            for name, total in totals.items():
+                column = self.wanted[name]
+                text = column.text if isinstance(column, Number) else "missing"
+                total.add(histogram(numeric(name, piece[name], first=first, text=text)))
+            counted = source.uniform(len(next(iter(piece.values())))) < share
+            for name, counter in counts.items():
+                _tally(counter, piece[name][counted])
+        self.share = share
+        self.bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
+        for name, tally in self._tallies.items():
+            found = tally.release(receipt, counts[name], source)
+            self.values[name] = {value: count / share for value, count in found.items()}  # of everyone again
 
 
 def _least(column: Column, target: bool) -> Column:

@@ -18,6 +18,9 @@ from torch import Tensor
 from tacit.tables.reading import Columns
 from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
+UNKNOWN = -1
+"""The target of a record whose class is none of the model's."""
+
 _MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
 
 
@@ -42,11 +45,15 @@ class Encoding:
         return np.stack(parts, axis=1).astype(np.float32)
 
     def targets(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
-        """What is to be predicted: the place of the class, or the number scaled to [-1, 1]."""
+        """Return what is to be predicted: the place of the class, or the number scaled to [-1, 1].
+
+        A value that discovery did not find is `UNKNOWN`: no class. It is not trained on, and every score counts it as
+        predicted wrong.
+        """
         name = self.schema.target
         codes = _code(name, self.schema.columns[name], rows[name], first, target=True).astype(np.float32)
         if self.schema.classes:
-            codes[codes >= len(self.schema.classes)] = 0  # a class that was not found is trained on as the first one
+            codes[codes >= len(self.schema.classes)] = UNKNOWN
         return codes
 
     def expand(self, compact: Tensor) -> Tensor:
@@ -218,8 +225,13 @@ def _parsed(values: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def _number(entry: str) -> float:
+    """Return the number, NaN where it is none.
+
+    ``float`` alone does not strip U+001C to U+001F from text that is ASCII; the fast reader does (`reading`), and one
+    row's neighbours decide which of the two reads it.
+    """
     try:
-        return float(entry)
+        return float(entry.strip())
     except ValueError:
         return math.nan
 

@@ -37,6 +37,15 @@ def columns_of(path: Path) -> tuple[str, ...]:
         return _header(path, csv.reader(file, strict=True))
 
 
+def check_columns(path: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Return ``names``; a file that lacks one of these columns is refused. No record is read."""
+    wanted, held = tuple(names), columns_of(path)
+    lacking = [name for name in wanted if name not in held]
+    if lacking:
+        raise ValueError(f"{path} has no column {', '.join(map(repr, lacking))}; its columns are {', '.join(held)}.")
+    return wanted
+
+
 def read(
     path: Path, names: Iterable[str], *, numbers: Collection[str] = (), rows: int | None = None
 ) -> Iterator[Columns]:
@@ -45,11 +54,7 @@ def read(
     The columns ``numbers`` may come as numbers or as text that is yet to be read as numbers, whichever is quicker; the
     numbers are the same.
     """
-    wanted = tuple(names)
-    held = columns_of(path)
-    lacking = [name for name in wanted if name not in held]
-    if lacking:
-        raise ValueError(f"{path} has no column {', '.join(map(repr, lacking))}; its columns are {', '.join(held)}.")
+    wanted = check_columns(path, names)
     if _is_parquet(path):
         yield from _read_parquet(path, wanted, rows or _rows(wanted))
     else:

@@ -17,7 +17,8 @@ from tacit.recipes.outcome import FORMAT, described, versions, write_json
 from tacit.tables.descent import Progress
 from tacit.tables.discovery import Pieces
 from tacit.tables.model import KINDS
-from tacit.tables.reading import Columns, from_columns, read
+from tacit.tables.overlap import check_rows_differ
+from tacit.tables.reading import Columns, check_columns, from_columns, read
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
 from tacit.tables.split import Split, check
@@ -30,7 +31,7 @@ class TableFile:
     def __init__(self, path: Path, schema: Schema) -> None:
         self.name, self._path, self._schema = path.name, path, schema
         self.source, self.fingerprint = "a file of the user's", ""  # a hash of the records would tell of each of them
-        next(iter(self.pieces()), None)  # a file that cannot be read is found here
+        check_columns(path, schema.columns)
 
     def pieces(self) -> Iterable[Columns]:
         return read(self._path, self._schema.columns, numbers=self._schema.numbers)
@@ -63,15 +64,18 @@ def run_table(
 ) -> TableOutcome:
     """Train as `train_table` does and leave model, ledger and run.json in ``out``.
 
-    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. All that can be
-    wrong with the table is found before ``out`` is made.
+    ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. Settings are
+    checked before the first record is read; all that can be wrong with the table is found before ``out`` is made.
     """
     if model not in KINDS:
         raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
+    _check_settings(changes or {}, epochs, test_fraction)
+    folder = Folder(out)
+    folder.check()
     split = Split(table.pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
     if test is not None:
         check(test(), schema)
-    folder = Folder(out)
+        check_rows_differ(table.pieces, test, schema, records=split.records)
     folder.make()
     started = time.monotonic()
     facts: dict[str, Any] = {
@@ -120,9 +124,21 @@ def run_table(
     if outcome.score is not None:
         facts["dataset"]["test_records"] = outcome.score.records
         facts["history"] = [_point(outcome, outcome.score)]
+    facts["notes"] += found_notes(outcome)
     facts |= {"finished": True, "seconds": seconds, "result": result(outcome) | {"seconds": seconds}}
     folder.finish(facts)
     return outcome
+
+
+def _check_settings(changes: dict[str, Any], epochs: float | None, test_fraction: float) -> None:
+    if not 0 <= test_fraction < 1:
+        raise ValueError(f"the test fraction is {test_fraction!r}; it must be at least 0 and below 1.")
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
+    if not 0 < changes.get("clip_norm", 1.0) < math.inf:
+        raise ValueError(f"the clip norm is {changes['clip_norm']!r}; it must be a finite number above 0.")
+    if changes.get("lot_size", 1) < 1:
+        raise ValueError(f"lot size is {changes['lot_size']}; it must be from 1 to the number of records.")
 
 
 def _changed(rule: Settings, records: int, changes: dict[str, Any], epochs: float | None) -> Settings:
@@ -131,8 +147,6 @@ def _changed(rule: Settings, records: int, changes: dict[str, Any], epochs: floa
         raise ValueError(f"lot size is {chosen.lot_size}; it must be from 1 to the number of records, {records}.")
     if epochs is None:
         return chosen
-    if not 0 < epochs < math.inf:
-        raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
     return replace(chosen, steps=max(1, math.ceil(epochs * records / chosen.lot_size)))
 
 
@@ -148,7 +162,26 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
         "delta": outcome.guarantee.delta,
         "steps": outcome.steps,
         "noise_multiplier": outcome.noise_multiplier,
+        "undiscovered_share": None if outcome.undiscovered is None else outcome.undiscovered.share,
+        "undiscovered_noise_std": None if outcome.undiscovered is None else outcome.undiscovered.noise_std,
     }
+
+
+def found_notes(outcome: TableOutcome) -> list[str]:
+    """Return what a reader of the scores must know of classes that were discovered."""
+    if outcome.undiscovered is None:
+        return []
+    missed, target = outcome.undiscovered, outcome.model.encoding.schema.target
+    notes = [
+        f"About {missed.share:.1%} of the records (noise ± {missed.noise_std:.1%}, paid for) have a value of "
+        f"{target!r} that was not discovered; each counts as a wrong prediction."
+    ]
+    if len(outcome.model.classes) == 1:
+        notes.append(
+            f"Only {outcome.model.classes[0]!r} stood out of the noise, so the model always predicts it and no "
+            f"training step was charged; list the classes of {target!r} in a schema to have rarer ones predicted."
+        )
+    return notes
 
 
 def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tacit.accounting import Guarantee, account, plan
+from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.descent import Progress, descend
-from tacit.tables.discovery import Discovery, Pieces
+from tacit.tables.discovery import Discovery, Estimate, Pieces
 from tacit.tables.encoding import Encoding
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
@@ -27,6 +28,7 @@ DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
 SLACK_SHARE = 0.1
 """What of δ undeclared values may cost."""
+_MOST_UNDISCOVERED = 0.5
 TEST_SHARE = 0.25
 """What of ε a private test may cost on its own."""
 
@@ -57,6 +59,8 @@ class TableOutcome:
     guarantee: Guarantee
     score: Score | None
     records: int
+    undiscovered: Estimate | None = None
+    """The share of records whose class is none of the model's, where its classes were discovered."""
 
 
 def train_table(
@@ -85,6 +89,10 @@ def train_table(
 
     The number of rows is taken to be public. What follows from it, from the schema and from the budget alone (that
     there are too few records, say) is found before anything is charged.
+
+    Classes that private discovery does not find are predicted wrong in every score. If most records have such a class,
+    the run fails after that look, with the rest of the budget unspent. If a single class is found, there is nothing to
+    train: the model always predicts it, and no step is charged.
     """
     if split is None:
         split = Split(pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
@@ -99,7 +107,7 @@ def train_table(
         noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
         discovery = Discovery(schema, noise_multiplier=noise, slack=slack)
     unit = ledger.header.unit
-    owed = [discovery.step(unit)] if discovery is not None else []
+    owed = discovery.steps(unit) if discovery is not None else []
     owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
 
     def chosen_for(parameters: int) -> Settings:
@@ -125,31 +133,37 @@ def train_table(
     check_enough(
         records=count - held, parameters=fewest, epsilon=budget.epsilon, noise_multiplier=noise, chosen=outline
     )
+    undiscovered = None
     if discovery is not None:
         _check_findable(discovery, schema, count, budget)
         most = most_parameters(noise_multiplier=noise, chosen=outline)
-        schema = discovery.release(
+        missed = discovery.find_classes(pieces, records=count, ledger=ledger, source=source)
+        _check_found(missed, schema, ledger, budget)
+        schema, undiscovered = discovery.release(
             pieces,
             records=count,
             ledger=ledger,
             source=source,
             fits=lambda found: TableModel.new(model, found).size <= most,
         )
-        _check_found(schema, count, budget)
+        _check_found(undiscovered, schema, ledger, budget)
     fresh = TableModel.new(model, schema, seed=seed)
     train, tested = split.parts(fresh.encoding)
     known = chosen_for(fresh.size)
     final = replace(outline, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
-    steps = descend(
-        fresh.network,
-        train,
-        chosen=final,
-        noise_multiplier=noise,
-        budget=budget,
-        ledger=ledger,
-        seed=seed,
-        progress=progress,
-    )
+    steps = 0
+    if len(schema.classes) != 1:
+        steps = descend(
+            fresh.network,
+            train,
+            chosen=final,
+            noise_multiplier=noise,
+            budget=budget,
+            ledger=ledger,
+            unknown=undiscovered is not None,
+            seed=seed,
+            progress=progress,
+        )
     score = None
     if test is not None:
         score = _public_score(fresh, test)
@@ -163,6 +177,7 @@ def train_table(
         guarantee=account(ledger, delta=budget.delta),
         score=score,
         records=count - held,
+        undiscovered=undiscovered,
     )
 
 
@@ -174,17 +189,23 @@ def _check_findable(discovery: Discovery, schema: Schema, records: int, budget: 
         )
 
 
-def _check_found(schema: Schema, records: int, budget: Budget) -> None:
-    target = schema.columns[schema.target]
-    if isinstance(target, Category) and len(target.values or ()) < 2:
+def _check_found(undiscovered: Estimate | None, schema: Schema, ledger: Ledger, budget: Budget) -> None:
+    """Fail if most records have a class that was not found; what it cost so far is all that was spent."""
+    if undiscovered is not None and undiscovered.share > _MOST_UNDISCOVERED:
+        spent = account(ledger, delta=budget.delta).epsilon
         raise ValueError(
-            f"fewer than two classes of {schema.target!r} stood out of the noise among {records} records at epsilon "
-            f"{budget.epsilon:g}; declare them, or give more records or a larger epsilon."
+            f"the target {schema.target!r} is mostly undiscovered: about {undiscovered.share:.0%} of the records have "
+            "a value that too few share to be released, and no model could predict it. If it is a number, declare it "
+            'as one in a schema ("type": "number" with "low" and "high"); if it has classes, list them. '
+            f"Finding this out cost {rounded_up(spent)} of epsilon {budget.epsilon:g}; the rest is unspent."
         )
 
 
 def _errors(model: TableModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    """For each record whether it was predicted right, or how far off, as a share of the target's range."""
+    """Return for each record whether it was predicted right, or how far off, as a share of the target's range.
+
+    A record of an `UNKNOWN` class was not: no model's output is its class.
+    """
     with torch.no_grad():
         outputs = model.outputs(inputs)
     if model.classes:
