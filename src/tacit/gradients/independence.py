@@ -294,7 +294,7 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recorder | N
         elif all(isinstance(tag, Total) for tag in tags):
             kind = _total(whole, splits, i)
             agreed = kind is not None
-            if recorder is not None and kind == tags[0].kind:  # type: ignore[union-attr]
+            if recorder is not None and kind is not None and kind == tags[0].kind:  # type: ignore[union-attr]
                 recorder.inferred[i] = kind
         else:
             continue

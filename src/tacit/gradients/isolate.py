@@ -70,7 +70,7 @@ def _cut_leaf(leaf: Any, batch: int) -> Sequence[Any]:
         bare: Tensor = plain(leaf)
         outer = bare.shape[tag.dim] // (batch * tag.inner)
         if outer == 1:
-            pieces = bare.split(tag.inner, tag.dim)
+            pieces = torch.split(bare, tag.inner, tag.dim)
         else:
             blocks = bare.unflatten(tag.dim, (outer, batch, tag.inner)).unbind(tag.dim + 1)  # type: ignore[no-untyped-call]
             pieces = tuple(block.flatten(tag.dim, tag.dim + 1) for block in blocks)

@@ -139,7 +139,7 @@ def is_weighted_mean(each: Sequence[float], of: Any, tolerance: float = 1e-3) ->
     expected = sum(w * each[i] for w, i in zip(weights, distinct)) / sum(weights)
     slack = tolerance * scale
     ratio = shares[a, b] * shares[b, c] / shares[a, c]
-    return abs(of(list(distinct)) - expected) < slack and abs(ratio - 1) < 0.05
+    return bool(abs(of(list(distinct)) - expected) < slack and abs(ratio - 1) < 0.05)
 
 
 def _spread(each: Sequence[float], three: tuple[int, int, int]) -> float:

@@ -151,7 +151,7 @@ class Problems:
 
 def innermost(frames: Iterable[FrameType], model: nn.Module) -> str | None:
     """Return the name of the module of `model` that the first frame of one belongs to."""
-    names = {id(module): name for name, module in model.named_modules()}
+    names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
     for frame in frames:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:

@@ -410,7 +410,7 @@ class Recorder:
             t = outputs[i] if i < len(outputs) else None
             if self.follows(t) and t is not None and t.requires_grad:
                 with torch._C.DisableTorchFunctionSubclass():
-                    t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call, misc]
+                    t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
 
     def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""

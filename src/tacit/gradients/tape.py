@@ -202,7 +202,7 @@ class Engine:
         if self._planned or not self._recorder.batch or self._recorder.sharded:
             return False
         self._planned = True
-        self._recorder.plan = make_plan(self._recorder, *marked, self._isolate)
+        self._recorder.plan = make_plan(self._recorder, marked[0], marked[1], self._isolate)
         self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
         return True
 
