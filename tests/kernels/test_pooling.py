@@ -99,7 +99,7 @@ def recorded(x: Tensor, *how: object, **more: object) -> Tensor:
     """What a model sees of the maxima of its data."""
     seen: list[Tensor] = []
     model = Looking(lambda x: seen.append(F.max_pool2d(x, *how, **more)))  # type: ignore[arg-type]
-    with gradients.record(model):
+    with gradients.record(model, isolate=False):
         model(x)
     return seen[0].detach().as_subclass(Tensor)
 
@@ -189,7 +189,7 @@ def test_without_a_graph_no_places_are_noted(spy: Spy, arithmetic: str) -> None:
             assert not F.max_pool2d(x, 2).requires_grad
 
     model = Looking(look)
-    with gradients.record(model):
+    with gradients.record(model, isolate=False):
         model(torch.randn(2, 2, 8, 8))
     assert (spy.calls, spy.placed) == (arithmetic != "arrays", 0)
 
@@ -223,7 +223,7 @@ def test_tangents_are_not_lost(spy: Spy) -> None:
             assert forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent is not None
 
     model = Looking(look)
-    with contextlib.suppress(AttributeError), gradients.record(model):  # what the engine cannot follow it may refuse
+    with contextlib.suppress(AttributeError), gradients.record(model, isolate=False):  # what the engine cannot follow it may refuse
         model(torch.randn(2, 2, 8, 8))
     assert (spy.calls, spy.placed) == (0, 0)
 
@@ -239,7 +239,7 @@ def found_back(x: Tensor, seed: Tensor, *how: object, recorded: bool) -> tuple[T
         kept.extend(each.detach().as_subclass(Tensor) for each in (out, back))
 
     model = Looking(look)
-    with gradients.record(model) if recorded else contextlib.nullcontext():
+    with gradients.record(model, isolate=False) if recorded else contextlib.nullcontext():
         model(x)
     return kept[0], kept[1]
 
@@ -290,7 +290,7 @@ def test_gradients_below_the_windows_are_those_of_single_records(spy: Spy) -> No
     torch.manual_seed(0)
     x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
     model = Pooled(x, 3, 2, frozen=False)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         F.cross_entropy(model(x), y).backward()
     norms = tape.norms()
     assert spy.placed == (pooling.kernels is not None)
@@ -305,11 +305,11 @@ def test_one_record_that_is_not_a_number_does_not_touch_the_others() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
     model = Pooled(x, 3, 2, frozen=False)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         F.cross_entropy(model(x), y).backward()
     wanted = tape.norms()
     x[2, :, 3:5, 2] = torch.nan
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         F.cross_entropy(model(x), y).backward()
     norms = tape.norms()
     others = [0, 1, 3, 4]
@@ -321,14 +321,14 @@ def test_windows_within_a_checkpoint_and_a_second_pass() -> None:
     torch.manual_seed(0)
     x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
     model = Pooled(x, 3, 2, frozen=False)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         F.cross_entropy(model(x), y).backward()
     wanted = tape.norms()
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         loss = F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
         loss.backward(retain_graph=True)
     assert torch.allclose(tape.norms(), wanted)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         loss = F.cross_entropy(model(x), y)
         loss.backward(retain_graph=True)
         loss.backward()
@@ -339,7 +339,7 @@ def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, ari
     torch.manual_seed(0)
     x, y = torch.randn(5, 2, 9, 9), torch.tensor([0, 1, 1, 0, 1])
     model = Pooled(x, 3, 2, 1)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         F.cross_entropy(model(x), y).backward()
     norms = tape.norms()
     assert spy.calls == (arithmetic != "arrays")
@@ -352,14 +352,14 @@ def test_gradients_above_frozen_layers_are_those_of_single_records(spy: Spy, ari
 
 def test_examples_in_the_place_of_channels_are_refused() -> None:
     model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 1))
-    with gradients.record(model), pytest.raises(ValueError, match="channels or space"):
+    with gradients.record(model, isolate=False), pytest.raises(ValueError, match="channels or space"):
         model(torch.randn(3, 8, 8))
 
 
 def test_nobody_in_the_batch(spy: Spy) -> None:
     x = torch.randn(2, 2, 8, 8)
     model = Pooled(x, 2)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(x[:0]).sum().backward()
     assert tape.norms().shape == (0,)
     assert spy.calls == 0

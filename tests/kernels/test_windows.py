@@ -242,7 +242,7 @@ child = os.fork()
 if not child:
     signal.alarm(30)
     model = torch.nn.Linear(5, 4)  # so small that PyTorch itself uses one thread
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(torch.randn(8, 5)).square().sum(1).sum().backward()
     tape.clipped_sum(Flat())
     os._exit(7)
@@ -422,7 +422,7 @@ def test_clipped_sums_equal_the_loop(name: str, bad: bool) -> None:
     x = torch.randn(150, 1, 28, 28)
     if bad:
         x[17] = torch.nan
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(x).square().flatten(1).sum(1).sum().backward()
     found = tape.clipped_sum(Flat())
     expected = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in model.named_parameters()}
@@ -440,7 +440,7 @@ def test_clipped_sums_equal_the_loop(name: str, bad: bool) -> None:
 def test_a_batch_that_was_written_to_after_its_norms_is_refused() -> None:
     model = nn.Conv2d(6, 20, 3)
     x = torch.randn(5, 6, 5, 5)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(x).square().sum().backward()
     tape.norms()
     x.mul_(2)
@@ -451,7 +451,7 @@ def test_a_batch_that_was_written_to_after_its_norms_is_refused() -> None:
 def test_a_batch_that_is_written_to_between_two_sums_is_refused() -> None:
     model = nn.Conv2d(6, 20, 3)
     x = torch.randn(5, 6, 5, 5)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(x).square().sum().backward()
     sums = tape.clipped_sums(Flat())
     next(sums)
@@ -462,7 +462,7 @@ def test_a_batch_that_is_written_to_between_two_sums_is_refused() -> None:
 
 def test_norms_too_are_refused_where_denormal_numbers_are_flushed() -> None:
     model = nn.Conv2d(6, 20, 3)
-    with gradients.record(model) as tape:
+    with gradients.record(model, isolate=False) as tape:
         model(torch.randn(5, 6, 5, 5)).square().sum().backward()
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush them")

@@ -22,6 +22,7 @@ from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
 from tacit.gradients import data_independent
+from tacit.gradients.divided import Divided
 from tacit.gradients.isolate import Installed
 from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.names import writes
@@ -251,6 +252,8 @@ class Cut:
             return value[list(self.examples)]
         if isinstance(value, nn.Module):
             return value
+        if isinstance(value, Divided):
+            return value.taken(self.examples)
         return copy.deepcopy(value, self.copies)  # in which the model may keep something
 
     def _is_listed(self, value: Any) -> bool:

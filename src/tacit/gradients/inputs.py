@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from tacit.gradients.divided import Divided, Split, divided
 from tacit.gradients.layout import Layout
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.recorder import Recorder
@@ -19,11 +21,25 @@ BatchDim = int | Mapping[str | int, int | None]
 Dims = Mapping[str | int, int | None] | int
 
 
+_WHOLE = (Tensor, PackedSequence, Mapping, nn.Module, str, bytes, type, int, float, complex, type(None), np.ndarray)
+"""Arguments that are never one object for the whole batch."""
+
+
+def divisions(value: Any) -> list[Divided]:
+    """Every argument that was divided, in nested arguments."""
+    if isinstance(value, Divided):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [found for v in values for found in divisions(v)]
+
+
 class Inputs:
     """Tags what enters the model. An example is `rows` consecutive entries along its dimension."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder, batch_dim: BatchDim, rows: int) -> None:
-        self._recorder, self._rows = recorder, rows
+    def __init__(
+        self, model: nn.Module, recorder: Recorder, batch_dim: BatchDim, rows: int, split: Split | None = None
+    ) -> None:
+        self._recorder, self._rows, self._split = recorder, rows, split
         self._dims: Dims = batch_dim
         if isinstance(batch_dim, Mapping):
             positions = {name: i for i, name in enumerate(inspect.signature(model.forward).parameters)}
@@ -32,11 +48,26 @@ class Inputs:
     def marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the batch's tensors tagged (aliases of them: the user's own stay as they are)."""
         fresh: list[tuple[Tensor, int]] = []
+        args, kwargs = self._divide(args), self._divide(kwargs)
         new_args = tuple(self._walk(a, self._dim_of(i), fresh) for i, a in enumerate(args))
         new_kwargs = {k: self._walk(v, self._dim_of(k), fresh) for k, v in kwargs.items()}
-        followed = any(map(self._recorder.follows, tensors((args, kwargs))))
+        examples = {len(each.parts) for each in divisions((args, kwargs))}
+        if len(examples) == 1:
+            self._recorder.begin(examples.pop(), [])
+        followed = any(map(self._recorder.follows, tensors((args, kwargs)))) or bool(divisions((args, kwargs)))
         self._tag(fresh, (self._recorder.batch or 0) * self._rows if followed else None)
         return new_args, new_kwargs
+
+    def _divide(self, value: Any) -> Any:
+        """Divide the objects among some arguments that are one object for the whole batch."""
+        if isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
+            return rebuilt(value, [self._divide(v) for v in value])
+        if type(value) is dict:
+            return {key: self._divide(v) for key, v in value.items()}
+        if isinstance(value, _WHOLE) or (self._split is not None and not hasattr(value, "__dict__")):
+            return value
+        found = divided(value, self._split)
+        return value if found is None else found
 
     def traced(self, batch: Any, size: int) -> Any:
         """A batch of `size` examples before it enters the model, with the tensors that have a row for each tagged.

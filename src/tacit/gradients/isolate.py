@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from tacit.gradients.contributions import Dense
+from tacit.gradients.divided import Divided
 from tacit.gradients.layout import Layout, same_everywhere
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.recorder import Recorder
@@ -75,6 +76,8 @@ def _cut_leaf(leaf: Any, batch: int) -> Sequence[Any]:
             blocks = bare.unflatten(tag.dim, (outer, batch, tag.inner)).unbind(tag.dim + 1)  # type: ignore[no-untyped-call]
             pieces = tuple(block.flatten(tag.dim, tag.dim + 1) for block in blocks)
         return [piece.clone() for piece in pieces]  # views of several outputs may not be written to in place
+    if isinstance(leaf, Divided):
+        return leaf.parts
     if isinstance(leaf, Tensor):
         return [_one_row(leaf, batch)] * batch
     if _holds_batch(leaf):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tacit.gradients.divided import Divided
 from tacit.gradients.independence import copied, is_same, silenced
 from tacit.gradients.isolate import Arguments, Buffers, Isolated, Join, cut, working
 from tacit.gradients.layout import Layout
@@ -147,7 +148,9 @@ def _spread(each: Sequence[float], three: tuple[int, int, int]) -> float:
 
 
 def taken(leaf: Any, batch: int, examples: Sequence[int]) -> Any:
-    """Return some examples of a tensor of the batch, without its tag and graph."""
+    """Return some examples of a tensor of the batch, without its tag and graph, or of a divided object."""
+    if isinstance(leaf, Divided):
+        return leaf.taken(examples).whole
     if type(leaf) is not Traced:
         return leaf
     tag = leaf._tag

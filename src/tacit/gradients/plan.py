@@ -21,6 +21,7 @@ from torch import nn
 from tacit.gradients import data_independent
 from tacit.gradients.backward import is_custom, nodes
 from tacit.gradients.independence import MOST, Cut, Still, copied, outputs_of, seeded, silenced
+from tacit.gradients.inputs import divisions
 from tacit.gradients.isolate import Arguments, Installed, Plan
 from tacit.gradients.isolation_check import Compared, Mixes
 from tacit.gradients.layout import Layout, Total
@@ -125,7 +126,8 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *,
     Raises `Obstacle` where something cannot be followed and `Mixes` where an isolated module mixes examples.
     """
     batch = recorder.batch or 0
-    size = min(max(batch, FEWEST), MOST)
+    whole = not all(part.mergeable for part in divisions((args, kwargs)))
+    size = batch if whole else min(max(batch, FEWEST), MOST)
     examples = [i % batch for i in range(size)]
     if any(type(t) is Traced and not _is_regular(t._tag) for t in tensors((args, kwargs))):
         raise Obstacle(None, "an input is not made of rows in the order of the examples")

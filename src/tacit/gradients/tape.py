@@ -31,8 +31,9 @@ from tacit.gradients.check import module_problems
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.comparison import Comparison
 from tacit.gradients.compiled import Eager
+from tacit.gradients.divided import Split
 from tacit.gradients.independence import outputs_of
-from tacit.gradients.inputs import BatchDim, Inputs
+from tacit.gradients.inputs import BatchDim, Inputs, divisions
 from tacit.gradients.isolate import Installed
 from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
@@ -89,6 +90,7 @@ class Engine:
         batch_dim: BatchDim = 0,
         rows_per_record: int = 1,
         isolate: Sequence[str] | bool | None = None,
+        split: Split | None = None,
     ) -> None:
         prove_hooks(record)
         hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
@@ -102,7 +104,7 @@ class Engine:
         shards.cut_up(modules)
         self._recorder = Recorder(model, reduction)
         self._recorder.sharded_modules = modules
-        self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record)
+        self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
         for name, parameter in self._recorder.parameters.items():
@@ -151,6 +153,11 @@ class Engine:
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         fresh = self._make_plan(marked)
+        if divisions(marked) and not self._recorder.is_isolated():
+            raise ValueError(
+                "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
+                "at a time than together: somewhere examples influence each other"
+            )
         if not self._recorder.is_isolated():  # alone, examples cannot influence each other
             self._comparison.begin(*marked)
         if fresh and "" in self._recorder.plan:
@@ -410,9 +417,17 @@ def record(
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
     isolate: Sequence[str] | bool | None = None,
+    split: Split | None = None,
 ) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
-    return Tape(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
+    return Tape(
+        model,
+        reduction=reduction,
+        batch_dim=batch_dim,
+        rows_per_record=rows_per_record,
+        isolate=isolate,
+        split=split,
+    )
 
 
 def attach(
@@ -422,6 +437,14 @@ def attach(
     batch_dim: BatchDim = 0,
     rows_per_record: int = 1,
     isolate: Sequence[str] | bool | None = None,
+    split: Split | None = None,
 ) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
-    return Engine(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=rows_per_record, isolate=isolate)
+    return Engine(
+        model,
+        reduction=reduction,
+        batch_dim=batch_dim,
+        rows_per_record=rows_per_record,
+        isolate=isolate,
+        split=split,
+    )
