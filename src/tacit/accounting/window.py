@@ -121,10 +121,10 @@ class Window:
             low, high = (low, middle) if enough(middle) else (middle, high)
         return high
 
-    def delta(self, epsilon: float) -> Interval:
-        """Bounds on δ(epsilon), what was cut off included."""
+    def delta(self, epsilon: float, *, true: bool = False) -> Interval:
+        """Bounds on δ(epsilon), what was cut off included; ``true`` as in `log_bound`."""
         upper = math.exp(min(self.log_bound(epsilon, +1), 0.0)) + self._infinite
-        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=True), 0.0)))
+        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=true), 0.0)))
 
     def tells(self, epsilon: float) -> bool:
         """Whether its bounds at this ε are close."""
