@@ -162,7 +162,7 @@ class Window:
         """An x at which δ(x) is at least e^target for the true noise multipliers: a little below ``near``, or 0."""
         total = self.period * math.exp(min(target - self._value + self.tilt * near, 700.0))
         lost = (self._less + self._moved / total) / self.tilt + 1e-12 * near
-        for part in (1.2, 3.0, 10.0, 100.0):
+        for part in (1.2, 2.0, 4.0, 8.0, 16.0, 64.0):
             x = near - part * lost
             if x > 0 and self.log_bound(x, -1, true=True) >= target:
                 return x
