@@ -65,7 +65,7 @@ def delta(losses: SampledGaussians, epsilon: float) -> Interval:
     """Bounds on δ(epsilon); the upper one never 0 by underflow."""
     if epsilon >= losses.largest:
         return Interval(0.0, 0.0)
-    return _window(losses, epsilon).delta(epsilon)
+    return _window(losses, epsilon).delta(epsilon, true=True)
 
 
 def deltas(losses: SampledGaussians, epsilons: Sequence[float]) -> list[float | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-COARSE = 2e-12
+COARSE = 2e-13
 """A noise multiplier in a composition may be this part less than the true one: rounding, here and in the ratio."""
 
 
@@ -14,13 +14,13 @@ def inverse(ratio: float) -> float:
 
 
 def rounded_down(multiplier: float) -> float:
-    """Return the multiplier to twelve figures, never more than it is and less by at most `COARSE` of it.
+    """Return the multiplier to thirteen figures, never more than it is and less by at most `COARSE` of it.
 
     A clip norm that changes from step to step with its noise gives multipliers equal but for their last bits; so
     rounded they are one term, and cost one computation. Lower bounds are computed for `COARSE` more noise.
     """
-    shrunk = multiplier * (1 - 1e-13)
+    shrunk = multiplier * (1 - 2e-14)
     if not 1e-200 < shrunk < 1e200:
         return shrunk
-    scale = 10.0 ** (12 - math.floor(math.log10(shrunk)))
+    scale = 10.0 ** (13 - math.floor(math.log10(shrunk)))
     return min(math.floor(shrunk * scale) / scale, multiplier)

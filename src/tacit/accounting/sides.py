@@ -28,8 +28,10 @@ class Side:
 
     @property
     def gaussian(self) -> bool:
-        """Whether all of it is Gaussian sums, sampled or not."""
-        return not self.certain and all(isinstance(pair.base, GaussianLoss) for pair, _ in self.pairs)
+        """Whether all of it is Gaussian sums, Poisson samples under add/remove or everyone."""
+        return not self.certain and all(
+            isinstance(pair, Removed | Added) and isinstance(pair.base, GaussianLoss) for pair, _ in self.pairs
+        )
 
     @property
     def lattice_pairs(self) -> tuple[tuple[Pair, int], ...]:

@@ -121,10 +121,10 @@ class Window:
             low, high = (low, middle) if enough(middle) else (middle, high)
         return high
 
-    def delta(self, epsilon: float) -> Interval:
-        """Bounds on δ(epsilon), what was cut off included."""
+    def delta(self, epsilon: float, *, true: bool = False) -> Interval:
+        """Bounds on δ(epsilon), what was cut off included; ``true`` as in `log_bound`."""
         upper = math.exp(min(self.log_bound(epsilon, +1), 0.0)) + self._infinite
-        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=True), 0.0)))
+        return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=true), 0.0)))
 
     def tells(self, epsilon: float) -> bool:
         """Whether its bounds at this ε are close."""
@@ -162,7 +162,7 @@ class Window:
         """An x at which δ(x) is at least e^target for the true noise multipliers: a little below ``near``, or 0."""
         total = self.period * math.exp(min(target - self._value + self.tilt * near, 700.0))
         lost = (self._less + self._moved / total) / self.tilt + 1e-12 * near
-        for part in (1.2, 3.0, 10.0, 100.0):
+        for part in (1.2, 2.0, 4.0, 8.0, 16.0, 64.0):
             x = near - part * lost
             if x > 0 and self.log_bound(x, -1, true=True) >= target:
                 return x
