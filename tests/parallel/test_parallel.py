@@ -72,7 +72,7 @@ NOISE = """
 model = nn.Linear(1000, 50)
 run = tacit.make_private(
     model, torch.optim.SGD(model.parameters(), lr=1.0), torch.utils.data.TensorDataset(torch.zeros(40, 1000)),
-    lot_size=4, steps=4, clipping=tacit.Flat(1.0), noise_multiplier=2.0, parallel=parallel,
+    lot_size=4, steps=4, clipping=tacit.Flat(1.0), noise_multiplier=2.0, parallel=parallel, trial=False,
 )
 drawn = []
 for (bx,) in run.batches():
@@ -116,7 +116,7 @@ SHARES = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = tacit.make_private(
     model, optimizer, torch.arange(200.0, dtype=torch.float64)[:, None].expand(200, 5).contiguous(), lot_size=50,
-    steps=200, clipping=tacit.Flat(1.0), noise_multiplier=1.0, parallel=parallel,
+    steps=200, clipping=tacit.Flat(1.0), noise_multiplier=1.0, parallel=parallel, trial=False,
 )
 seen = []
 for bx in run.batches():

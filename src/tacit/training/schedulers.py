@@ -34,11 +34,8 @@ def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def _schedulers(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:
     """The schedulers that hold the optimizer, in their attributes or in the dictionary of these."""
-    found = []
-    for referrer in gc.get_referrers(optimizer):
-        if isinstance(referrer, LRScheduler):
-            found.append(referrer)
-        elif isinstance(referrer, dict) and referrer.get("optimizer") is optimizer:
-            owners = (o for o in gc.get_referrers(referrer) if isinstance(o, LRScheduler) and vars(o) is referrer)
-            found.extend(owners)
-    return found
+    referrers = gc.get_referrers(optimizer)
+    attributes = [each for each in referrers if isinstance(each, dict) and each.get("optimizer") is optimizer]
+    owners = [each for each in gc.get_referrers(*attributes) if isinstance(each, LRScheduler)] if attributes else []
+    held = {id(each): each for each in (*referrers, *owners) if isinstance(each, LRScheduler)}
+    return [each for each in held.values() if each.optimizer is optimizer]
