@@ -15,7 +15,7 @@ from tacit.ledger import Budget, Header, Ledger
 from tacit.recipes.folder import Folder
 from tacit.recipes.outcome import FORMAT, described, versions, write_json
 from tacit.tables.descent import Progress
-from tacit.tables.discovery import Pieces
+from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
 from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read

@@ -15,12 +15,13 @@ from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.descent import Progress, descend
-from tacit.tables.discovery import Discovery, Estimate, Pieces
+from tacit.tables.discovery import Discovery, Estimate
 from tacit.tables.encoding import Encoding
+from tacit.tables.looks import Pieces
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode
-from tacit.tables.rule import Settings, check_enough, most_parameters, settings
+from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
 from tacit.tables.schema import Category, Schema
 from tacit.tables.split import Split
 
@@ -105,7 +106,13 @@ def train_table(
     discovery = None
     if schema.private:
         noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
-        discovery = Discovery(schema, noise_multiplier=noise, slack=slack)
+        knots = most_knots(
+            records=count - held,
+            epsilon=budget.epsilon,
+            outputs=max(len(schema.classes), 2 if isinstance(schema.columns[schema.target], Category) else 1),
+            columns=len(schema.features),
+        )
+        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=knots)
     unit = ledger.header.unit
     owed = discovery.steps(unit) if discovery is not None else []
     owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
