@@ -96,6 +96,11 @@ class Discovery:
         self._look(self._classes, pieces, records, ledger, source)
         return self._missed(self._seen[self._schema.target].values, records)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The target's classes that were found."""
+        return tuple(self._seen[self._schema.target].values) if self._schema.target in self._seen else ()
+
     def release(
         self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source, fits: Callable[[Schema], bool]
     ) -> tuple[Schema, Estimate | None]:
@@ -201,12 +206,13 @@ def _column(column: Column, seen: _Seen, most: int, knots: int) -> Column | None
 
 def own_knots(values: Mapping[str, float], numbers: float, most: int) -> tuple[float, ...]:
     """Return the released values as knots if there are at most ``most`` and nearly all records have one of them."""
-    found = sorted({number for number in map(_number, values) if math.isfinite(number)})
-    covered = sum(count for value, count in values.items() if math.isfinite(_number(value)))
+    found = sorted({number for number in map(as_number, values) if math.isfinite(number)})
+    covered = sum(count for value, count in values.items() if math.isfinite(as_number(value)))
     return tuple(found) if 2 <= len(found) <= most and covered > 0.9 * numbers else ()
 
 
-def _number(text: str) -> float:
+def as_number(text: str) -> float:
+    """Return the number that a released value is, NaN if it is none."""
     try:
         return float(text)
     except ValueError:
