@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tables.conftest import SCHEMA, people, write_csv
@@ -195,3 +196,78 @@ def test_a_table_without_rows_is_not_predicted(table: Path, capsys: pytest.Captu
     assert tacit("predict", out, table.parent / "new.csv") == 2
     assert "has no rows" in capsys.readouterr().err
     assert sorted(table.parent.iterdir()) == before
+
+
+def test_a_number_is_predicted_from_the_command_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--target", "age", "--task", "regression", "--target-bounds", "-10", "100", "--epsilon", "4", "--json"]
+    assert tacit("train", table, *options) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["test_accuracy"] is None and facts["test_mean_absolute_error"] < 17  # the mean alone is 18 off
+    assert facts["undiscovered_share"] is None
+    assert tacit("predict", facts["out"], table, "--json") == 0
+    lines = Path(json.loads(capsys.readouterr().out)["output"]).read_text().split()[1:]
+    assert all(-10 <= float(line) <= 100 for line in lines)
+
+
+def test_declared_classes_are_not_looked_for_however_rare(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table.read_text().splitlines()
+    rows = [rows[0], *(row.rsplit(",", 1)[0] + (",yes" if place < 5 else ",no") for place, row in enumerate(rows[1:]))]
+    table.write_text("\n".join(rows) + "\n")
+    assert tacit("train", table, "--target", "employed", "--classes", "no, yes", "--epsilon", "1", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["steps"] == 300 and facts["undiscovered_share"] is None and facts["test_accuracy"] > 0.9
+    assert "values/employed" not in (Path(facts["out"]) / "ledger.jsonl").read_text()
+
+
+def test_a_number_with_many_values_is_asked_about_unless_it_is_said_to_have_classes(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--target", "age", "--epsilon", "30"]
+    assert tacit("train", table, *options) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "'age' looks like a number" in error and "--target-bounds LOW HIGH" in error and "rest is unspent" in error
+    assert tacit("train", table, *options, "--task", "classification", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracy"] < 0.1
+
+
+def test_a_parquet_file_with_a_number_as_target_is_asked_about_before_any_charge(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="the sklearn extra is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the sklearn extra is not installed")
+    columns = people(2000) | {"wage": np.random.default_rng(0).normal(30, 5, 2000)}
+    path = table.with_suffix(".parquet")
+    parquet.write_table(arrow.table({name: arrow.array(values.tolist()) for name, values in columns.items()}), path)
+    assert tacit("train", path, "--target", "wage") == 2
+    assert "is it one to predict? Say --task regression" in capsys.readouterr().err
+    assert not (table.parent / "runs").exists()
+    assert tacit("train", path, "--target", "wage", "--target-bounds", "0", "100", "--json") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--task", "ranking"], "choose classification or regression"),
+        (["--task", "regression"], "needs the bounds of 'employed'"),
+        (["--task", "regression", "--classes", "no,yes"], "--classes are not of a number"),
+        (["--target-bounds", "0", "1", "--classes", "no,yes"], "leave one of the two out"),
+        (["--target-bounds", "1", "0"], "low must be below high"),
+        (["--target-bounds", "0", "inf"], "must be a finite number"),
+        (["--classes", "no"], "list two or more"),
+        (["--classes", "no,no"], "give each value once"),
+    ],
+)
+def test_what_is_said_of_the_target_must_make_sense(
+    table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tacit("train", table, "--target", "employed", *words) == 2
+    assert text in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not (table.parent / "runs").exists()
+
+
+def test_the_command_line_and_the_schema_may_not_contradict_each_other(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    assert tacit("train", table, "--task", "regression") == 2
+    assert "declares the target 'employed' as a category, and --task is regression" in capsys.readouterr().err

@@ -209,6 +209,14 @@ def test_a_number_given_as_classes_fails_as_mostly_undiscovered() -> None:
         PrivateClassifier(epsilon=3.0, bounds=(-200, 200)).fit(X, np.arange(3000))
 
 
+def test_a_regressor_needs_the_bounds_of_its_target() -> None:
+    X, _ = data(500)
+    with pytest.raises(ValueError, match="target_bounds is None"):
+        PrivateRegressor(epsilon=5.0).fit(X, X[:, 0])
+    model = PrivateRegressor(epsilon=50.0, target_bounds=(40, 160), bounds=([40, -7, -10], [160, -3, 10]))
+    assert np.abs(model.fit(X, X[:, 0]).predict(X) - X[:, 0]).mean() < 8
+
+
 def test_undeclared_classes_and_bounds_are_charged() -> None:
     X, y = data(4000)
     model = PrivateClassifier(epsilon=3.0, bounds=(-200, 200)).fit(X, y)

@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.cli.output import show
+from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 if TYPE_CHECKING:
     from tacit.tables.run import TableFile, TableInMemory
-    from tacit.tables.schema import Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the command line says of the column to predict."""
+
+    name: str | None
+    task: str | None = None
+    bounds: tuple[float, float] | None = None
+    classes: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in (None, "classification", "regression"):
+            raise ValueError(f"--task is {self.task!r}; choose classification or regression.")
+        if self.bounds is not None and (self.classes is not None or self.task == "classification"):
+            raise ValueError("--target-bounds are of a number, which has no classes; leave one of the two out.")
+        if self.classes is not None and self.task == "regression":
+            raise ValueError("--classes are not of a number; leave them out, or say --task classification.")
+
+    @property
+    def column(self) -> Column | None:
+        """The target's column as far as it is declared on the command line."""
+        if self.bounds is not None:
+            return Number(low=self.bounds[0], high=self.bounds[1])
+        if self.classes is None:
+            return None
+        names = tuple(name.strip() for name in self.classes.split(","))
+        if len(names) < 2:
+            raise ValueError(f"--classes is {self.classes!r}; list two or more, separated by commas.")
+        return Category(values=names)
+
+    def declared_in(self, schema: Schema) -> Schema:
+        """Return the schema with this target, and what is said of it here instead of what it says."""
+        name = self.name or schema.target
+        columns = {**schema.columns, name: self.column} if self.column else schema.columns
+        found = Schema(columns=columns, target=name)
+        number = isinstance(found.columns[name], Number)
+        if self.task is not None and number != (self.task == "regression"):
+            raise ValueError(
+                f"the schema declares the target {name!r} as a {'number' if number else 'category'}, and --task is "
+                f"{self.task}; leave --task out, or say {'--classes' if number else '--target-bounds LOW HIGH'}."
+            )
+        return found
 
 
 def is_table(dataset: str) -> bool:
@@ -23,7 +67,7 @@ def train_table(
     dataset: str,
     *,
     schema: Path | None,
-    target: str | None,
+    target: Target,
     test: Path | None,
     test_fraction: float,
     model: str,
@@ -61,6 +105,7 @@ def train_table(
         budget=budget,
         out=place,
         model=model,
+        numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
         test=pieces,
         test_fraction=test_fraction,
         changes={name: value for name, value in changes.items() if value is not None},
@@ -78,49 +123,56 @@ def train_table(
     show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)
 
 
-def _opened(dataset: str, schema: Path | None, target: str | None) -> tuple[TableFile | TableInMemory, Schema, Any]:
+def _opened(dataset: str, schema: Path | None, target: Target) -> tuple[TableFile | TableInMemory, Schema, Any]:
     from tacit.tables.known import KNOWN, known
     from tacit.tables.run import TableFile, TableInMemory
-    from tacit.tables.schema import Schema
 
     if dataset in KNOWN:
         found, declared = known(dataset, fetch=True)
-        if schema is not None or target is not None:
-            declared = Schema.load(schema, target=target) if schema else _retargeted(declared, target)
+        declared = target.declared_in(Schema.load(schema, target=target.name) if schema else declared)
         held = TableInMemory(found.name, found.source, found.fingerprint, found.train, declared)
         return held, declared, found.test
     path = Path(dataset)
     if not path.exists():
         raise ValueError(f"there is no file {dataset}.")
-    beside = path.with_suffix(".schema.json")
-    place = schema or (beside if beside.exists() else None)
-    declared = Schema.load(place, target=target) if place else _undeclared(path, target)
+    place = _schema_of(path, schema)
+    declared = target.declared_in(Schema.load(place, target=target.name)) if place else _undeclared(path, target)
     return TableFile(path, declared), declared, None
 
 
-def _undeclared(path: Path, target: str | None) -> Schema:
-    """A schema that knows only the columns' names; all else is found out privately."""
-    from tacit.tables.reading import columns_of
-    from tacit.tables.schema import Category, Schema, Undeclared
+def _schema_of(path: Path, schema: Path | None) -> Path | None:
+    """Return the file with the schema: the one that is named, or the one beside the table."""
+    beside = path.with_suffix(".schema.json")
+    return schema or (beside if beside.exists() else None)
+
+
+def _undeclared(path: Path, target: Target) -> Schema:
+    """Return a schema that knows only the columns' names and what was said of the target."""
+    from tacit.tables.reading import columns_of, measured
 
     names = columns_of(path)
-    if target is None:
+    if target.name is None:
         raise ValueError(f"{path} has no schema; say at least which column to predict, with --target.")
-    if target not in names:
-        raise ValueError(f"{path} has no column {target!r}; its columns are {', '.join(names)}.")
+    if target.name not in names:
+        raise ValueError(f"{path} has no column {target.name!r}; its columns are {', '.join(names)}.")
+    if target.task is None and target.column is None and target.name in measured(path):
+        raise ValueError(
+            f"{path} stores {target.name!r} as a number with a fraction; is it one to predict? Say --task regression "
+            "--target-bounds LOW HIGH, or --task classification if its values are classes."
+        )
+    if target.task == "regression" and target.bounds is None:
+        raise ValueError(
+            f"--task regression needs the bounds of {target.name!r}, which may not be read off the records; say "
+            "--target-bounds LOW HIGH."
+        )
+    column = target.column or Category(values=None)
     print(
         f"no schema: what the columns of {path} are is found out privately, which takes part of the budget; "
         f"`tacit data schema {path}` writes a draft to edit.",
         file=sys.stderr,
     )
-    columns = {name: Category(values=None) if name == target else Undeclared() for name in names}
-    return Schema(columns=columns, target=target)
-
-
-def _retargeted(declared: Schema, target: str | None) -> Schema:
-    from dataclasses import replace
-
-    return replace(declared, target=target) if target else declared
+    columns = {name: column if name == target.name else Undeclared() for name in names}
+    return Schema(columns=columns, target=target.name)
 
 
 def _bar(wanted: bool) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import number, show, whole
-from tacit.cli.table import is_table, train_table
+from tacit.cli.table import Target, is_table, train_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,16 @@ def train(
         typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: linear or mlp."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of a table: the column to predict; the schema's own.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Of a table without a schema: classification, or regression for a number.")
+    ] = None,
+    target_bounds: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="LOW HIGH", help="Of a table: predict a number between these; others count as them."),
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Of a table: the target's classes, rare ones too; found if not.")
+    ] = None,
     schema: Annotated[
         Path | None, typer.Option(help="Of a table: what its columns are; FILE.schema.json if left out.")
     ] = None,
@@ -78,6 +88,7 @@ def train(
       tacit train cifar10 --epsilon 3 --epochs 40 --json
       tacit train mnist --recipe abadi --accountant moments
       tacit train people.csv --target employed --epsilon 1
+      tacit train people.csv --target wage --task regression --target-bounds 0 100
       tacit train --out runs/careful --epsilon 0.5 --resume
     """
     if dataset is not None and is_table(dataset):
@@ -86,7 +97,7 @@ def train(
         train_table(
             dataset,
             schema=schema,
-            target=target,
+            target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
             test=test,
             test_fraction=test_fraction,
             model=model or "linear",
@@ -100,8 +111,11 @@ def train(
             as_json=as_json,
         )
         return
-    if schema is not None or target is not None or test is not None:
-        raise ValueError("--schema, --target and --test are for tables; give a CSV or Parquet file.")
+    if any(option is not None for option in (schema, target, test, task, target_bounds, classes)):
+        raise ValueError(
+            "--schema, --target, --test, --task, --target-bounds and --classes are for tables; give a CSV or Parquet "
+            "file."
+        )
     from tacit.ledger import Budget
     from tacit.recipes.catalogue import check_name
     from tacit.recipes.folder import next_free

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from tacit.mechanisms import CountsQuery
 from tacit.sklearn.account import Account, Purse, Queries
-from tacit.sklearn.inputs import Numbers, bound, fitted_pairs, new_rows, seed_of, tensor
+from tacit.sklearn.inputs import Numbers, bound, declared, fitted_pairs, new_rows, seed_of, tensor
 from tacit.tables.descent import descend
 from tacit.tables.encoding import UNKNOWN
 from tacit.tables.model import network
@@ -185,7 +185,7 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
 class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     """Least squares (``model="linear"``) or a small network (``"mlp"``), differentially private.
 
-    ``target_bounds`` (low, high) are declared: targets beyond them count as the bound, and predictions lie between
+    ``target_bounds`` (low, high) must be declared: targets beyond them count as the bound, and predictions lie between
     them. The rest, and the guarantee, are those of `PrivateClassifier`.
     """
 
@@ -195,7 +195,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         delta: float = 1e-5,
         *,
         model: str = "linear",
-        target_bounds: tuple[float, float] = (-1.0, 1.0),
+        target_bounds: tuple[float, float] | None = None,
         bounds: Any = None,
         account: Account | None = None,
         debug_seed: int | None = None,
@@ -205,6 +205,11 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train; what it cost is in ``guarantee_``."""
+        if self.target_bounds is None:
+            raise ValueError(
+                "target_bounds is None; give the (low, high) that targets lie between. They may not be read off the "
+                "records, and no default fits every unit."
+            )
         rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
         purse = self._purse(len(rows))
@@ -214,7 +219,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
     def predict(self, X: Any) -> Numbers:
         """The number expected for each row, within the target's bounds."""
         shares: Numbers = self._scores(X)[:, 0].double().clamp(-1, 1).numpy()
-        low, high = self.target_bounds
+        low, high = declared(self.target_bounds, 1)
         return low + (shares + 1) / 2 * (high - low)
 
 

@@ -6,14 +6,15 @@ import math
 from typing import Any, Self
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
 
 from tacit.features.pca import private_pca
 from tacit.mechanisms import SumQuery
 from tacit.sklearn.account import Account, Purse
 from tacit.sklearn.inputs import Numbers, bound, declared, fitted_rows, new_rows, seed_of, tensor
-from tacit.tables.discovery import bounds as found_bounds
-from tacit.tables.discovery import histogram
+from tacit.tables.histograms import bounds as found_bounds
+from tacit.tables.histograms import counts
 
 _BOUNDS = 0.5  # of epsilon, if it were all
 
@@ -144,9 +145,9 @@ def _released_bounds(rows: Numbers, queries: list[SumQuery], purse: Purse) -> tu
     receipt = purse.look(queries)
     pairs = []
     for place, query in enumerate(queries):
-        ones = histogram(rows[:, place])
-        total = query.total(ones.shape[1:])
-        total.add(ones)
+        bins = torch.from_numpy(counts(rows[:, place]))
+        total = query.total(bins.shape)
+        total.add_bounded(bins)  # a record is in one bin, so it adds a vector of norm 1
         pairs.append(found_bounds(total.release(receipt, purse.source).numpy(), query.noise_std))
     low, high = np.array(pairs, dtype=np.float64).T
     return low, high

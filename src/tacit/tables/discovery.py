@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from tacit.ledger import Everyone, Ledger, Step
-from tacit.mechanisms import CountsQuery, SumQuery
+from tacit.ledger import Ledger, Step
 from tacit.randomness import Source
-from tacit.tables.encoding import numeric, words
-from tacit.tables.reading import Columns
+from tacit.tables.histograms import Array, bounds, cell_edges, quantile_knots, standing_out
+from tacit.tables.looks import Look, Pieces, QuantileLook
 from tacit.tables.schema import MOST_VALUES, Category, Column, Number, Schema
 
-_EXPONENTS = range(-10, 41)
-_EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
-_FALSE_ALARM = 1e-3
-_MOST_DIFFERENT = 2**21
-"""Values of all columns together that are counted at once: some hundred megabytes at worst."""
-_FEWEST_COUNTED = 65_536
-_FEW = 30
 _NOTHING = "(none found)"
-
-Bins = NDArray[np.float64]
-Pieces = Callable[[], Iterable[Columns]]
-"""Reads the table from its beginning."""
+_FEW = 12
+"""So many values of a number may be told apart, however few records there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,37 +25,59 @@ class Estimate:
     noise_std: float
 
 
+@dataclass
+class _Seen:
+    """What was released of one column: its histogram over powers of two, its values, and counts of finer cells."""
+
+    std: float
+    bins: Array | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    tree: Array | None = None
+    tree_std: float = 0.0
+
+
 class Discovery:
     """Looks at the records that release everything that is private in ``schema``.
 
-    Classes of the target come first, in a look of their own: if they cannot be found, the rest is not paid for.
+    Classes of the target come first, in a look of their own: if they cannot be found, the rest is not paid for. Then
+    come types, bounds and values of the other columns, and last the quantiles of those that are numbers with more
+    values than ``knots``, the most that a column may have.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
     are fixed (powers of two), for each private category at most one to the count of one value, for an undeclared column
-    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. Everyone takes part. A look with m
-    queries, each with standard deviation s · sqrt(m), is one Gaussian mechanism of noise multiplier s. There are one or
-    two looks; the s of two is ``noise_multiplier`` · sqrt(2), so that all of it is one Gaussian mechanism of
-    ``noise_multiplier``. Values are released above a threshold, which adds ``slack`` to δ in all. What is made of the
-    noisy counts, the type of an undeclared column included, is post-processing.
+    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. For the quantiles of a column it adds
+    one to a cell and one to the cell's group, with edges that follow from what was released before: sensitivity √2.
+    Everyone takes part. A look with m queries, each with noise of s · sqrt(m) times its sensitivity, is one Gaussian
+    mechanism of noise multiplier s. There are at most three looks; with s = ``noise_multiplier`` / sqrt(share) for
+    shares that add up to one, all of it is no more than one Gaussian mechanism of ``noise_multiplier``. Values are
+    released above a threshold, which adds ``slack`` to δ in all. What is made of the noisy counts, the type of an
+    undeclared column included, is post-processing.
 
     Of more records than bounded memory can tell apart, values are counted for some only, each chosen by a coin of its
     own; that can only lower what is charged, and is not made use of.
     """
 
-    def __init__(self, schema: Schema, *, noise_multiplier: float, slack: float) -> None:
-        self._schema = schema
+    def __init__(self, schema: Schema, *, noise_multiplier: float, slack: float, knots: int = 0) -> None:
+        self._schema, self._knots = schema, knots
         self._wanted = {name: schema.columns[name] for name in schema.private}
         apart = [{name: column} for name, column in self._wanted.items() if name == schema.target]
         rest = {name: column for name, column in self._wanted.items() if name != schema.target}
-        parts = [*apart, *([rest] if rest else [])]
+        self._numbers = [name for name, column in rest.items() if not isinstance(column, Category) and knots > 2]
         texts = sum(not isinstance(column, Number) for column in self._wanted.values())
-        noise = noise_multiplier * math.sqrt(len(parts))
-        self._looks = [_Look(part, noise, slack / max(texts, 1)) for part in parts]
-        self._classes: _Look | None = self._looks[0] if apart else None
+        shares = {"classes": 0.25 * bool(apart), "types": 0.5 * bool(rest), "quantiles": 0.25 * bool(self._numbers)}
+        noise = {
+            name: noise_multiplier * math.sqrt(sum(shares.values()) / share) for name, share in shares.items() if share
+        }
+        looks = [(part, noise["classes"]) for part in apart] + ([(rest, noise["types"])] if rest else [])
+        self._looks = [Look(part, loud, slack / max(texts, 1)) for part, loud in looks]
+        self._classes: Look | None = self._looks[0] if apart else None
+        self._quantile_noise = noise.get("quantiles", 0.0)
+        self._seen: dict[str, _Seen] = {}
 
     def steps(self, unit: str) -> list[Step]:
-        """Return what the looks will be in the ledger."""
-        return [look.step(unit) for look in self._looks]
+        """Return what the looks will be in the ledger, if every column that can need quantiles does."""
+        steps = [look.step(unit) for look in self._looks]
+        return [*steps, QuantileLook(self._numbers, self._quantile_noise).step(unit)] if self._numbers else steps
 
     @property
     def least(self) -> Schema:
@@ -86,8 +93,13 @@ class Discovery:
         """Release the target's classes if they are private; return the share of records of classes not found."""
         if self._classes is None:
             return None
-        self._classes.release(pieces, records=records, ledger=ledger, source=source)
-        return self._missed(self._classes.values[self._schema.target], records)
+        self._look(self._classes, pieces, records, ledger, source)
+        return self._missed(self._seen[self._schema.target].values, records)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The target's classes that were found."""
+        return tuple(self._seen[self._schema.target].values) if self._schema.target in self._seen else ()
 
     def release(
         self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source, fits: Callable[[Schema], bool]
@@ -97,16 +109,36 @@ class Discovery:
         Of values, the commonest are kept: as many as make a schema that fits.
         """
         for look in self._looks:
-            if not look.released:
-                look.release(pieces, records=records, ledger=ledger, source=source)
+            if not look.wanted.keys() <= self._seen.keys():
+                self._look(look, pieces, records, ledger, source)
+        self._find_quantiles(pieces, ledger, source)
         most = MOST_VALUES
         while most > 1 and not fits(self._found(most)):
             most //= 2
         schema = self._found(most)
         if self._classes is None:
             return schema, None
-        counts = self._classes.values[schema.target]
+        counts = self._seen[schema.target].values
         return schema, self._missed({name: counts[name] for name in schema.classes if name in counts}, records)
+
+    def _look(self, look: Look, pieces: Pieces, records: int, ledger: Ledger, source: Source) -> None:
+        bins, values = look.release(pieces, records=records, ledger=ledger, source=source)
+        for name in look.wanted:
+            self._seen[name] = _Seen(look.std, bins.get(name), values.get(name, {}))
+
+    def _find_quantiles(self, pieces: Pieces, ledger: Ledger, source: Source) -> None:
+        """Release finer counts for the columns that are numbers, and whose values are not known one by one."""
+        found = self._found(MOST_VALUES).columns
+        wanted = [name for name in self._numbers if isinstance(column := found.get(name), Number) and not column.knots]
+        if not wanted:
+            return
+        look = QuantileLook(wanted, self._quantile_noise)
+        edges = {
+            name: cell_edges(bins, seen.std) for name, seen in self._seen.items() if (bins := seen.bins) is not None
+        }
+        strict = {name for name in wanted if getattr(self._wanted[name], "text", "missing") == "refuse"}
+        for name, counts in look.release(pieces, edges, strict, ledger=ledger, source=source).items():
+            self._seen[name] = replace(self._seen[name], tree=counts, tree_std=look.std)
 
     def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:
         """Return the share of records of other classes, from released counts: post-processing."""
@@ -115,13 +147,13 @@ class Discovery:
         return Estimate(share=min(max(1 - sum(counts.values()) / records, 0.0), 1.0), noise_std=noise)
 
     def _found(self, most: int) -> Schema:
-        columns: dict[str, Column | None] = {}
-        for look in self._looks:
-            for name, column in look.wanted.items():
-                least = 2 if name == self._schema.target else 1
-                values = look.values.get(name, {})
-                columns[name] = _column(column, look.bins.get(name), values, look.std, max(most, least))
-        return self._with(columns)
+        target = self._schema.target
+        return self._with(
+            {
+                name: _column(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots)
+                for name, seen in self._seen.items()
+            }
+        )
 
     def _with(self, found: Mapping[str, Column | None]) -> Schema:
         columns = {name: found.get(name, column) for name, column in self._schema.columns.items()}
@@ -132,52 +164,6 @@ class Discovery:
                 "epsilon."
             )
         return replace(self._schema, columns=known)
-
-
-class _Look:
-    """One look at everyone for some columns: histograms of their numbers, thresholded counts of their values."""
-
-    def __init__(self, wanted: Mapping[str, Column], noise_multiplier: float, slack: float) -> None:
-        self.wanted = wanted
-        numbers = [name for name, column in wanted.items() if not isinstance(column, Category)]
-        texts = [name for name, column in wanted.items() if not isinstance(column, Number)]
-        self.std = std = noise_multiplier * math.sqrt(len(numbers) + len(texts))
-        self._sums = {name: SumQuery(group=f"bounds/{name}", clip_norm=1.0, noise_std=std) for name in numbers}
-        self._tallies = {name: CountsQuery(group=f"values/{name}", noise_std=std, slack=slack) for name in texts}
-        self.released, self.share = False, 1.0
-        self.bins: dict[str, Bins] = {}
-        self.values: dict[str, dict[str, float]] = {}
-
-    def step(self, unit: str) -> Step:
-        sums = [query.event() for query in self._sums.values()]
-        return Step(Everyone(unit=unit), (*sums, *(tally.event() for tally in self._tallies.values())))
-
-    @property
-    def threshold(self) -> float:
-        """The height that a count of values must pass."""
-        return max(tally.event().threshold for tally in self._tallies.values())
-
-    def release(self, pieces: Pieces, *, records: int, ledger: Ledger, source: Source) -> None:
-        """Charge the look, then look: `bins` and `values` are what was released."""
-        receipt = ledger.record(self.step(ledger.header.unit), secure=source.secure)
-        receipt.draw()
-        self.released = True
-        totals = {name: query.total((len(_EDGES) - 1,)) for name, query in self._sums.items()}
-        counts: dict[str, Counter[str]] = {name: Counter() for name in self._tallies}
-        share = min(1.0, max(_FEWEST_COUNTED, _MOST_DIFFERENT // max(len(counts), 1)) / records)
-        for first, piece in _numbered(pieces()):
-            for name, total in totals.items():
-                column = self.wanted[name]
-                text = column.text if isinstance(column, Number) else "missing"
-                total.add(histogram(numeric(name, piece[name], first=first, text=text)))
-            counted = source.uniform(len(next(iter(piece.values())))) < share
-            for name, counter in counts.items():
-                _tally(counter, piece[name][counted])
-        self.share = share
-        self.bins = {name: total.release(receipt, source).numpy() for name, total in totals.items()}
-        for name, tally in self._tallies.items():
-            found = tally.release(receipt, counts[name], source)
-            self.values[name] = {value: count / share for value, count in found.items()}  # of everyone again
 
 
 def _least(column: Column, target: bool) -> Column:
@@ -195,53 +181,39 @@ def _category(column: Column, values: Mapping[str, float], most: int) -> Categor
     return Category(values=tuple(names), other=True, missing=column.missing)
 
 
-def _column(column: Column, bins: Bins | None, values: Mapping[str, float], std: float, most: int) -> Column | None:
-    """What a column is, by noisy counts of its numbers and of its values; None if nothing stands out of the noise."""
-    if isinstance(column, Category) or bins is None:
-        return _category(column, values, most)
-    low, high = bounds(bins, std)
-    if isinstance(column, Number):
-        return replace(column, low=low, high=high)
-    numbers, named = float(bins[bins > _height(std, len(bins))].sum()), sum(values.values())
-    if values and (len(values) <= _FEW or numbers < named) and named > 0.8 * numbers:
-        return _category(column, values, most)
-    return Number(low=low, high=high, missing="own", text="missing") if numbers > 0 else None
+def _column(column: Column, seen: _Seen, most: int, knots: int) -> Column | None:
+    """Return what a column is, by noisy counts of its numbers and of its values; None if all is noise.
 
-
-def _tally(counter: Counter[str], entries: NDArray[np.generic]) -> None:
-    values, numbers = np.unique(words(entries), return_counts=True)
-    counter.update({str(value): int(number) for value, number in zip(values, numbers) if value != ""})
-
-
-def bounds(counts: NDArray[np.float64], std: float) -> tuple[float, float]:
-    """The outer edges of the bins that stand out of noise of this size; all noise, and it is [-1, 1].
-
-    A bin of nobody stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
-    the bounds will count as the bounds.
+    A column whose entries are mostly numbers stays a number, however few values it has: those become its knots where
+    they are nearly all there is, and quantiles do otherwise.
     """
-    full = np.flatnonzero(counts > _height(std, len(counts)))
-    if not len(full):
-        return -1.0, 1.0
-    finite = np.clip(_EDGES, -(2.0 ** _EXPONENTS[-1]) * 2, 2.0 ** _EXPONENTS[-1] * 2)
-    low, high = float(finite[full[0]]), float(finite[full[-1] + 1])
-    middle = len(_EDGES) // 2 - 1  # the bin around zero: a column of counts begins at 0, not at its lower edge
-    return (0.0 if full[0] == middle else low), (0.0 if full[-1] == middle and full[0] != middle else high)
+    if isinstance(column, Category) or seen.bins is None:
+        return _category(column, seen.values, most)
+    low, high = bounds(seen.bins, seen.std)
+    numbers, named = standing_out(seen.bins, seen.std), sum(seen.values.values())
+    if not isinstance(column, Number):
+        if numbers < 0.5 * named:
+            return _category(column, seen.values, most)
+        if numbers <= 0:
+            return None
+        column = Number(low=low, high=high, missing="own", text="missing")
+    points = own_knots(seen.values, numbers, min(most, max(2 * knots, _FEW)))
+    if not points and seen.tree is not None and min(most, knots) > 2:
+        edges = cell_edges(seen.bins, seen.std)
+        points = quantile_knots(seen.tree, edges, std=seen.tree_std, most=min(most, knots))
+    return replace(column, low=low, high=high, knots=points)
 
 
-def _height(std: float, bins: int) -> float:
-    return std * math.sqrt(2 * math.log(bins / _FALSE_ALARM))
+def own_knots(values: Mapping[str, float], numbers: float, most: int) -> tuple[float, ...]:
+    """Return the released values as knots if there are at most ``most`` and nearly all records have one of them."""
+    found = sorted({number for number in map(as_number, values) if math.isfinite(number)})
+    covered = sum(count for value, count in values.items() if math.isfinite(as_number(value)))
+    return tuple(found) if 2 <= len(found) <= most and covered > 0.9 * numbers else ()
 
 
-def histogram(numbers: NDArray[np.float64]) -> torch.Tensor:
-    """One row a record, with a one in the bin its number is in."""
-    rows = np.zeros((len(numbers), len(_EDGES) - 1), dtype=np.float32)
-    there = np.flatnonzero(~np.isnan(numbers))
-    rows[there, np.searchsorted(_EDGES, numbers[there], side="right") - 1] = 1.0
-    return torch.from_numpy(rows)
-
-
-def _numbered(pieces: Iterable[Columns]) -> Iterator[tuple[int, Columns]]:
-    first = 1
-    for piece in pieces:
-        yield first, piece
-        first += len(next(iter(piece.values())))
+def as_number(text: str) -> float:
+    """Return the number that a released value is, NaN if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

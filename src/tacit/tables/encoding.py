@@ -1,8 +1,9 @@
 """From the columns of a table to numbers, by the schema alone: no statistic of the records is used.
 
-A row is first made *compact*: one number a column (a number scaled to [-1, 1], NaN if missing; a category's place,
--1 if missing). That is what is kept, and what a record costs in memory. `Encoding.expand` turns compact rows into
-features for a model: numbers as they are, categories and bins as indicators. Both work record by record.
+A row is first made *compact*: one number a column (a number scaled to [-1, 1] or its place among knots, NaN if missing;
+a category's place, -1 if missing). That is what is kept, and what a record costs in memory. `Encoding.expand` turns
+compact rows into features for a model: numbers as they are or shared out to the two knots beside them, categories and
+bins as indicators. Both work record by record.
 """
 
 from __future__ import annotations
@@ -143,6 +144,8 @@ def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int)
         numbers[gone], gone = float(column.missing), np.zeros_like(gone)
     if column.bins:
         return gone, np.where(gone, -1.0, np.searchsorted(column.bins, numbers, side="right"))
+    if column.knots:
+        return gone, np.interp(numbers, column.knots, np.arange(len(column.knots)))
     assert column.low is not None and column.high is not None
     middle, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
     return gone, (np.clip(numbers, column.low, column.high) - middle) / half
@@ -188,7 +191,11 @@ def _looked_up(name: str, column: Category, values: NDArray[np.generic], rows: N
 def _expand(column: Column, codes: Tensor) -> Tensor:
     if isinstance(column, Number) and not column.bins:
         gone = codes.isnan()
-        numbers = torch.where(gone, 0.0, codes)[:, None]
+        if column.knots:  # one at its own knot, falling to zero at the neighbours: two features, that add up to one
+            knots = torch.arange(len(column.knots), dtype=codes.dtype, device=codes.device)
+            numbers = (1 - (torch.where(gone, -1.0, codes)[:, None] - knots).abs()).clamp(min=0)
+        else:
+            numbers = torch.where(gone, 0.0, codes)[:, None]
         return torch.cat([numbers, gone[:, None].to(codes.dtype)], dim=1) if column.missing == "own" else numbers
     assert not isinstance(column, Undeclared)
     count = len(column.bins) + 1 if isinstance(column, Number) else len(column.values or ()) + column.other
@@ -206,6 +213,8 @@ def _labels(title: str, column: Column) -> list[str]:
         edges = [*column.bins]
         inner = [f"{low:g} ≤ {title} < {high:g}" for low, high in pairwise(edges)]
         return [*own, f"{title} < {edges[0]:g}", *inner, f"{title} ≥ {edges[-1]:g}"]
+    if column.knots:
+        return [*(f"{title} ≈ {knot:g}" for knot in column.knots), *own]
     return [title, *own]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.discovery import Pieces
 from tacit.tables.encoding import numeric, words
+from tacit.tables.looks import Pieces
 from tacit.tables.reading import Columns
 from tacit.tables.schema import Schema
 

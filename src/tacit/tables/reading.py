@@ -37,6 +37,18 @@ def columns_of(path: Path) -> tuple[str, ...]:
         return _header(path, csv.reader(file, strict=True))
 
 
+def measured(path: Path) -> frozenset[str]:
+    """Return the columns that the file itself says hold numbers with fractions; a CSV file says nothing of the kind."""
+    if not _is_parquet(path):
+        return frozenset()
+    import pyarrow
+
+    with _parquet(path) as parquet:
+        fields = list(parquet.schema_arrow)
+    decimal, floating = pyarrow.types.is_decimal, pyarrow.types.is_floating
+    return frozenset(field.name for field in fields if floating(field.type) or decimal(field.type))
+
+
 def check_columns(path: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names``; a file that lacks one of these columns is refused. No record is read."""
     wanted, held = tuple(names), columns_of(path)

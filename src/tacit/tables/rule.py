@@ -27,6 +27,8 @@ _STEPS = 300
 _FEWEST = 32
 _MOST = 65_536
 _LOUDEST = 1 / 3
+_KNOTS = 16
+_FOR_A_KNOT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,15 @@ def settings(
     if hidden:
         return Settings(lot_size=lot, steps=_STEPS, learning_rate=2 * share, clip_norm=1.0)
     return Settings(lot_size=lot, steps=_STEPS, learning_rate=share, clip_norm=2 * share)
+
+
+def most_knots(*, records: int, epsilon: float, outputs: int, columns: int) -> int:
+    """Return how many knots a column of numbers may have.
+
+    Each is a feature with a parameter for every output; with more than n ε / 50 parameters noise takes more than the
+    finer shape gives.
+    """
+    return min(_KNOTS, math.floor(records * epsilon / (_FOR_A_KNOT * outputs * columns)))
 
 
 def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:

@@ -15,7 +15,7 @@ from tacit.ledger import Budget, Header, Ledger
 from tacit.recipes.folder import Folder
 from tacit.recipes.outcome import FORMAT, described, versions, write_json
 from tacit.tables.descent import Progress
-from tacit.tables.discovery import Pieces
+from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
 from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read
@@ -55,6 +55,7 @@ def run_table(
     budget: Budget,
     out: Path,
     model: str = "linear",
+    numbers_are_classes: bool = True,
     test: Pieces | None = None,
     test_fraction: float = 0.2,
     changes: dict[str, Any] | None = None,
@@ -107,6 +108,7 @@ def run_table(
                 budget=budget,
                 ledger=ledger,
                 model=model,
+                numbers_are_classes=numbers_are_classes,
                 chosen=lambda rule, count: _changed(rule, count, changes or {}, epochs),
                 test=None if test is None else test(),
                 test_fraction=test_fraction,
@@ -179,7 +181,7 @@ def found_notes(outcome: TableOutcome) -> list[str]:
     if len(outcome.model.classes) == 1:
         notes.append(
             f"Only {outcome.model.classes[0]!r} stood out of the noise, so the model always predicts it and no "
-            f"training step was charged; list the classes of {target!r} in a schema to have rarer ones predicted."
+            f"training step was charged; list the classes of {target!r} (--classes) to have rarer ones predicted."
         )
     return notes
 

@@ -35,13 +35,15 @@ MOST_VALUES = 10_000
 class Number:
     """A number between ``low`` and ``high``; what lies outside counts as the bound. None: to be released privately.
 
-    ``bins`` are inner edges: the column then counts as the bin its value is in, which suits skewed columns. Text that
-    is no number is an error (``"refuse"``), or counts as missing.
+    ``bins`` are inner edges: the column then counts as the bin its value is in, which suits skewed columns. ``knots``
+    are numbers between which a linear model's effect of the column is linear; it is constant beyond the outer ones.
+    Text that is no number is an error (``"refuse"``), or counts as missing.
     """
 
     low: float | None
     high: float | None
     bins: tuple[float, ...] = ()
+    knots: tuple[float, ...] = ()
     missing: Missing = "refuse"
     text: Literal["refuse", "missing"] = "refuse"
 
@@ -54,10 +56,13 @@ class Number:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high.")
         if (self.low is None) != (self.high is None):
             raise ValueError("one bound is declared and the other private; declare both, or make both private.")
-        edges = tuple(_finite("a bin edge", edge) for edge in self.bins)
-        if list(edges) != sorted(set(edges)):
-            raise ValueError(f"bins are {list(edges)}; they must rise, each once.")
-        object.__setattr__(self, "bins", edges)
+        for name, word in (("bins", "a bin edge"), ("knots", "a knot")):
+            edges = tuple(_finite(word, edge) for edge in getattr(self, name))
+            if list(edges) != sorted(set(edges)):
+                raise ValueError(f"{name} are {list(edges)}; they must rise, each once.")
+            object.__setattr__(self, name, edges)
+        if len(self.knots) == 1 or (self.knots and self.bins):
+            raise ValueError(f"knots are {list(self.knots)}; give two or more, and no bins beside them.")
         if self.missing not in ("refuse", "own"):
             object.__setattr__(self, "missing", _finite("missing", self.missing))
         if self.text not in ("refuse", "missing"):
@@ -65,7 +70,7 @@ class Number:
 
     @property
     def private(self) -> bool:
-        return self.low is None and not self.bins
+        return self.low is None and not self.bins and not self.knots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,7 @@ class Schema:
             )
         if target.missing != "refuse":
             raise ValueError(f"the target {self.target!r} cannot be missing; leave its treatment out.")
-        if isinstance(target, Number) and target.bins:
+        if isinstance(target, Number) and (target.bins or target.knots):
             raise ValueError(f"the target {self.target!r} is a number with bins; make it a category instead.")
         if isinstance(target, Category) and not target.other and len(target.values or ()) < 2:
             raise ValueError(f"the target {self.target!r} has one class only; there is nothing to learn.")
@@ -203,7 +208,7 @@ class Schema:
 
 
 _FIELDS = {
-    "number": {"low", "high", "bins", "missing", "text"},
+    "number": {"low", "high", "bins", "knots", "missing", "text"},
     "category": {"values", "other", "missing"},
     "private": set(),
     "ignore": set(),
@@ -229,18 +234,21 @@ def _column(facts: Any) -> Column | None:
         if listed != "private" and not isinstance(listed, list):
             raise ValueError(f'values is {listed!r}; it must be a list, or "private".')
         return Category(values=None if listed == "private" else tuple(listed), **values)
-    bins = values.pop("bins", [])
-    if not isinstance(bins, list):
-        raise ValueError(f"bins is {bins!r}; it must be a list of numbers.")
+    bins, knots = values.pop("bins", []), values.pop("knots", [])
+    for name, listed in (("bins", bins), ("knots", knots)):
+        if not isinstance(listed, list):
+            raise ValueError(f"{name} is {listed!r}; it must be a list of numbers.")
     bounds = {name: values.pop(name, None) for name in ("low", "high")}
-    if not bins and None in bounds.values():
+    if not bins and not knots and None in bounds.values():
         raise ValueError('low or high is missing; declare both, or say "private" to have them released and charged.')
-    if bins:
-        bounds = {name: edge if value is None else value for (name, value), edge in zip(bounds.items(), _ends(bins))}
+    if bins or knots:
+        ends = _ends(bins or knots)
+        bounds = {name: edge if value is None else value for (name, value), edge in zip(bounds.items(), ends)}
     return Number(
         low=None if bounds["low"] == "private" else bounds["low"],
         high=None if bounds["high"] == "private" else bounds["high"],
         bins=tuple(bins),
+        knots=tuple(knots),
         **values,
     )
 
@@ -257,7 +265,7 @@ def _column_json(column: Column) -> dict[str, Any]:
     if isinstance(column, Undeclared):
         return {"type": "private"}
     low, high = ("private" if value is None else value for value in (column.low, column.high))
-    facts = {"type": "number", "low": low, "high": high, "bins": list(column.bins)}
+    facts = {"type": "number", "low": low, "high": high, "bins": list(column.bins), "knots": list(column.knots)}
     return facts | {"missing": column.missing, "text": column.text}
 
 

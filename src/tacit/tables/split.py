@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tacit.randomness import SecureSource, SeededSource, Source
-from tacit.tables.discovery import Pieces
 from tacit.tables.encoding import Encoding
 from tacit.tables.encoding import check as check_rows
+from tacit.tables.looks import Pieces
 from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode_apart, encode_parts, held_out
 from tacit.tables.schema import Schema

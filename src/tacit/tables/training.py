@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +15,13 @@ from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.descent import Progress, descend
-from tacit.tables.discovery import Discovery, Estimate, Pieces
+from tacit.tables.discovery import Discovery, Estimate, as_number
 from tacit.tables.encoding import Encoding
+from tacit.tables.looks import Pieces
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode
-from tacit.tables.rule import Settings, check_enough, most_parameters, settings
+from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
 from tacit.tables.schema import Category, Schema
 from tacit.tables.split import Split
 
@@ -29,6 +30,7 @@ DISCOVERY_SHARE = 0.25
 SLACK_SHARE = 0.1
 """What of δ undeclared values may cost."""
 _MOST_UNDISCOVERED = 0.5
+_MOST_NUMBERS = 30
 TEST_SHARE = 0.25
 """What of ε a private test may cost on its own."""
 
@@ -70,6 +72,7 @@ def train_table(
     budget: Budget,
     ledger: Ledger,
     model: str = "linear",
+    numbers_are_classes: bool = True,
     chosen: Callable[[Settings, int], Settings] | None = None,
     test: Iterable[Columns] | None = None,
     test_fraction: float = 0.2,
@@ -79,6 +82,8 @@ def train_table(
 ) -> TableOutcome:
     """Train a model of ``schema``'s target on the table that ``pieces`` reads.
 
+    * ``numbers_are_classes``: the owner has said that the target has classes. Otherwise a target of which more than
+      30 numbers are found as classes is taken for a number, and the run fails with the question.
     * ``chosen`` may change the settings of the rule (`tacit.tables.rule`), given them and the number of records.
     * ``test`` is a table taken to be public: the score on it is exact and costs nothing. Without it each record is
       held out with probability ``test_fraction`` and the score is released with noise, from the same budget; 0 for no
@@ -105,7 +110,13 @@ def train_table(
     discovery = None
     if schema.private:
         noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
-        discovery = Discovery(schema, noise_multiplier=noise, slack=slack)
+        knots = most_knots(
+            records=count - held,
+            epsilon=budget.epsilon,
+            outputs=max(len(schema.classes), 2 if isinstance(schema.columns[schema.target], Category) else 1),
+            columns=len(schema.features),
+        )
+        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=knots)
     unit = ledger.header.unit
     owed = discovery.steps(unit) if discovery is not None else []
     owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
@@ -139,6 +150,8 @@ def train_table(
         most = most_parameters(noise_multiplier=noise, chosen=outline)
         missed = discovery.find_classes(pieces, records=count, ledger=ledger, source=source)
         _check_found(missed, schema, ledger, budget)
+        if not numbers_are_classes:
+            _check_not_a_number(discovery.classes, schema, ledger, budget)
         schema, undiscovered = discovery.release(
             pieces,
             records=count,
@@ -192,13 +205,27 @@ def _check_findable(discovery: Discovery, schema: Schema, records: int, budget: 
 def _check_found(undiscovered: Estimate | None, schema: Schema, ledger: Ledger, budget: Budget) -> None:
     """Fail if most records have a class that was not found; what it cost so far is all that was spent."""
     if undiscovered is not None and undiscovered.share > _MOST_UNDISCOVERED:
-        spent = account(ledger, delta=budget.delta).epsilon
         raise ValueError(
             f"the target {schema.target!r} is mostly undiscovered: about {undiscovered.share:.0%} of the records have "
-            "a value that too few share to be released, and no model could predict it. If it is a number, declare it "
-            'as one in a schema ("type": "number" with "low" and "high"); if it has classes, list them. '
-            f"Finding this out cost {rounded_up(spent)} of epsilon {budget.epsilon:g}; the rest is unspent."
+            "a value that too few share to be released, and no model could predict it. If it is a number, say "
+            "--task regression --target-bounds LOW HIGH, or declare it in a schema; if it has classes, list them "
+            f"(--classes). {_spent(ledger, budget)}"
         )
+
+
+def _check_not_a_number(found: Collection[str], schema: Schema, ledger: Ledger, budget: Budget) -> None:
+    """Fail if so many classes are numbers that the target is one, and nobody said that it has classes."""
+    if sum(math.isfinite(as_number(value)) for value in found) > _MOST_NUMBERS:
+        raise ValueError(
+            f"the target {schema.target!r} looks like a number: {len(found)} of its values were found. Say --task "
+            "regression --target-bounds LOW HIGH to predict a number, or --task classification if they are classes. "
+            f"{_spent(ledger, budget)}"
+        )
+
+
+def _spent(ledger: Ledger, budget: Budget) -> str:
+    spent = account(ledger, delta=budget.delta).epsilon
+    return f"Finding this out cost {rounded_up(spent)} of epsilon {budget.epsilon:g}; the rest is unspent."
 
 
 def _errors(model: TableModel, inputs: Tensor, targets: Tensor) -> Tensor:
