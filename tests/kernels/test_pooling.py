@@ -223,7 +223,10 @@ def test_tangents_are_not_lost(spy: Spy) -> None:
             assert forward_ad.unpack_dual(F.max_pool2d(dual, 2)).tangent is not None
 
     model = Looking(look)
-    with contextlib.suppress(AttributeError), gradients.record(model, isolate=False):  # what the engine cannot follow it may refuse
+    with (
+        contextlib.suppress(AttributeError),
+        gradients.record(model, isolate=False),
+    ):  # what the engine cannot follow it may refuse
         model(torch.randn(2, 2, 8, 8))
     assert (spy.calls, spy.placed) == (0, 0)
 
