@@ -102,6 +102,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dataset": {"x": DATA.tensors[0]}}, "the data set is a dict, whose items have names and not numbers"),
     ({"dataset": Frame()}, "the data set is a Frame, whose items are columns and not records"),
     ({"dataset": TensorDataset}, "the data set is the class TensorDataset; make an instance of it"),
+    ({"dataset": "people.csv"}, "the data set is the text 'people.csv'; read the records first"),
     ({"dataset": Nothing()}, "the data set (Nothing) has no records by number; private sampling needs dataset[i]"),
     ({"dataset": Stream()}, "the data set (Stream) has no length and no records by number"),
     ({"dataset": (x for x in range(3))}, "the data set (generator) has no length and no records by number"),

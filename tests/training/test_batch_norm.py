@@ -144,3 +144,23 @@ def test_nothing_is_kept_outside_a_run() -> None:
         layer(torch.randn(5, 4))
     with pytest.raises(ValueError, match="bound is 0"):
         PrivateBatchNorm(3, bound=0)
+
+
+def test_a_loop_of_a_closed_run_that_ends_late_takes_nothing_from_the_next_run(make: Any, silence: Any) -> None:
+    """An interrupted loop is kept by its traceback, and may be dropped in the middle of the next run's lot."""
+    found = []
+    for late in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(PrivateBatchNorm(4), nn.Linear(4, 3))
+        _, _, first = make(model, lot_size=60)
+        old = first.batches()
+        next(old)
+        first.close()
+        _, optimizer, second = make(model, lot_size=60, steps=1)
+        for x, y in second.batches():
+            F.cross_entropy(model(x), y).backward()
+            if late:
+                old.close()
+            optimizer.step()
+        found.append(model[0].running_mean.clone())
+    assert torch.equal(*found) and bool(found[0].any())

@@ -107,6 +107,8 @@ def _check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, type):
         raise ValueError(f"the data set is the class {dataset.__name__}; make an instance of it.")
+    if isinstance(dataset, str | bytes):
+        raise ValueError(f"the data set is the text {dataset!r}; read the records first, and give those.")
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
             f"the data set ({kind}) has no length and no records by number, which private sampling draws; make it "

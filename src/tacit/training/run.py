@@ -166,7 +166,8 @@ class PrivateRun:
             self._buffers.check()  # the model may have seen the last batch once more, after its step
             left_as_found = lot.done
         finally:
-            self._forget_lot()
+            if self._attached:  # else it was forgotten by `close`, and the model may be in another run by now
+                self._forget_lot()
             if not lot.done:
                 self.abandoned += 1
                 log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
