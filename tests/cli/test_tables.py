@@ -271,3 +271,12 @@ def test_the_command_line_and_the_schema_may_not_contradict_each_other(
     (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
     assert tacit("train", table, "--task", "regression") == 2
     assert "declares the target 'employed' as a category, and --task is regression" in capsys.readouterr().err
+
+
+def test_a_delta_of_one_in_the_number_of_records_is_warned_of(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    assert tacit("train", table, "--epsilon", "2", "--delta", "1e-3", "--json") == 0
+    captured = capsys.readouterr()
+    assert "warning: δ = 0.001 is not below 1/" in captured.err
+    notes = json.loads((Path(json.loads(captured.out)["out"]) / "run.json").read_text())["notes"]
+    assert any("is not below 1/3000" in note for note in notes)

@@ -209,6 +209,13 @@ def test_a_number_given_as_classes_fails_as_mostly_undiscovered() -> None:
         PrivateClassifier(epsilon=3.0, bounds=(-200, 200)).fit(X, np.arange(3000))
 
 
+def test_a_delta_of_one_in_the_number_of_rows_is_warned_of() -> None:
+    X, y = data(1000)
+    model = PrivateClassifier(epsilon=5.0, delta=1e-3, classes=["poor", "rich"], bounds=(-200, 200))
+    with pytest.warns(UserWarning, match=r"delta is 0.001, which is not below 1/1000"):
+        model.fit(X, y)
+
+
 def test_a_regressor_needs_the_bounds_of_its_target() -> None:
     X, _ = data(500)
     with pytest.raises(ValueError, match="target_bounds is None"):

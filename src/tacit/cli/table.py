@@ -86,7 +86,7 @@ def train_table(
     from tacit.reports import report
     from tacit.tables.overlap import check_files_differ
     from tacit.tables.reading import check_columns, from_columns, read
-    from tacit.tables.run import found_notes, result, run_table
+    from tacit.tables.run import delta_notes, found_notes, result, run_table
 
     budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
     table, declared, own_test = _opened(dataset, schema, target)
@@ -120,6 +120,8 @@ def train_table(
     if score is not None:
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
         lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how})")
+    for note in delta_notes(budget, outcome.records):
+        print(f"warning: {note}", file=sys.stderr)
     show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)
 
 

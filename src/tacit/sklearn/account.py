@@ -110,6 +110,12 @@ class Purse:
             shared.check_rows(rows)
             self._total, self.ledger = shared.budget, shared.ledger
             self._own = self._total if epsilon is None else Budget(epsilon=epsilon, delta=self._total.delta)
+        if self._total.delta * rows >= 1:
+            warnings.warn(
+                f"delta is {self._total.delta:g}, which is not below 1/{rows}, one in the number of rows: releasing a "
+                f"random row whole would satisfy it. Choose {0.1 / rows:.0e} or less.",
+                stacklevel=4,
+            )
         self.source = _source(seed)
         self.seed = seed
         self._before: Entries = () if epsilon is None else self.ledger.entries

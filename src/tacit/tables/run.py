@@ -95,7 +95,7 @@ def run_table(
         "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
         "seed": seed,
         "history": [],
-        "notes": _notes(test is not None, test_fraction, seed),
+        "notes": [*_notes(test is not None, test_fraction, seed), *delta_notes(budget, split.records)],
     }
     header = Header(secure_randomness=seed is None, purpose=f"predict {schema.target} from {table.name}")
     with Ledger.open(folder.ledger, header) as ledger:
@@ -167,6 +167,16 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
         "undiscovered_share": None if outcome.undiscovered is None else outcome.undiscovered.share,
         "undiscovered_noise_std": None if outcome.undiscovered is None else outcome.undiscovered.noise_std,
     }
+
+
+def delta_notes(budget: Budget, records: int) -> list[str]:
+    """Return a warning if δ allows to publish somebody's record: δ is to be well below one in the number of records."""
+    if budget.delta * records < 1:
+        return []
+    return [
+        f"δ = {budget.delta:g} is not below 1/{records}, one in the number of records: releasing a random record whole "
+        f"would satisfy it. Choose δ of {0.1 / records:.0e} or less."
+    ]
 
 
 def found_notes(outcome: TableOutcome) -> list[str]:
