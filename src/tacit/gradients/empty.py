@@ -31,7 +31,7 @@ def run_empty(
     def joined(t: Tensor) -> Tensor:
         if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
             t = Tap.apply(recorder.anchor, t, lambda grad: None)  # type: ignore[no-untyped-call]
-        return mark(t, recorder, Layout(0))
+        return mark(t, recorder, Layout(0, recorder.rows))
 
     return mapped(out, joined)
 

@@ -40,6 +40,7 @@ class Inputs:
         self, model: nn.Module, recorder: Recorder, batch_dim: BatchDim, rows: int, split: Split | None = None
     ) -> None:
         self._recorder, self._rows, self._split = recorder, rows, split
+        recorder.rows = rows
         self._dims: Dims = batch_dim
         if isinstance(batch_dim, Mapping):
             positions = {name: i for i, name in enumerate(inspect.signature(model.forward).parameters)}

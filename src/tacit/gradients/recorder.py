@@ -87,6 +87,8 @@ class Recorder:
             raise ValueError(f"reduction must be 'mean', 'sum', 'none' or None (detect), not {reduction!r}")
         self.model = model
         self.reduction = reduction
+        self.rows = 1
+        """How many rows of the batch an example is."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.sharded_modules: list[Any] = []

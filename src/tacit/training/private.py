@@ -63,6 +63,8 @@ def make_private(
     metrics: Mapping[str, Metric] | None = None,
     reduction: str | None = None,
     batch_dim: Any = 0,
+    isolate: Sequence[str] | bool | None = None,
+    split: Callable[[Any], Sequence[Any]] | None = None,
     accountant: str = "pld",
     num_workers: int | None = None,
     pin_memory: bool | None = None,
@@ -93,6 +95,12 @@ def make_private(
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another. An
       example added or removed shifts all later ones to other microbatches: about that nothing is promised.
+    * ``isolate``: a module that the engine cannot follow (it reads values of the batch, has a custom autograd function)
+      runs one example at a time, which is exact and slower; which ones is planned with the first batch, logged, and in
+      ``run.engine.isolated``. Names of modules add to the plan, ``True`` isolates the whole model (for gradient
+      penalties in the loop), ``False`` refuses what cannot be followed.
+    * ``split`` divides an argument of the model that is one object for the whole batch (graphs in one list of nodes)
+      into one object for each example. Batches of ``torch_geometric`` divide themselves.
     * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
     * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
       same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
@@ -173,7 +181,14 @@ def make_private(
         until_closed = undo.enter_context(ExitStack())
         until_closed.enter_context(exact_arithmetic(model))
         until_closed.enter_context(quiet)
-        engine = attach(model, reduction=reduction, batch_dim=batch_dim, rows_per_record=microbatch_size)  # type: ignore[arg-type]
+        engine = attach(
+            model,
+            reduction=reduction,  # type: ignore[arg-type]
+            batch_dim=batch_dim,
+            rows_per_record=microbatch_size,
+            isolate=isolate,
+            split=split,
+        )
         undo.callback(engine.detach)
         check_optimizer(optimizer, engine.parameters)
         book = team.ledger(lambda: open_ledger(ledger, header))

@@ -322,7 +322,8 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None) -> str:
         """The guarantee in full sentences, for a report or a model card."""
-        return statement(self.guarantee(delta), self.ledger, records=self.sampler.records)
+        isolated = self.engine.isolated
+        return statement(self.guarantee(delta), self.ledger, records=self.sampler.records, isolated=isolated)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

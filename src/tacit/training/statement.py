@@ -27,8 +27,11 @@ _ADJACENCY = {
 }
 
 
-def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
-    """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226)."""
+def statement(found: Guarantee, ledger: Ledger, *, records: int, isolated: Sequence[str] = ()) -> str:
+    """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226).
+
+    ``isolated`` are the modules that ran one example at a time.
+    """
     header = ledger.header
     entries = ledger.entries
     steps = sum(count for _, count in entries)
@@ -46,6 +49,9 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int) -> str:
         "side channels such as running time.",
         "Assumed of the training code: each row of a batch is one record, made from that record alone before it "
         "reaches the model; a lot is not abandoned because of what is in it.",
+        "An example's loss is the one it has alone: a mean over the tokens of a batch counts as the mean over examples "
+        "of each one's own mean.",
+        *([f"Run one example at a time: {_listed(isolated)}."] if isolated else []),
         "",
         f"Accounting: {found.accountant}, sampling as carried out: {found.sampling}.",
         found.assumptions[0],
@@ -200,3 +206,9 @@ def _up(delta: float) -> str:
 
 def _percent(found: Guarantee) -> str:
     return f"{rounded_up(100 * found.attack_power([0.01])[0], 1)} %"
+
+
+def _listed(isolated: Sequence[str]) -> str:
+    """Name modules, a few of them."""
+    names = [name or "the whole model" for name in isolated]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
