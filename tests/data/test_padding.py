@@ -34,6 +34,13 @@ def test_only_the_named_fields_are_padded():
 
 def test_an_empty_sequence_is_all_padding():
     assert pad_to(2)([([], 1)])[0].tolist() == [[0, 0]]
+    assert pad_to(2)([torch.ones(0, 3), torch.ones(1, 3)]).shape == (2, 2, 3)
+    assert pad_to(2)([[], [7]]).dtype == torch.int64
+
+
+def test_a_list_of_fields_is_not_a_sequence():
+    tokens, label = pad_to(3)([[torch.tensor([1, 2]), 4]])
+    assert tokens.tolist() == [[1, 2, 0]] and label.tolist() == [4]
 
 
 def test_workers_can_be_given_it():

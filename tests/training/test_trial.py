@@ -333,6 +333,24 @@ def test_a_resumed_run_tries_again_once(make: Any, tmp_path: Any) -> None:
     assert trials == [(0, True)] * 3 + [(0, False)] + [(1, True)] * 3 + [(1, False)]
 
 
+def test_a_checkpoint_saved_in_the_trial_is_that_of_before_the_lot(make: Any, tmp_path: Any) -> None:
+    model, optimizer, run = make(nn.Linear(4, 3), steps=2, lot_size=40, ledger=tmp_path / "ledger.jsonl")
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    before = copy.deepcopy(model.state_dict())
+    for x, y in run.batches():
+        F.cross_entropy(model(x), y).backward()
+        with pytest.raises(RuntimeError, match="a lot is being worked on"):
+            run.save(tmp_path / "checkpoint", scheduler=scheduler)
+        optimizer.step()
+        scheduler.step()
+        if run.step == 0:
+            run.save(tmp_path / "checkpoint", scheduler=scheduler)
+    assert scheduler.last_epoch == 2
+    run.load(tmp_path / "checkpoint", scheduler=scheduler)
+    assert run.step == 0 and scheduler.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 0.1
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
 def test_sharded_models_are_told_that_they_are_not_tried(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(2, 2)
     trial = Trial(model, torch.optim.SGD(model.parameters()), wanted=True, sharded=True, rows=Rows())

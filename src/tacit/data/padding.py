@@ -6,10 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.data import default_collate
 
 Key = str | int
 
@@ -24,6 +20,8 @@ class PadTo:
 
     def __call__(self, examples: list[Any]) -> Any:
         """Collate examples, every sequence in them padded or cut to the length."""
+        from torch.utils.data import default_collate
+
         return default_collate([self._example(example) for example in examples])
 
     def _example(self, example: Any) -> Any:
@@ -36,17 +34,21 @@ class PadTo:
     def _field(self, key: Key, field: Any) -> Any:
         if not _is_sequence(field) or (self.fields is not None and key not in self.fields):
             return field
-        row = torch.as_tensor(field if len(field) else np.zeros(0, np.int64))  # as any other type when stacked
-        row = row[: self.length]
+        import torch
+        from torch.nn import functional as F
+
+        empty = isinstance(field, list) and not field  # takes the others' type when it is stacked
+        row = torch.as_tensor(np.zeros(0, np.int64) if empty else field)[: self.length]
         fill = self.value.get(key, 0) if isinstance(self.value, Mapping) else self.value
         return F.pad(row, (*(0, 0) * (row.ndim - 1), 0, self.length - len(row)), value=fill)
 
 
 def _is_sequence(field: Any) -> bool:
     """Whether a field has a first dimension: a tensor, an array, or a list of numbers (or of such lists)."""
-    if isinstance(field, Tensor | np.ndarray):
-        return field.ndim > 0
-    return isinstance(field, list) and all(isinstance(entry, int | float) or _is_sequence(entry) for entry in field)
+    if not isinstance(field, list):
+        return getattr(field, "ndim", 0) > 0
+    numbers = all(isinstance(entry, int | float) for entry in field)
+    return numbers or all(isinstance(entry, list) and _is_sequence(entry) for entry in field)
 
 
 def pad_to(

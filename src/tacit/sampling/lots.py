@@ -88,6 +88,8 @@ class LotReader:
         if self._tensors is not None:
             return lambda places: self._fetch(indices[list(places)])
         examples = self._examples(indices.tolist())
+        if len(examples) != len(indices):  # a data set that gives batches as they are, to a collate function of its own
+            return lambda places: self._fetch(indices[list(places)])
         if self._loader is None:
             self._kept = dict(zip(indices.tolist(), examples, strict=True))
 

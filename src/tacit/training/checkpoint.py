@@ -58,7 +58,7 @@ def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
 
     With shards, all processes must ask together.
     """
-    run.between_steps()
+    run.between_steps(saving=True)
     together = partial(whole, keep=run.team.rank == 0)
     parts: dict[str, Tensor] = {}
     packed = {name: pack(other.state_dict(), name, parts, together) for name, other in others.items()}

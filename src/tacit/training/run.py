@@ -335,7 +335,8 @@ class PrivateRun:
         """
         from tacit.training.checkpoint import collect, save
 
-        self.between_steps()
+        self.between_steps(saving=True)
+        self._trial.put_back_schedule()
         self._buffers.check()
         self._weights.refuse_lost()
         content = collect(self, others) if self._shards else None
@@ -351,9 +352,10 @@ class PrivateRun:
         self._buffers.hold()
         self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
 
-    def between_steps(self) -> None:
-        """Refuse what may only happen between lots."""
-        if self._lot is not None and not self._lot.done:
+    def between_steps(self, *, saving: bool = False) -> None:
+        """Refuse what may only happen between lots; saving also after a step of the trial, which changes nothing."""
+        tried = saving and self._trial.running and self._lot is not None and self._lot.taken
+        if self._lot is not None and not self._lot.done and not tried:
             raise RuntimeError("a lot is being worked on; save or load between lots, after optimizer.step().")
 
     def clipping(self) -> Clipping:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 
-@contextmanager
-def schedule_kept(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Put the optimizer's settings and the state of its schedulers back at the end.
+class KeptSchedule:
+    """The optimizer's settings and the state of its schedulers as they were when this was made.
 
     A loop calls ``scheduler.step()`` after every batch; the run has never seen its schedulers, and finds those of
     PyTorch by their reference to the optimizer.
     """
-    groups = [
-        {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    states = [(scheduler, copy.deepcopy(scheduler.state_dict())) for scheduler in _schedulers(optimizer)]
-    try:
-        yield
-    finally:
-        for group, before in zip(optimizer.param_groups, groups, strict=False):
-            group.update(before)
-        for scheduler, state in states:
-            scheduler.load_state_dict(state)
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups = [
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._states = [(scheduler, copy.deepcopy(scheduler.state_dict())) for scheduler in _schedulers(optimizer)]
+
+    def put_back(self) -> None:
+        """Undo every change since."""
+        for group, before in zip(self._optimizer.param_groups, self._groups, strict=False):
+            group.update(copy.deepcopy(before))
+        for scheduler, state in self._states:
+            scheduler.load_state_dict(copy.deepcopy(state))
 
 
 def _schedulers(optimizer: torch.optim.Optimizer) -> list[LRScheduler]:

@@ -26,7 +26,7 @@ from tacit.randomness import Integers
 from tacit.sampling import LotReader
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.collated_rows import NotRows, Rows, describe
-from tacit.training.schedulers import schedule_kept
+from tacit.training.schedulers import KeptSchedule
 
 log = logging.getLogger("tacit")
 
@@ -111,6 +111,7 @@ class Trial:
         self._part: Part | None = None
         self._still: Still | None = None
         self._buffers: WatchedBuffers | None = None
+        self._schedule: KeptSchedule | None = None
         self._sums: dict[str, Tensor] = {}
         """W - A - B, parameter by parameter."""
 
@@ -135,11 +136,11 @@ class Trial:
             return
         make = reader.sample(first)
         chosen = self._chosen(make, len(first) // each, most)
+        self._schedule = KeptSchedule(self._optimizer)
         try:
-            with schedule_kept(self._optimizer):
-                finished = yield from self._tried(
-                    lambda records: make(self._rows.of([chosen[record] for record in records])), most
-                )
+            finished = yield from self._tried(
+                lambda records: make(self._rows.of([chosen[record] for record in records])), most
+            )
         finally:
             self._end()
         self._wanted = not finished
@@ -253,10 +254,16 @@ class Trial:
         for name, total in engine.clipped_sums(Unclipped()):
             self._sums[name] = total if part.sign > 0 else self._sums[name] - total
 
+    def put_back_schedule(self) -> None:
+        """Undo what the loop did to its learning-rate schedule after the batch at hand."""
+        if self._schedule is not None:
+            self._schedule.put_back()
+
     def _end(self) -> None:
         """Forget all that was measured."""
         self.stop()
-        self._part, self._buffers, self._sums = None, None, {}
+        self.put_back_schedule()
+        self._part, self._buffers, self._schedule, self._sums = None, None, None, {}
 
 
 def _own_differences(whole: Part, part: Part) -> str | None:
