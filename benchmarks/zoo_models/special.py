@@ -32,7 +32,7 @@ def gradient_penalty() -> Case:
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return (out.squeeze(1) + 10 * (slope.norm(dim=1) - 1).square()).mean()
 
-    return Case(smooth(), rows, loss)
+    return Case(smooth(), rows, loss, options={"isolate": True})
 
 
 @special("physics-informed")

@@ -5,7 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -81,14 +81,17 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def nodes(roots: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Any]:
-    """Every node of the graph behind some tensors, but for those of isolated modules, and not those that were seen."""
+def nodes(roots: Iterable[Any], seen: set[Any] | None = None, before: Container[Any] = ()) -> Iterator[Any]:
+    """Every node of the graph behind some tensors, back to those of `before`, and not those that were seen.
+
+    Nodes of isolated modules are left out.
+    """
     seen = set() if seen is None else seen
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
+        if node is None or node in seen or node in before:
             continue
         seen.add(node)
         yield node

@@ -65,10 +65,11 @@ def cut(value: Any, batch: int) -> list[Any]:
 
 def _cut_leaf(leaf: Any, batch: int) -> Sequence[Any]:
     if type(leaf) is Traced:
-        tag = leaf._tag
+        tag, bare = leaf._tag, plain(leaf)
+        if batch == 1:
+            return [bare.clone()]
         if not isinstance(tag, Layout) or tag.owner is not None:
             raise CannotCut("one of its inputs is not made of rows in the order of the examples")
-        bare: Tensor = plain(leaf)
         outer = bare.shape[tag.dim] // (batch * tag.inner)
         if outer == 1:
             pieces = torch.split(bare, tag.inner, tag.dim)

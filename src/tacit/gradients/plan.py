@@ -147,7 +147,7 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *,
         raise
     except Exception as error:  # whatever the model's own code raises on tensors that are followed
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        raise Obstacle(innermost(reversed(frames), twin), _in_short(error)) from error
+        raise Obstacle(innermost(reversed(frames), twin) or "", _in_short(error)) from error
     finally:
         own.active = False
     return trial.found()
@@ -202,17 +202,19 @@ class _CustomFunctions:
 
     def __enter__(self) -> None:
         for name, module in self._recorder.model.named_modules():
-            self._handles.append(module.register_forward_hook(self._look(name)))
+            self._handles.append(module.register_forward_hook(self._look(name), with_kwargs=True))
 
     def __exit__(self, *error: object) -> None:
         for handle in self._handles:
             handle.remove()
 
     def _look(self, name: str) -> Any:
-        def look(module: nn.Module, args: Any, output: Any) -> None:
+        def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            for node in nodes(outputs_of(output), self._seen):
+            with torch._C.DisableTorchFunctionSubclass():
+                before = {t.grad_fn for t in outputs_of((args, kwargs))}
+            for node in nodes(outputs_of(output), self._seen, before):
                 if is_custom(node):
                     raise Obstacle(name, "it has a custom autograd function")
 

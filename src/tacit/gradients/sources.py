@@ -77,12 +77,18 @@ class Derived(Contribution):
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         inner = self.inner.instantiate(lo, hi).to(self.source.dtype)
-        grads: list[Tensor | None] = list(
-            torch.autograd.grad(
-                self.source, [self.parameter], inner, is_grads_batched=True, retain_graph=True, allow_unused=True
-            )
+        try:
+            found = self._pull(inner, batched=True)
+        except RuntimeError:  # not every operation can be vectorised; one example at a time always works
+            each = [self._pull(own, batched=False) for own in inner]
+            found = None if any(own is None for own in each) else torch.stack([own for own in each if own is not None])
+        return found if found is not None else inner.new_zeros((hi - lo, *self.shape))
+
+    def _pull(self, inner: Tensor, *, batched: bool) -> Tensor | None:
+        (found,) = torch.autograd.grad(
+            self.source, [self.parameter], inner, is_grads_batched=batched, retain_graph=True, allow_unused=True
         )
-        return grads[0] if grads[0] is not None else inner.new_zeros((hi - lo, *self.shape))
+        return found
 
     def squares(self) -> Tensor:
         return self.chunked_squares()
