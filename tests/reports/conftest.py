@@ -51,6 +51,7 @@ def train(directory: Path, *, steps: int = 30, seed: int | None = None) -> Path:
             metrics={"loss": tacit.Metric(bound=3.0)},
             ledger=ledger,
             seed=seed,
+            trial=False,
         )
         history = []
         for bx, by in run.batches():

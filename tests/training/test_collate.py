@@ -144,4 +144,4 @@ def test_examples_that_collate_changes_are_not_changed_for_the_lot(make: Any) ->
 
 def test_reading_in_workers_is_tried_too(make: Any) -> None:
     with pytest.raises(ValueError, match="collate function gives a record another row"):
-        read(make, padded, workers=1)
+        read(make, padded, num_workers=1)

@@ -75,7 +75,7 @@ def test_shuffled_epochs_are_whole_partitions(make: Any, lots: Any) -> None:
 
 def test_a_resumed_run_begins_with_the_rest_of_its_epoch(make: Any, tmp_path: Any) -> None:
     ledger = tmp_path / "ledger.jsonl"
-    _, _, run = make(lot_size=12, epochs=3, ledger=ledger)
+    _, _, run = make(lot_size=12, epochs=3, ledger=ledger, trial=False)
     batches = run.batches()
     for _ in range(7):
         step(run, next(batches))
@@ -117,7 +117,7 @@ def test_epochs_may_be_listed_first_and_left_early(make: Any) -> None:
 
 
 def test_an_epoch_left_early_gives_way_to_the_next(make: Any) -> None:
-    _, _, run = make(lot_size=12, epochs=3)
+    _, _, run = make(lot_size=12, epochs=3, trial=False)
     for epoch in run.epochs():
         for batch in epoch:
             step(run, batch)
@@ -188,7 +188,7 @@ def test_the_length_of_a_loop_is_the_number_of_steps_to_come(make: Any) -> None:
 
 
 def test_a_lot_is_finished_after_its_last_batch_only(make: Any) -> None:
-    _, _, run = make(lot_size=60, batch_size=20, steps=3, sampling="fixed-size")
+    _, _, run = make(lot_size=60, batch_size=20, steps=3, sampling="fixed-size", trial=False)
     assert run.lot_finished
     found = []
     for batch in run.batches():
@@ -259,7 +259,7 @@ def test_after_a_resume_the_log_says_how_many_charged_steps_were_lost(
     make: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, lost: int
 ) -> None:
     ledger = tmp_path / "ledger.jsonl"
-    _, _, run = make(ledger=ledger)
+    _, _, run = make(ledger=ledger, trial=False)
     batches = run.batches()
     step(run, next(batches))
     run.save(tmp_path / "checkpoint")

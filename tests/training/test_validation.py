@@ -145,12 +145,11 @@ def test_synchronised_batch_normalisation_is_replaced() -> None:
     assert tacit.validate(model, torch.randn(8, 2)) == []
 
 
-def test_compiled_modules_give_way_to_those_they_were_made_of() -> None:
-    inner = nn.Linear(2, 2)
-    model = nn.Sequential(torch.compile(inner), nn.Linear(2, 2))
-    model[1].compile()
-    assert len(tacit.validate(model)) == 2
-    assert len(tacit.fix(model)) == 2 and model[0] is inner
+def test_compiled_modules_are_no_problem() -> None:
+    """They run uncompiled in private training."""
+    model = nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2))
+    model[1].compile(backend="eager")
+    assert tacit.validate(model) == [] and tacit.fix(model) == []
     assert tacit.validate(model, torch.randn(8, 2)) == []
 
 
