@@ -28,7 +28,7 @@ from tacit.accounting.losses import Array, Pair
 _EXCESS = 5e-7
 _MOST_BELOW, _FEWER_BELOW, _MANY = 20_000, 6_000, 4096  # points between 0 and ε; the fewer for more steps than the last
 _OUTSIDE = 5e-7  # of δ, beyond the lattice
-_MOST_POINTS = 200_000
+_MOST_POINTS = 150_000
 _BAND = 1e3
 _FEW = 48
 _ROUNDING = 1e-10
@@ -59,15 +59,14 @@ class _Sum:
 
 
 def epsilon_above(pairs: Sequence[tuple[Pair, int]], delta: float, near: float) -> float:
-    """An ε with δ(ε) <= ``delta`` for sure, infinite where it would take too many points; ``near`` is about ε."""
+    """An ε with δ(ε) <= ``delta`` for sure, infinite where a loss is beyond the lattice; ``near`` is about ε."""
     steps = sum(count for _, count in pairs)
     step = near / min(math.sqrt(steps / _EXCESS), _MOST_BELOW if steps <= _MANY else _FEWER_BELOW)
-    parts = []
-    for pair, count in pairs:
-        shape = sketch(pair).without_tails(_OUTSIDE * delta / steps)
-        if not shape.p.size or float(shape.edges[-1] - shape.edges[0]) > _MOST_POINTS * step:
-            return math.inf
-        parts.append((pessimistic(pair, shape, step), count))
+    shapes = [sketch(pair).without_tails(_OUTSIDE * delta / steps) for pair, _ in pairs]
+    if not all(shape.p.size for shape in shapes):
+        return math.inf
+    step = max(step, *(float(shape.edges[-1] - shape.edges[0]) / _MOST_POINTS for shape in shapes))
+    parts = [(pessimistic(pair, shape, step), count) for (pair, count), shape in zip(pairs, shapes, strict=True)]
     least = _OUTSIDE * delta / steps / (2 * steps.bit_length() + 2 * len(parts))
     total: _Sum | None = None
     for lattice, count in parts:
@@ -89,7 +88,7 @@ def _power(lattice: Lattice, count: int, least: float) -> _Sum:
             assert result is not None
             return result
         square = square.plus(square, least)
-        if len(square.p) > _MOST_POINTS:
+        if len(square.p) > 2 * _MOST_POINTS:
             raise OutOfReach(f"{len(square.p)} lattice points")
 
 

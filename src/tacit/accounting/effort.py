@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-QUERY = 6e8
-"""One direction of one query: about two seconds."""
+QUERY = 1e9
+"""One direction of one query: about three seconds."""
 
 SEARCH = 12e8
 """All queries of one search for a noise multiplier, a lot size or a number of steps."""

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from tacit.accounting.composition import Composition, Gaussian, Interval, Policy, Unproved
 from tacit.accounting.rdp import Rdp
-from tacit.accounting.tail import check_delta, check_epsilon, finite
+from tacit.accounting.tail import MOST_NOISE, check_delta, check_epsilon, finite
 from tacit.ledger.events import Adjacency
 
 
@@ -144,7 +144,7 @@ def _plan(composition: Composition) -> tuple[float, float, int]:
         if count > 10**300:
             raise ValueError("the strong accountant finds no finite epsilon for this composition; use fewer steps.")
         if isinstance(term.base, Gaussian) and term.policy in (Policy.ALWAYS, Policy.POISSON):
-            return term.rate, term.base.noise_multiplier, count
+            return term.rate, min(term.base.noise_multiplier, MOST_NOISE), count
     raise Unproved(
         "strong composition is for one kind of step only: Gaussian noise, Poisson sampling or none, add/remove; "
         "use rdp or pld."
