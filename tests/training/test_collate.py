@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
 from tacit.data import pad_to
 
-COLLATE = "collate"
+COLLATE = "collate_fn"
 """The name of the argument of `make_private`."""
 
 

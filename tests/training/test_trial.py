@@ -283,12 +283,29 @@ def test_dropout_works_again_after_the_step_of_a_trial_batch(make: Any) -> None:
 
 def test_a_loop_that_is_left_in_the_trial_lets_noise_go_on(make: Any) -> None:
     _, _, run = make(lot_size=40, steps=1)
+    before = torch._C._len_torch_function_stack()
     batches = run.batches()
     next(batches)
     run.close()
     assert F.dropout(torch.ones(50), 0.5).min() == 0
     batches.close()
-    assert not torch._C._len_torch_function_stack()
+    assert torch._C._len_torch_function_stack() == before
+
+
+def test_noise_goes_on_where_a_loop_was_interrupted_in_the_trial_and_is_still_held(make: Any) -> None:
+    """As in a notebook, which keeps the traceback and with it the half-finished loop."""
+    _, _, run = make(lot_size=40, steps=1)
+
+    def loop() -> Any:
+        batches = run.batches()
+        next(batches)
+        assert F.dropout(torch.ones(50), 0.5).min() > 0
+        return batches
+
+    held = loop()
+    assert F.dropout(torch.ones(50), 0.5).min() == 0 and torch.rand(9).unique().numel() > 1
+    held.close()
+    run.close()
 
 
 def test_a_step_that_fails_in_the_trial_is_tried_again_in_the_next_lot(make: Any) -> None:

@@ -100,8 +100,7 @@ def fix(model: nn.Module, *, batch_norm: Literal["group", "private"] = "group") 
     * Batch normalisation becomes `nn.GroupNorm`, which costs no privacy, or with ``batch_norm="private"``
       `tacit.training.PrivateBatchNorm`, which keeps statistics of pre-training and releases new ones with noise.
       Weights and biases stay the same objects, so that an optimizer made before still holds them.
-    * Instance normalisation keeps no running statistics; embeddings lose ``max_norm`` and ``scale_grad_by_freq``;
-      modules that ``torch.compile`` made give way to those they were made of.
+    * Instance normalisation keeps no running statistics; embeddings lose ``max_norm`` and ``scale_grad_by_freq``.
 
     What `validate` still lists afterwards is for you to change. Layers in evaluation mode inside a model in training
     mode stay: they use fixed statistics.
@@ -117,9 +116,6 @@ def fix(model: nn.Module, *, batch_norm: Literal["group", "private"] = "group") 
 def _replace(model: nn.Module, batch_norm: str) -> list[str]:
     done: list[str] = []
     for name, module in list(model.named_modules()):
-        if module._compiled_call_impl is not None:
-            module._compiled_call_impl = None
-            done.append(f"{name or 'the model'} ({type(module).__name__}): is no longer compiled")
         if isinstance(module, _InstanceNorm) and module.track_running_stats:
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
@@ -149,9 +145,6 @@ def _replace(model: nn.Module, batch_norm: str) -> list[str]:
 
 def _counterpart(child: nn.Module, batch_norm: str, training: bool) -> tuple[nn.Module, str]:
     """Return what takes the place of a module, itself if nothing does, and what to say of it."""
-    original = child._modules.get("_orig_mod")
-    if original is not None:
-        return original, "is no longer compiled"
     mixing = child.training or not training or not getattr(child, "track_running_stats", True)
     if not isinstance(child, _BatchNorm) or not mixing or not child.num_features:
         return child, ""
