@@ -74,7 +74,7 @@ def _cut_leaf(leaf: Any, batch: int) -> Sequence[Any]:
         if outer == 1:
             pieces = torch.split(bare, tag.inner, tag.dim)
         else:
-            blocks = bare.unflatten(tag.dim, (outer, batch, tag.inner)).unbind(tag.dim + 1)  # type: ignore[no-untyped-call]
+            blocks = bare.unflatten(tag.dim, (outer, batch, tag.inner)).unbind(tag.dim + 1)
             pieces = tuple(block.flatten(tag.dim, tag.dim + 1) for block in blocks)
         return [piece.clone() for piece in pieces]  # views of several outputs may not be written to in place
     if isinstance(leaf, Divided):

@@ -153,6 +153,7 @@ class Engine:
         shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
+        self._eager.put()
         fresh = self._make_plan(marked)
         if divisions(marked) and not self._recorder.is_isolated():
             raise ValueError(
