@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -426,4 +427,148 @@ def test_distributions_may_validate_their_arguments(naive: Any, compare: Any, va
     model(x).backward()
     compare(engine, each)
     assert engine.isolated == ()
+    engine.detach()
+
+
+class Queue(nn.Module):
+    """Keeps features of examples, and subtracts their mean once there are enough of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.queue = nn.Linear(3, 3), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.line(x)
+        assert bool((h == h).all())
+        if len(self.queue) >= 16:
+            h = h - torch.stack(self.queue).mean(0)
+        self.queue += list(h.detach())
+        return h
+
+
+class Cached(nn.Module):
+    """Computes its weight anew only where the parameter was written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.kept = nn.Parameter(torch.randn(3, 3)), (-1, torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept[0] != self.weight._version:
+            self.kept = self.weight._version, F.normalize(self.weight, dim=1)
+        return x @ self.kept[1] if bool((x == x).all()) else x
+
+
+class Initialised(nn.Module):
+    """Takes a scale from the first values that it sees."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+        if buffer:
+            self.register_buffer("scale", None)
+        else:
+            self.scale = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.detach().abs().max()
+        return self.line(x) / self.scale
+
+
+class Counting(nn.Module):
+    """Returns a number beside its output that is the same for most examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, float]:
+        return self.line(x), float((x.abs() > 50).sum())
+
+
+def _own_norms(model: nn.Module, x: Tensor) -> Tensor:
+    """Every example's gradient norm, alone and with the model as it is before."""
+    norms = []
+    for i in range(len(x)):
+        twin = copy.deepcopy(model)
+        out = twin(x[i : i + 1])
+        out = out[0] if isinstance(out, tuple) else out
+        grads = torch.autograd.grad(out.square().sum(), list(twin.parameters()))
+        norms.append(torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(()))))
+    return torch.stack(norms)
+
+
+@pytest.mark.parametrize("build", [Queue, Cached, lambda: Initialised(False), lambda: Initialised(True)])
+@pytest.mark.parametrize("isolate", [None, True])
+def test_state_of_an_isolated_module_does_not_reach_other_examples(
+    build: Callable[[], nn.Module], isolate: bool | None
+) -> None:
+    """Refused, or every example begins with the state as it was: in later batches too."""
+    model = build()
+    fresh = copy.deepcopy(model)
+    engine = gradients.attach(model, isolate=isolate, reduction="sum")
+    with contextlib.suppress(ValueError, RuntimeError):  # refused
+        for _ in range(3):
+            x = torch.randn(12, 3)
+            model(x).square().sum().backward()
+            torch.testing.assert_close(engine.norms(), _own_norms(fresh, x), rtol=1e-4, atol=1e-5)
+            engine.discard()
+    engine.detach()
+
+
+def test_an_output_that_was_the_same_for_all_examples_is_compared_in_every_batch() -> None:
+    engine = gradients.attach(model := Counting(), reduction="sum")
+    out, count = model(torch.randn(B, 3))
+    (out.square().sum(1) * (1 + count)).sum().backward()
+    engine.discard()
+    x = torch.randn(B, 3)
+    x[0] = 100.0
+    with pytest.raises(RuntimeError, match="differs between them"):
+        model(x)
+    engine.detach()
+
+
+@pytest.mark.parametrize("sizes", [(1, 6), (2, 6), (1, 1)])
+def test_a_batch_of_one_leaves_nothing_in_buffers(sizes: tuple[int, ...]) -> None:
+    model = Counted()
+    engine = gradients.attach(model, reduction="sum")
+
+    def train() -> None:
+        for size in sizes:
+            model(torch.randn(size, 3)).square().sum().backward()
+            engine.discard()
+
+    if max(sizes) > 1:
+        with pytest.raises((ValueError, RuntimeError)):
+            train()
+    else:
+        train()
+    engine.detach()
+    assert not model.mean.any()
+
+
+class Scaled(nn.Module):
+    """Its own loss has a scale that depends on the number of examples, from sixteen on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x).square().sum() / max(len(x), 16)
+
+
+@pytest.mark.parametrize("sizes", [(12, 12, 20), (20,)])
+def test_a_scale_inside_the_model_is_that_of_the_plan_in_every_batch(sizes: tuple[int, ...]) -> None:
+    engine = gradients.attach(model := Scaled())
+
+    def train() -> None:
+        for size in sizes:
+            model(torch.randn(size, 3)).backward()
+            engine.norms()
+            engine.discard()
+
+    with pytest.raises(ValueError, match="reduction cannot be told"):
+        train()
     engine.detach()

@@ -81,12 +81,9 @@ def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, *
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def nodes(roots: Iterable[Any], seen: set[Any] | None = None, before: Container[Any] = ()) -> Iterator[Any]:
-    """Every node of the graph behind some tensors, back to those of `before`, and not those that were seen.
-
-    Nodes of isolated modules are left out.
-    """
-    seen = set() if seen is None else seen
+def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> Iterator[Any]:
+    """Every node of the graph behind some tensors, back to those of `before`; not those of isolated modules."""
+    seen: set[Any] = set()
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     while stack:

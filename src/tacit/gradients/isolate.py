@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from tacit.gradients.contributions import Dense
 from tacit.gradients.divided import Divided
 from tacit.gradients.layout import Layout, same_everywhere
+from tacit.gradients.module_state import State
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.sources import Part
@@ -32,17 +33,16 @@ class Join:
     """How the examples' own values of one output become one value.
 
     ``rows`` are put together along ``dim``, in ``outer`` blocks of one entry each for every example. A scalar is the
-    ``mean`` or ``sum`` of the examples' own. ``same`` is a value that no example changes.
+    ``mean`` or ``sum`` of the examples' own. ``same`` is a value that no example changes; that is checked in every
+    call. A cache of keys and values, which training does not use, is ``left out``.
     """
 
-    kind: Literal["rows", "mean", "sum", "same"]
+    kind: Literal["rows", "mean", "sum", "same", "left out"]
     dim: int = 0
     outer: int = 1
 
     def join(self, values: Sequence[Any]) -> Any:
         """Put the values of all examples together; scalars stay one for each example."""
-        if self.kind == "same":
-            return values[0]
         if self.kind != "rows":
             return torch.stack(list(values))
         if len({v.shape for v in values}) > 1:
@@ -111,6 +111,20 @@ def working(recorder: Recorder) -> AbstractContextManager[None]:
     return recorder.memory.working() if recorder.memory is not None else nullcontext()
 
 
+def agreed(values: Sequence[Any]) -> Any:
+    """Return the value that all examples have; raise if they differ, since one example's would become everybody's."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        if first.requires_grad or not all(isinstance(v, Tensor) and torch.equal(first, v) for v in values):
+            raise CannotCut("an output that was the same for all examples of the first batch differs between them")
+    elif not all(v is first or (isinstance(v, _SIMPLE) and type(v) is type(first) and v == first) for v in values):
+        raise CannotCut("an output that was the same for all examples of the first batch differs between them")
+    return first
+
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
 class _Body(nn.Module):
     """A module whose original forward can be called with other tensors in the place of its parameters."""
 
@@ -166,12 +180,12 @@ class Isolated:
             with torch._C.DisableTorchFunctionSubclass():
                 self._upstream = [t.grad_fn for t in pytree.tree_leaves(arguments) if type(t) is Traced]
                 pieces = cut(arguments, batch)
-            with recorder.isolation(), Buffers(self.module) as buffers:
+            with recorder.isolation(), State(self.module) as state:
                 named = {name: p for name, p in self._body.named_parameters() if p.requires_grad}
                 aliases = [{name: p.detach().requires_grad_() for name, p in named.items()} for _ in pieces]
                 outputs = []
                 for (args, kwargs), own in zip(pieces, aliases):
-                    buffers.begin()
+                    state.begin()
                     outputs.append(functional_call(self._body, own, args, kwargs))
         names = {name: recorder.names[id(p)] for name, p in named.items()}
         recorder.aliases.append([{names[name]: alias for name, alias in own.items()} for own in aliases])
@@ -187,7 +201,9 @@ class Isolated:
 
     def _join(self, join: Join, values: Sequence[Any]) -> Any:
         if join.kind == "same":
-            return values[0]
+            return agreed(values)
+        if join.kind == "left out":
+            return None
         joined = join.join(values)
         if joined.requires_grad:
             joined = self.recorder.border(joined, self._upstream)
@@ -208,72 +224,22 @@ class Isolated:
 
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             args, kwargs = pytree.tree_map(padded, arguments)
-            with self.recorder.isolation(), Buffers(self.module) as buffers:
-                buffers.begin()
+            with self.recorder.isolation(), State(self.module) as state:
+                state.begin()
                 output = functional_call(self._body, {}, args, kwargs)
-                buffers.begin()
+                state.begin()
         leaves, tree = pytree.tree_flatten(output)
         return pytree.tree_unflatten([self._nothing(j, leaf) for j, leaf in zip(joins, leaves)], tree)
 
     def _nothing(self, join: Join, leaf: Any) -> Any:
-        if join.kind == "same":
-            return leaf
+        if join.kind in ("same", "left out"):
+            return leaf if join.kind == "same" else None
         with torch._C.DisableTorchFunctionSubclass():
             empty = leaf.narrow(join.dim, 0, 0) if join.kind == "rows" else leaf.reshape(1)[:0]
             if empty.is_floating_point() and torch.is_grad_enabled():
                 empty = self.recorder.tap(empty, (), lambda grad: ())
         mark(empty, self.recorder, Layout(join.dim if join.kind == "rows" else 0))
         return empty if join.kind == "rows" else empty.sum()
-
-
-class Buffers:
-    """Gives every example buffers of its own that begin as they were; keeps what all examples agree on."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (m, name, b) for m in module.modules() for name, b in m._buffers.items() if b is not None
-        ]  # by place, since a module may replace its buffer
-        self._left: list[Tensor | None] | None = None
-        self._running = False
-
-    def __enter__(self) -> Buffers:
-        return self
-
-    def begin(self) -> None:
-        """The next example begins."""
-        self._gather()
-        for module, name, original in self._places:
-            module._buffers[name] = original.clone()
-        self._running = True
-
-    def _gather(self) -> None:
-        if not self._running:
-            return
-        left = [
-            None if found is original or (found is not None and torch.equal(found, original)) else found
-            for found, original in ((m._buffers[name], b) for m, name, b in self._places)
-        ]
-        if self._left is None:
-            self._left = left
-        elif not all(_equal(a, b) for a, b in zip(self._left, left)):
-            raise CannotCut("it writes values of the examples into its buffers")
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            if kind is None:
-                self._gather()
-        finally:
-            for module, name, original in self._places:
-                module._buffers[name] = original
-        if kind is None and self._left is not None:
-            with torch.no_grad():
-                for (_, _, original), left in zip(self._places, self._left):
-                    if left is not None:
-                        original.copy_(left)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
 def gather_gradients(recorder: Recorder) -> None:

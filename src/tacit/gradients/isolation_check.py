@@ -18,9 +18,10 @@ from torch.utils import _pytree as pytree
 
 from tacit.gradients.divided import Divided
 from tacit.gradients.independence import copied, is_same, silenced
-from tacit.gradients.isolate import Arguments, Buffers, Isolated, Join, cut, working
+from tacit.gradients.isolate import Arguments, Isolated, Join, agreed, cut, working
 from tacit.gradients.layout import Layout
 from tacit.gradients.losses import tell_of_own_means
+from tacit.gradients.module_state import State
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.traced import Traced, plain
 
@@ -36,6 +37,8 @@ class Compared(Isolated):
         if not self.is_followed():
             return self.original(*args, **kwargs)
         given = args, kwargs
+        with working(self.recorder):
+            self._before = copied(self.module)  # as it is before any example ran
         joins = self._found(given, self.run(given))
         self.joins = (*self.joins, joins)
         return self.put_together(self._outputs, joins)
@@ -66,8 +69,9 @@ class Compared(Isolated):
         self, whole: Any, outers: Sequence[int], given: Arguments, place: int, trained: bool, each: list[Any]
     ) -> Join:
         if not all(isinstance(v, Tensor) for v in (whole, *each)):
-            if any(isinstance(v, Tensor) for v in (whole, *each)) or not all(_same_object(whole, v) for v in each):
-                raise CannotCut("its outputs differ from example to example in more than tensors")
+            if type(whole).__name__.endswith("Cache"):
+                return Join("left out")
+            agreed([whole, *each])
             return Join("same")
         bare = [v.detach() for v in each]
         if len({v.shape for v in bare}) > 1:
@@ -102,7 +106,7 @@ class Compared(Isolated):
         raise Mixes("its loss is no mean or sum of the examples' own losses")
 
     def _twin(self) -> nn.Module:
-        return silenced(copied(self.module))
+        return silenced(copied(self._before))
 
     def _together(self, given: Arguments, examples: Sequence[int]) -> list[Any]:
         batch = self.recorder.batch or 0
@@ -110,10 +114,11 @@ class Compared(Isolated):
         return list(pytree.tree_leaves(_freed(self._twin().forward(*args, **kwargs))))
 
     def _alone(self, pieces: Sequence[Any]) -> list[list[Any]]:
+        """Run one example after the other, each with what those before it left in attributes: it must not matter."""
         twin, outputs = self._twin(), []
-        with Buffers(twin) as buffers:
+        with State(twin, attributes=False) as state:
             for args, kwargs in pieces:
-                buffers.begin()
+                state.begin()
                 outputs.append(list(pytree.tree_leaves(_freed(twin.forward(*args, **kwargs)))))
         return outputs
 
@@ -180,9 +185,3 @@ def _freed(value: Any) -> Any:
 def _outer(leaf: Traced, batch: int) -> int:
     tag = leaf._tag
     return plain(leaf).shape[tag.dim] // (batch * tag.inner) if isinstance(tag, Layout) and tag.owner is None else 1
-
-
-def _same_object(a: Any, b: Any) -> bool:
-    if a is b or type(a) is not type(b):
-        return a is b
-    return bool(a == b) if isinstance(a, (bool, int, float, str, bytes)) else True

@@ -86,7 +86,8 @@ def check_reduction(recorder: Recorder) -> None:
     untouched = {kind for kind, seed in seeds if _is_one(seed)}
     declared = recorder.reduction
     if declared is None:
-        if batch == 1 or (len(kinds) == 1 and untouched) or _is_told_by_outputs(recorder):
+        changed = bool(recorder.scales) and not scales(recorder) <= recorder.scales
+        if batch == 1 or (not changed and ((len(kinds) == 1 and untouched) or _is_told_by_outputs(recorder))):
             return
         if not seeds:
             why = "the loss was not reduced over examples by an operation the engine saw"
@@ -107,12 +108,20 @@ def _is_told_by_outputs(recorder: Recorder) -> bool:
     """Return whether the loss is one that the model returned, unscaled, and every other part is reduced alike.
 
     Inside the model its parts may have been scaled, by constants: the comparison of the first batch with its parts has
-    shown that their scale does not depend on how many examples there are.
+    shown that their scale does not depend on how many of them there are. In every batch it must be, to the last bit,
+    what it was for the few examples of the plan.
     """
     seeds = [*recorder.output_seeds, *recorder.seeds]
     inner = {kind for kind, _ in recorder.inner_seeds}
     kinds = {kind for kind, _ in seeds}
-    return bool(recorder.output_seeds) and len(kinds | inner) == 1 and all(_is_one(seed) for _, seed in seeds)
+    if not recorder.output_seeds or len(kinds | inner) != 1 or not all(_is_one(seed) for _, seed in seeds):
+        return False
+    return scales(recorder) <= recorder.scales
+
+
+def scales(recorder: Recorder) -> set[float]:
+    """Return what arrived at the model's own reductions over examples; not a number where it was no number."""
+    return {abs(float(seed)) if seed.numel() == 1 else math.nan for _, seed in recorder.inner_seeds}
 
 
 def _is_one(seed: Tensor) -> bool:

@@ -25,6 +25,7 @@ from tacit.gradients.inputs import divisions
 from tacit.gradients.isolate import Arguments, Installed, Plan
 from tacit.gradients.isolation_check import Compared, Mixes
 from tacit.gradients.layout import Layout, Total
+from tacit.gradients.means import scales
 from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
 from tacit.gradients.nested import tensors
@@ -188,6 +189,8 @@ def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool
     if usable:
         own.reduction = None
         torch.autograd.backward([t.float().sum() for t in usable if not t.is_complex()])
+        if own.planned_for is not None:
+            own.planned_for.scales = scales(own)
         own.reduction, own.seeds, own.inner_seeds = "sum", [], []  # mean or sum is no question here
         Measured(own).squares()
 
@@ -198,7 +201,6 @@ class _CustomFunctions:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._handles: list[Any] = []
-        self._seen: set[Any] = set()
 
     def __enter__(self) -> None:
         for name, module in self._recorder.model.named_modules():
@@ -214,7 +216,7 @@ class _CustomFunctions:
                 return
             with torch._C.DisableTorchFunctionSubclass():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
-            for node in nodes(outputs_of(output), self._seen, before):
+            for node in nodes(outputs_of(output), before):
                 if is_custom(node):
                     raise Obstacle(name, "it has a custom autograd function")
 

@@ -112,6 +112,8 @@ class Recorder:
         """The same for reductions inside the model."""
         self.output_seeds: list[tuple[str, Tensor]] = []
         """What arrived at outputs of the model that are such a reduction (see `inferred`)."""
+        self.scales: set[float] = set()
+        """The scales of the model's own reductions for the few examples of the plan."""
         self.inferred: dict[int, str] = {}
         """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
         self.captures = 0

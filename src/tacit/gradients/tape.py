@@ -37,7 +37,8 @@ from tacit.gradients.inputs import BatchDim, Inputs, divisions
 from tacit.gradients.isolate import Installed
 from tacit.gradients.measured import Measured
 from tacit.gradients.memory import Memory
-from tacit.gradients.plan import make_plan
+from tacit.gradients.module_state import State
+from tacit.gradients.plan import FEWEST, make_plan
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder, Reduction
 from tacit.gradients.self_test import prove_hooks
@@ -163,7 +164,8 @@ class Engine:
         if not self._recorder.is_isolated():  # alone, examples cannot influence each other
             self._comparison.begin(*marked)
         if fresh and "" in self._recorder.plan:
-            self._late = marked
+            self._late = marked, State(self._recorder.model), torch.get_rng_state()
+            self._late[1].begin()
             return plain(args), plain(kwargs)
         self._watch(marked)
         return marked
@@ -176,7 +178,7 @@ class Engine:
         if failed or not self._calls:
             self._forget_ended_calls()
             return None
-        late, self._late = self._late, None
+        late = self._end_late()
         if late is not None and output is not None:
             self._watch(late)
             output = module.forward(*late[0], **late[1])
@@ -192,6 +194,15 @@ class Engine:
                     self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
         return None if late is None else output
 
+    def _end_late(self) -> Any:
+        """Of a pass that PyTorch had begun before the plan nothing stays; return the arguments to be followed."""
+        if self._late is None:
+            return None
+        (given, state, random), self._late = self._late, None
+        state.__exit__(None, None, None)
+        torch.set_rng_state(random)
+        return given
+
     def _forget_ended_calls(self) -> None:
         """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
         if not self._calls:
@@ -202,7 +213,8 @@ class Engine:
             self._abandon()
 
     def _abandon(self) -> None:
-        self._calls, self._late = [], None
+        self._calls = []
+        self._end_late()
         self._recorder.problems.fail()
         self._stop_watching()
 
@@ -210,7 +222,8 @@ class Engine:
         """Before the first batch with somebody in it, decide which modules run one example at a time."""
         if self._planned or not self._recorder.batch or self._recorder.sharded:
             return False
-        self._planned = True
+        self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little
+        self._isolated.remove()
         self._recorder.plan = make_plan(self._recorder, marked[0], marked[1], self._isolate)
         self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
         return True
