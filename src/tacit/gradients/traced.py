@@ -83,6 +83,8 @@ def _find(args: Any) -> Recorder | None:
     for arg in args:
         if type(arg) is Traced:
             recorder: Recorder | None = getattr(arg, "_recorder", None)
+            if recorder is not None and not recorder.active:
+                recorder = recorder.planned_for  # a tensor of the plan that somebody has kept
             if recorder is not None and recorder.active:
                 return recorder
         elif isinstance(arg, (tuple, list)):
