@@ -46,7 +46,7 @@ def physics() -> Case:
         (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
         return (second + u).square().mean()
 
-    return Case(smooth(1), lambda s, g: (torch.randn(s, 1, generator=g),), loss)
+    return Case(smooth(1), lambda s, g: (torch.randn(s, 1, generator=g),), loss, options={"isolate": True})
 
 
 @special("physics-informed-model")
