@@ -248,7 +248,7 @@ def test_buffers_that_do_not_depend_on_the_examples_are_kept() -> None:
         model(x).sum().backward()
         engine.discard()
     engine.detach()
-    for _ in range(3):  # the first call of a model that is isolated as a whole runs twice
+    for _ in range(2):
         twin(x)
     for name, buffer in twin.named_buffers():
         assert torch.allclose(model.get_buffer(name), buffer), name
