@@ -116,12 +116,16 @@ def agreed(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
         if first.requires_grad or not all(isinstance(v, Tensor) and torch.equal(first, v) for v in values):
-            raise CannotCut("an output that was the same for all examples of the first batch differs between them")
+            raise CannotCut(_DIFFERS)
     elif not all(v is first or (isinstance(v, _SIMPLE) and type(v) is type(first) and v == first) for v in values):
-        raise CannotCut("an output that was the same for all examples of the first batch differs between them")
+        raise CannotCut(_DIFFERS)
     return first
 
 
+_DIFFERS = (
+    "an output that was the same for all examples of the first batch differs between them; return it as a tensor with a "
+    "row for each example, or leave it out of the model's output"
+)
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
