@@ -123,8 +123,8 @@ def agreed(values: Sequence[Any]) -> Any:
 
 
 _DIFFERS = (
-    "an output that was the same for all examples of the first batch differs between them; return it as a tensor with a "
-    "row for each example, or leave it out of the model's output"
+    "an output that was the same for all examples of the first batch differs between them; return it as a tensor with "
+    "a row for each example, or leave it out of the model's output"
 )
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
