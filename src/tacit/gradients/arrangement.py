@@ -139,6 +139,21 @@ def _scatter(call: Call) -> Tag:
     return found if len(sizes) == 1 else pairs(call)
 
 
+@rule("index_add")
+def _index_add(call: Call) -> Tag:
+    """Rows are added where the index says: each must be its own example's there."""
+    x, dim, index, source = call.main(), call.dim(1, call.main().ndim), call.arg(2, "index"), call.arg(3, "source")
+    tags = {id(t): tag for t, tag in call.layouts()}
+    mine, own, new = tags.get(id(x)), tags.get(id(index)), tags.get(id(source))
+    if mine is not None and mine.dim != dim:
+        return aligned(call, x.ndim) if own is None else pairs(call)
+    if mine is None or own is None or new is None or new.dim != dim or not new.same_order(own.at(dim)):
+        return pairs(call)
+    places = owners(mine, call.batch, x.shape[dim], x.device)
+    theirs = owners(own, call.batch, index.numel(), x.device)
+    return mine if torch.equal(places[index.as_subclass(Tensor)], theirs) else pairs(call)
+
+
 @rule("masked_select")
 def _masked_select(call: Call) -> Tag:
     mask = call.arg(1, "mask")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -262,6 +262,15 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
     return mine.at(_out_rank(parts[:i]))
 
 
+def _numbered_rows(x: Tensor, raw: Sequence[Any], keyed: Sequence[Tag], batch: int) -> Layout | None:
+    """Where the examples are in a constant of which `x[torch.arange(batch), index]` takes a row for each of them."""
+    places = [d for d, p in enumerate(raw) if isinstance(p, Tensor) and p.shape == (batch,) and _is_natural(p, batch)]
+    regular = all(isinstance(tag, Layout) and tag.owner is None and tag.inner == 1 for tag in keyed)
+    plain_key = all(isinstance(p, (Tensor, int)) and not _is_single_truth(p) for p in raw)
+    fits = regular and plain_key and len(places) == 1 and x.shape[places[0]] == batch
+    return Layout(places[0]) if fits else None
+
+
 def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
     """The tag of `x` after `x[key] = value`."""
     refused = Mixed("assignment into a tensor puts data of one example in the place of another")
@@ -285,6 +294,8 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
         at = mine
         if at is None and len(keyed) == 1 and isinstance(key, Tensor) and key.dtype == torch.bool:
             at = keyed[0] if isinstance(keyed[0], Layout) else None
+        if at is None and keyed:
+            at = _numbered_rows(x, raw, keyed, batch)
         if at is None or (mine is None and at.by_data and not same_everywhere(base, at.dim)):
             return refused
         found = indexed(x, key, part, {**tags, id(x): at}, batch)

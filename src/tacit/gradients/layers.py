@@ -18,6 +18,7 @@ _RANK = {"1d": 3, "2d": 4, "3d": 5}
     adaptive_max_pool2d adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
     upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d pixel_shuffle pixel_unshuffle
+    affine_grid_generator
     group_norm instance_norm prelu channel_shuffle im2col col2im feature_dropout feature_alpha_dropout"""
 )
 def _leading(call: Call) -> Tag:
@@ -73,8 +74,9 @@ def _one_hot(call: Call) -> Tag:
 )
 def _pad(call: Call) -> Tag:
     x, layout = call.first()
-    touched = len(call.arg(1, "pad")) // 2
-    return layout if layout.dim < x.ndim - touched else mixes(call, "pads among the examples")
+    amounts = list(call.arg(1, "pad"))  # of the last dimension first
+    own = amounts[2 * (x.ndim - 1 - layout.dim) :][:2]
+    return mixes(call, "pads among the examples") if any(own) else layout
 
 
 @rule("_pack_padded_sequence")

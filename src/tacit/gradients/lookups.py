@@ -136,3 +136,13 @@ def lookup(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     index = torch.where(index < 0, index + table.shape[0], index)
     found = torch.embedding(rows, index)
     return found.reshape(*found.shape[:-1], *table.shape[1:])
+
+
+@operation("setitem")
+def assign(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`x[key] = parameter`: every example is given a copy of its own, which is then written like data."""
+    x, key, value = args
+    if not trainable(value) or not recorder.follows(x):
+        return fallback(recorder, "setitem", func, args, kwargs)
+    x[key] = torch.zeros_like(x[key]) + value
+    return None

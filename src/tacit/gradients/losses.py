@@ -112,8 +112,10 @@ def _ctc(call: Call) -> Tag:
     for t, layout in call.layouts():
         if (t is x and (t.ndim != 3 or layout.dim != 1)) or (t is not x and layout.dim != 0) or layout.inner != 1:
             return mixes(call, "expects log-probabilities as [time, examples, classes], all else with examples first")
-        if t is call.arg(1, "targets") and t.ndim != 2:
-            return mixes(call, "expects the targets as [examples, length]")
+        if t is call.arg(1, "targets") and t.ndim == 1:
+            if not _is_one_after_the_other(layout, call.arg(3, "target_lengths"), call.batch):
+                return mixes(call, "was given targets one after the other that are not the examples' own")
+            continue
         if found is not None and not found.same_order(layout):
             return pairs(call)
         found = layout.at(0)
@@ -124,6 +126,15 @@ def _ctc(call: Call) -> Tag:
     if reduction == 1 and uneven(found, call.batch):
         return mixes(call, "takes a mean over a number of rows that depends on the examples; use reduction='sum'")
     return Total("mean" if reduction == 1 else "sum")
+
+
+def _is_one_after_the_other(targets: Layout, lengths: Any, batch: int) -> bool:
+    """Return whether each example's targets have its length, and come in the order of the examples."""
+    if targets.owner is None:
+        return False
+    counts = torch.as_tensor(plain(lengths), device=targets.owner.device)
+    ids = torch.arange(batch, device=targets.owner.device)
+    return counts.shape == (batch,) and torch.equal(targets.owner, ids.repeat_interleave(counts))
 
 
 @operation(" ".join(name for name in _POSITION if name not in _CLASSES), ALWAYS)

@@ -79,10 +79,12 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
 
 @operation("to type_as", ALWAYS)
 def cast(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """What is given the type of the batch is not of the batch for that."""
-    if type(args[0]) is Traced:
+    """Casting a tensor to a batch tensor's dtype does not make it batch data, nor does it combine the two."""
+    like = next((t for t in (*args[1:], *kwargs.values()) if isinstance(t, Tensor)), None)
+    if like is None:
         return recorder.carry_out(func, args, kwargs)
-    return func(*plain(args), **plain(kwargs))
+    others = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor)}
+    return args[0].to(device=plain(like).device, dtype=plain(like).dtype, **others)
 
 
 @operation("linear")
