@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -61,6 +61,8 @@ class Total:
     """Σ_i or (1/batch)·Σ_i over examples of something linear in each."""
 
     kind: Literal["mean", "sum"]
+    own: Callable[[], Tensor] | None = field(default=None, compare=False)
+    """Computes each example's own share, [batch], of a sum over the whole batch (see `own_means`)."""
     by_data: ClassVar[bool] = False
 
 
@@ -79,6 +81,8 @@ class Mixed:
     sorted_by: Mixed | None = field(default=None, compare=False)
     inverts: Mixed | None = field(default=None, compare=False)
     foreign: bool = False
+    own: Callable[[], Tensor] | None = field(default=None, compare=False)
+    """As for `Total`, of a function of such a sum."""
     by_data: ClassVar[bool] = False
 
 

@@ -14,6 +14,7 @@ from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
 from tacit.gradients.means import averaged, mean_of_sum
 from tacit.gradients.names import canonical
 from tacit.gradients.operations import bound, layout_of, operation
+from tacit.gradients.own_means import mean_of_quotients
 from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.rules import Call, mixes, pairs, rule
 from tacit.gradients.traced import opened, plain
@@ -160,6 +161,16 @@ def tell_of_own_means() -> None:
         "a loss is a mean over the targets of the whole batch; the mean over examples of each example's own mean is "
         "taken instead, so that no example's weight depends on how many targets the others have"
     )
+
+
+@operation("div true_divide", ALWAYS)
+def divide(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A loss divided by a count over the batch is a mean of the examples' own means (see `own_means`)."""
+    found = mean_of_quotients(*args) if len(args) == 2 and not kwargs and recorder.reduction != "sum" else None
+    if found is None:
+        return recorder.carry_out(func, args, kwargs)
+    tell_of_own_means()
+    return found
 
 
 @operation("ctc_loss", ALWAYS)

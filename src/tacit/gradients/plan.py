@@ -214,10 +214,10 @@ class _CustomFunctions:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunction():  # what the engine looks at is nobody's reading
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
-            for node in nodes(outputs_of(output), before):
-                if is_custom(node):
-                    raise Obstacle(name, "it has a custom autograd function")
+                found = any(is_custom(node) for node in nodes(outputs_of(output), before))
+            if found:
+                raise Obstacle(name, "it has a custom autograd function")
 
         return look

@@ -6,6 +6,7 @@ run again on single examples, and its tag is what explains both results (see `pr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from tacit.gradients import arrangement, layers, products, reductions
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
 from tacit.gradients.order import in_order, inverted
+from tacit.gradients.own_means import own_share
 from tacit.gradients.probing import probed
 from tacit.gradients.rules import RULES, Call, broadcast, mixes
 from tacit.gradients.singles import of_singles
@@ -62,6 +64,8 @@ def propagate(call: Call) -> Any:
     if foreign is not None:
         return foreign
     found = _propagate(call)
+    if isinstance(found, (Total, Mixed)):
+        found = replace(found, own=own_share(call))
     if call.batch != 1:
         for _, tag in call.tagged:
             if tag.by_data:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Tag
+from tacit.gradients.layout import Layout, Mixed, Tag, owners
 
 _NUMPY_NAMES = {"dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2",)}
 """Names of arguments that PyTorch takes for its own."""
@@ -147,10 +147,12 @@ def removed(layout: Layout, dims: Sequence[int], keepdim: bool) -> Layout:
 
 
 def tidy(layout: Layout, batch: int) -> Layout:
-    """Regular form of an irregular layout whose order turns out to be the natural one, whatever the examples are."""
+    """Return the regular form of a layout whose order turns out to be a regular one, whatever the examples are."""
     owner = layout.owner
-    if layout.by_data:
+    if layout.by_data or owner is None or not owner.numel() or owner.numel() % batch:
         return layout
-    if owner is not None and owner.numel() == batch and torch.equal(owner, torch.arange(batch, device=owner.device)):
-        return Layout(layout.dim)
-    return layout
+    changes = (owner != owner[0]).nonzero()
+    regular = Layout(layout.dim, int(changes[0]) if len(changes) else owner.numel())
+    fits = owner.numel() % (batch * regular.inner) == 0
+    same = fits and torch.equal(owner, owners(regular, batch, owner.numel(), owner.device))
+    return regular if same else layout

@@ -37,6 +37,9 @@ _NESTED = "a nested tensor hides which example its parts belong to; pad them to 
 
 _OURS = (Traced,)
 
+_TAKES_LISTS = torch.functional.einsum
+"""Given its operands in a list, it calls itself with them one by one, and that call is seen."""
+
 
 class Unseen(TorchFunctionMode):
     """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
@@ -52,7 +55,7 @@ class Unseen(TorchFunctionMode):
         kwargs = kwargs or {}
         if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
             return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
-        if Traced not in types and not self._is_found_by_value(func, args):
+        if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
             if self._recorder.memory is not None:
                 self._recorder.memory.look(canonical(func), (args, kwargs))
             for t in tensors((args, kwargs)):
