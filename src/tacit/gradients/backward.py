@@ -21,6 +21,7 @@ from tacit.gradients.order import alike, stride
 from tacit.gradients.pooling import Pool
 from tacit.gradients.recorder import ALWAYS, Recorder
 from tacit.gradients.recurrent import RecurrentLayer
+from tacit.gradients.replay import Walk
 from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
@@ -42,11 +43,20 @@ def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     with torch.enable_grad():  # an alias made without it would have no graph
         roots = plain(args[0]) if kwargs.get("inputs") is None else args[0]
     given = list(args[1:])
+    if walks(recorder):  # the examples' graphs are walked once more, for the weighted sum
+        given, kwargs = [*given[:1], True, *given[2:]] if len(given) > 1 else given, {**kwargs}
+        if len(given) < 2:
+            kwargs["retain_graph"] = True
     if given and given[0] is not None:
         given[0] = _own(recorder, args[0], given[0])
     elif kwargs.get("grad_tensors") is not None:
         kwargs = {**kwargs, "grad_tensors": _own(recorder, args[0], kwargs["grad_tensors"])}
     return body(roots, *given, **kwargs)  # type: ignore[no-any-return]
+
+
+def walks(recorder: Recorder) -> list[Walk]:
+    """Return the calls of isolated modules whose gradients are computed again."""
+    return [call for call in recorder.aliases if isinstance(call, Walk)]
 
 
 def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
@@ -195,6 +205,8 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
     if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
+    for walk in walks(recorder) if kwargs.get("create_graph") else ():
+        walk.used = False
     layouts = [_layout_of_input(recorder, t) for t in inputs]
     if any(layout is None for layout in layouts):
         raise ValueError(

@@ -18,6 +18,11 @@ from tacit.gradients.outer import Outer
 from tacit.gradients.precision import TOGETHER
 
 
+def real(t: Tensor) -> Tensor:
+    """Return a complex tensor's memory as pairs of real numbers, and a real tensor as it is."""
+    return torch.view_as_real(t.detach()) if t.is_complex() else t
+
+
 def real_parts(source: Tensor, contribution: Contribution) -> tuple[Tensor, Contribution]:
     """Return the complex ``source`` as pairs of real numbers, connected to its parameters, and its gradients so."""
     with torch.enable_grad():

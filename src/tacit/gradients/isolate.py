@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from tacit.gradients.complex_parts import real
 from tacit.gradients.contributions import Dense
 from tacit.gradients.divided import Divided
 from tacit.gradients.layout import Layout, same_everywhere
 from tacit.gradients.module_state import State
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.recorder import Recorder
+from tacit.gradients.replay import LARGE, Replayed, Walk
 from tacit.gradients.sources import Part
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -156,6 +158,8 @@ class Isolated:
         self._body = _Body(module, self.original)
         self._upstream: list[Any] = []
         """The nodes that made the inputs of the call at hand."""
+        self._walk: Walk | None = None
+        """How its examples' gradients are computed again, if they are too large to be kept."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.is_followed():
@@ -192,7 +196,10 @@ class Isolated:
                     state.begin()
                     outputs.append(functional_call(self._body, own, args, kwargs))
         names = {name: recorder.names[id(p)] for name, p in named.items()}
-        recorder.aliases.append([{names[name]: alias for name, alias in own.items()} for own in aliases])
+        renamed = [{names[name]: alias for name, alias in own.items()} for own in aliases]
+        size = sum(p.numel() * p.element_size() for p in named.values())
+        self._walk = Walk(renamed) if size > LARGE and torch.is_grad_enabled() else None
+        recorder.aliases.append(renamed if self._walk is None else self._walk)
         return outputs
 
     def put_together(self, outputs: Sequence[Any], joins: Sequence[Join]) -> Any:
@@ -209,6 +216,8 @@ class Isolated:
         if join.kind == "left out":
             return None
         joined = join.join(values)
+        if joined.requires_grad and self._walk is not None:
+            self._walk.returns(joined)
         if joined.requires_grad:
             joined = self.recorder.border(joined, self._upstream)
         dim, outer = (join.dim, join.outer) if join.kind == "rows" else (0, 1)
@@ -249,14 +258,20 @@ class Isolated:
 def gather_gradients(recorder: Recorder) -> None:
     """Hand over what arrived at the examples' own aliases as contributions to the parameters, and clear it."""
     for call in recorder.aliases:
-        for name in call[0] if call else ():
-            grads = [own[name].grad for own in call]
+        if isinstance(call, Walk) and call.used:
+            for name in set(call.names()) - call.handed_over:  # a second pass adds to what arrived
+                recorder.parts.setdefault(name, []).append(Part(Replayed(call, name), None))
+                call.handed_over.add(name)
+            continue
+        aliases = call.aliases if isinstance(call, Walk) else call
+        for name in aliases[0] if aliases else ():
+            grads = [own[name].grad for own in aliases]
             if all(g is None for g in grads):
                 continue
-            zero = torch.zeros_like(call[0][name])
-            part = Part(Dense(torch.stack([zero if g is None else g.detach() for g in grads])), None)
-            recorder.parts.setdefault(name, []).append(part)
-            for own in call:
+            zero = torch.zeros_like(aliases[0][name])
+            dense = Dense(real(torch.stack([zero if g is None else g.detach() for g in grads])))
+            recorder.parts.setdefault(name, []).append(Part(dense, None))
+            for own in aliases:
                 own[name].grad = None
 
 

@@ -85,6 +85,8 @@ def check_reduction(recorder: Recorder) -> None:
     kinds = {kind for kind, _ in seeds}
     untouched = {kind for kind, seed in seeds if _is_one(seed)}
     declared = recorder.reduction
+    if declared is None and _is_scaled_by_constants(recorder, kinds, batch):
+        return
     if declared is None:
         changed = bool(recorder.scales) and not scales(recorder) <= recorder.scales
         if batch == 1 or (not changed and ((len(kinds) == 1 and untouched) or _is_told_by_outputs(recorder))):
@@ -102,6 +104,22 @@ def check_reduction(recorder: Recorder) -> None:
     wrong = "sum" if declared == "mean" else "mean"
     if batch > 1 and wrong in untouched:
         raise ValueError(f"reduction={declared!r} was declared, but the loss, or a part, is a {wrong} over examples")
+
+
+def _is_scaled_by_constants(recorder: Recorder, kinds: set[str], batch: int) -> bool:
+    """Return whether the parts of the loss are all means, or all sums, times constants.
+
+    A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
+    (`Recorder.learning`); until then everything is let through.
+    """
+    seeds = [seed for _, seed in (*recorder.inner_seeds, *recorder.seeds)]
+    single = len(kinds) == 1 and all(seed.numel() == 1 for seed in seeds)
+    found = frozenset(abs(float(seed)) for seed in seeds) if single else None
+    if recorder.learning:
+        recorder.learned.setdefault(batch, set()).add(found)
+        return single
+    known = {scales for several in recorder.learned.values() for scales in several}
+    return single and len(recorder.learned) > 1 and known == {found}
 
 
 def _is_told_by_outputs(recorder: Recorder) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import means
+from tacit.gradients.complex_parts import real
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.contributions import Contribution, Dense, added, precise
 from tacit.gradients.isolate import gather_gradients
@@ -23,7 +24,8 @@ class Measured:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self.shapes = {name: p.shape for name, p in recorder.parameters.items()}
+        self.shapes = {name: real(p).shape for name, p in recorder.parameters.items()}
+        """A complex parameter is pairs of real numbers."""
         self.uses: dict[str, Uses] = {}
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
@@ -91,7 +93,7 @@ class Measured:
             for name, parameter in recorder.parameters.items():
                 parts = recorder.parts.get(name)
                 if parts:
-                    uses = self.uses[name] = Uses(parts, parameter.shape)
+                    uses = self.uses[name] = Uses(parts, self.shapes[name])
                     recorder.parts[name] = uses.parts
                     found = uses.squares()
                     squares[name] = precise(found)
@@ -147,8 +149,8 @@ class Measured:
         """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
         parameter, uses = self._recorder.parameters[name], self.uses.get(name)
         if out is None:
-            dtype = torch.promote_types(parameter.dtype, torch.float32)
-            out = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+            dtype = torch.promote_types(real(parameter).dtype, torch.float32)
+            out = torch.empty(self.shapes[name], dtype=dtype, device=parameter.device)
         if uses is None:
             return out.zero_() if overwrite else out
         if finite is not None:

@@ -43,6 +43,7 @@ from tacit.gradients.writing import COUNTING, known, refuse_counting, refuse_unf
 
 if TYPE_CHECKING:
     from tacit.gradients.memory import Memory
+    from tacit.gradients.replay import Walk
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -116,6 +117,10 @@ class Recorder:
         """The scales of the model's own reductions for the few examples of the plan."""
         self.inferred: dict[int, str] = {}
         """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
+        self.learning = False
+        """Whether the batches at hand count for nothing, and only show by what the loss is scaled."""
+        self.learned: dict[int, set[frozenset[float] | None]] = {}
+        """The scales of the loss's parts that such batches had, by their sizes (see `means`)."""
         self.captures = 0
         """How many times gradients of the current batch arrived."""
         self.capturing = True
@@ -129,7 +134,7 @@ class Recorder:
         """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
         self.memory: Memory | None = None
         """Who looks at the memory that operations read, in passes that are looked at closely."""
-        self.aliases: list[list[dict[str, Tensor]]] = []
+        self.aliases: list[list[dict[str, Tensor]] | Walk] = []
         """For every call of an isolated module, each example's own aliases of its parameters (see `isolate`)."""
         self.planned_for: Recorder | None = None
         """The recorder for which this one only made a plan: what is kept of that is no constant in its batches."""
@@ -463,10 +468,12 @@ class Recorder:
         self.captures += 1
         with torch.no_grad():
             for source, contribution in pairs:
+                name = self.names.get(id(source))
                 if source.is_complex():
                     source, contribution = real_parts(source, contribution)
                 settled = contribution.settle()
-                for name, part in resolve(source, settled, self.names):
+                found = resolve(source, settled, self.names) if name is None else [(name, Part(settled, None))]
+                for name, part in found:
                     if self.sharded:
                         part.contribution = part.contribution.apart()
                     self.parts.setdefault(name, []).append(part)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.complex_parts import RealParts
 from tacit.gradients.contributions import (
     Contribution,
     Dense,
@@ -82,7 +83,7 @@ class Derived(Contribution):
         except RuntimeError:  # not every operation can be vectorised; one example at a time always works
             each = [self._pull(own, batched=False) for own in inner]
             found = None if any(own is None for own in each) else torch.stack([own for own in each if own is not None])
-        return found if found is not None else inner.new_zeros((hi - lo, *self.shape))
+        return found if found is not None else self.parameter.new_zeros((hi - lo, *self.shape))
 
     def _pull(self, inner: Tensor, *, batched: bool) -> Tensor | None:
         (found,) = torch.autograd.grad(
@@ -133,7 +134,8 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
             f"a trainable tensor of {(foreign or [source])[0].ndim} dimensions that is not a parameter of the recorded "
             "model took part in the loss; record the module that owns it, or freeze it"
         )
-    return [(names[id(leaf)], Part(Derived(source, leaf, contribution), None)) for leaf in leaves]
+    parts = [(leaf, Derived(source, leaf, contribution)) for leaf in leaves]
+    return [(names[id(leaf)], Part(RealParts(d) if leaf.is_complex() else d, None)) for leaf, d in parts]
 
 
 def _once(region: Region, shape: torch.Size) -> bool:

@@ -6,7 +6,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -109,9 +109,6 @@ class Engine:
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
-        for name, parameter in self._recorder.parameters.items():
-            if parameter.is_complex():
-                raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
         self._calls: list[int] = []
         """Calls of the model that are running, by their frames: one, or more if it calls itself."""
         self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate or ())
@@ -258,6 +255,15 @@ class Engine:
         all else as it was. Mixing examples (subtracting the batch's mean, mixup) is then refused like in the model.
         """
         return self._inputs.traced(batch, size)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Inside the block batches count for nothing; they show by which constants the loss is scaled."""
+        self._recorder.learning = True
+        try:
+            yield
+        finally:
+            self._recorder.learning = False
 
     # -- results -----------------------------------------------------------------------------------------------------
 

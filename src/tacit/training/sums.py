@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
+from tacit.gradients.complex_parts import real
 from tacit.gradients.narrow import divide
 from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
@@ -26,7 +27,7 @@ class GradientSums:
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
-        self._dtypes = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
+        self._dtypes = {name: torch.promote_types(real(p).dtype, torch.float32) for name, p in parameters.items()}
         self._sums: dict[str, Tensor] = {}
         self._batches = 0
         self.source: Source | None = None
@@ -40,7 +41,7 @@ class GradientSums:
         """Add the current batch, every record clipped."""
         if not self._batches:
             self._sums = {
-                name: torch.empty_like(local(parameter), dtype=self._dtypes[name])
+                name: torch.empty_like(real(local(parameter)), dtype=self._dtypes[name])
                 for name, parameter in self._parameters.items()
             }
             engine.clipped_sum(clipping, out=self._sums, overwrite=True)
@@ -59,7 +60,8 @@ class GradientSums:
         self._add_noise_(sums, receipt, clipping, source)
         divide(list(sums.values()), lot_size)
         for name, parameter in self._parameters.items():
-            parameter.grad = as_part_of(parameter, _as(sums.pop(name), parameter.dtype))
+            mean = _as(sums.pop(name), real(parameter).dtype)
+            parameter.grad = as_part_of(parameter, torch.view_as_complex(mean) if parameter.is_complex() else mean)
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, sums, source)

@@ -248,7 +248,8 @@ class Trial:
         assert part is not None and self._buffers is not None
         self.stop()
         self._buffers.put_back()
-        part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
+        with engine.learning():
+            part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
         part.names = tuple(engine.shapes)
         if part.sign == 0:
             engine.discard()

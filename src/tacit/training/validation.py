@@ -63,11 +63,6 @@ def validate(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) ->
     problems += dict.fromkeys([*module_problems(inner), *module_problems(twin)])
     if not any(parameter.requires_grad for parameter in twin.parameters()):
         problems.append("the model has no trainable parameter: call requires_grad_(True) on those to train")
-    problems += [
-        f"parameter {name!r} is complex: keep its real and imaginary parts as two parameters"
-        for name, parameter in twin.named_parameters()
-        if parameter.is_complex() and parameter.requires_grad
-    ]
     try:
         with exact_arithmetic(twin):
             if args or kwargs:
