@@ -413,3 +413,20 @@ def test_an_untraced_input_of_another_length_is_refused_with_the_remedy(make: An
     with pytest.raises(ValueError, match=r"do not agree on the number of examples.*batch_dim="):
         go(make, loop, Masked(), trial=False)
     assert go(make, loop, Masked(), batch_dim={"mask": None}).step == 2
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0, -2.0])
+def test_a_loss_scaled_by_a_constant_needs_no_declaration(make: Any, factor: float) -> None:
+    def loop(run: Any, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return factor * F.cross_entropy(model(x), y) + factor * 0.1 * model(x).square().mean()
+
+    assert go(make, loop).guarantee(1e-5).epsilon > 0
+
+
+def test_a_scale_that_changes_after_the_trial_must_be_declared(make: Any) -> None:
+    def loop(run: Any, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y) * (0.5 if run.in_trial else 0.25)
+
+    with pytest.raises(ValueError, match="reduction cannot be told"):
+        go(make, loop)
+    assert go(make, loop, reduction="mean").guarantee(1e-5).epsilon > 0

@@ -130,7 +130,6 @@ def test_a_batch_shows_operations_that_mix_examples_behind_other_problems() -> N
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameter"),
         (nn.LazyLinear(2), "has no shape yet"),
         (nn.Linear(2, 2, device="meta"), "on 'meta' and has no values"),
-        (nn.Linear(2, 2, dtype=torch.complex64), "is complex"),
         (nn.DataParallel(nn.Linear(2, 2)), "is or has a DataParallel"),
         (nn.SyncBatchNorm(3), "is or has a SyncBatchNorm"),
     ],

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import means
-from tacit.gradients.complex_parts import real
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.complex_parts import real
 from tacit.gradients.contributions import Contribution, Dense, added, precise
 from tacit.gradients.isolate import gather_gradients
 from tacit.gradients.narrow import roots

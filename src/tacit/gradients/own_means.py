@@ -1,7 +1,8 @@
 """Means that divide by a count over the whole batch: `(loss * mask).sum() / mask.sum()`.
 
-The divisor depends on all examples. Each example's own mean does not: such a quotient is taken as the mean over examples
-of each one's own quotient, which is what one example alone would have, and the same where all have as many entries.
+The divisor depends on all examples. Each example's own mean does not: such a quotient is taken as the mean over
+examples of each one's own quotient, which is what one example alone would have, and the same where all have as many
+entries.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.layout import Layout, Mixed, Total
+from tacit.gradients.layout import Layout, Mixed, Only, Total
 from tacit.gradients.rules import Call
 from tacit.gradients.traced import Traced
 
@@ -20,21 +21,22 @@ from tacit.gradients.traced import Traced
 def own_share(call: Call) -> Callable[[], Tensor] | None:
     """Return what computes each example's share of a sum over the batch, or of a function of one such sum.
 
-    Known for a sum over all entries of the batch, and for functions of it and of Python's numbers that need no
-    gradient (a count with a lower limit).
+    Known for a sum over all entries of the batch, several for each example, and for functions of it and of Python's
+    numbers that need no gradient (a count with a lower limit).
     """
     (t, tag), *others = call.tagged
     if others or not isinstance(t, Tensor):
         return None
     if isinstance(tag, Layout):
         whole = call.name == "sum" and call.out.ndim == 0 and "dtype" not in call.kwargs
-        return (lambda: _each(t, tag, call.batch)) if whole and tag.owner is None else None
-    if getattr(tag, "own", None) is None or t.requires_grad or call.main() is not t:
+        several = t.numel() > call.batch  # the mean of a single entry would lose its weight
+        return (lambda: _each(t, tag, call.batch)) if whole and several and tag.owner is None else None
+    if isinstance(tag, Only) or tag.own is None or t.requires_grad or call.main() is not t:
         return None
     of, rest = tag.own, call.args[1:]
     if any(isinstance(v, Tensor) for v in (*rest, *call.kwargs.values())) or not isinstance(call.out, Tensor):
         return None
-    return lambda: call.func(of(), *rest, **call.kwargs)  # type: ignore[misc]
+    return lambda: call.func(of(), *rest, **call.kwargs)
 
 
 def _each(t: Tensor, layout: Layout, batch: int) -> Tensor:

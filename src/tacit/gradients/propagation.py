@@ -65,7 +65,8 @@ def propagate(call: Call) -> Any:
         return foreign
     found = _propagate(call)
     if isinstance(found, (Total, Mixed)):
-        found = replace(found, own=own_share(call))
+        own = own_share(call)
+        found = found if own is found.own else replace(found, own=own)  # tags are told apart by identity
     if call.batch != 1:
         for _, tag in call.tagged:
             if tag.by_data:

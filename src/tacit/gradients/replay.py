@@ -39,7 +39,9 @@ class Walk:
         self._totals: dict[str, Tensor] = {}
         for i, own in enumerate(aliases):
             for name, alias in own.items():
-                alias.register_post_accumulate_grad_hook(lambda p, i=i, name=name: self._measure(i, name, p))
+                alias.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda p, i=i, name=name: self._measure(i, name, p)
+                )
 
     def returns(self, output: Tensor) -> None:
         """The module returned this, for all examples together."""

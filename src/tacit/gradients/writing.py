@@ -58,8 +58,8 @@ def settle(
         recorder.problems.refuse_now(
             f"{reason} (in place, into memory that other tensors share; write into a copy of its own, or do without)"
         )
-    place = _place_in_base(written, base, new) if base is not None and type(base) is Tensor else None
-    if place is not None:
+    place = _place_in_base(written, base, new)
+    if base is not None and place is not None:
         mark(base, recorder, place)
     elif base is not None:
         reason = new.reason if isinstance(new, Mixed) else f"`{name}` wrote data of the batch into a view"
@@ -68,12 +68,12 @@ def settle(
             recorder.problems.suspect(reason)
 
 
-def _place_in_base(view: Tensor, base: Tensor, new: Any) -> Layout | None:
+def _place_in_base(view: Tensor, base: Tensor | None, new: Any) -> Layout | None:
     """Where the examples are in a constant, if a view that has all of that dimension was written to.
 
     The rest of the constant is the same whoever is in the batch, so that it may be counted to any example.
     """
-    if not isinstance(new, Layout) or new.dim >= view.ndim:
+    if type(base) is not Tensor or not isinstance(new, Layout) or new.dim >= view.ndim:
         return None
     with torch._C.DisableTorchFunctionSubclass():
         step, size = view.stride(new.dim), view.shape[new.dim]
