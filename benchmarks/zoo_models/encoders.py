@@ -144,8 +144,11 @@ def case(kind: str, task: str, **options: Any) -> Case:
     return Case(encoder(kind, task, **options), partial(TASKS[task][1], kind), own_loss)
 
 
+STATEFUL = frozenset(["ibert"])
+"""Models whose buffers keep statistics of the data from batch to batch (ranges of activations): to be refused."""
+
 for each in MODELS:
-    add("encoder", f"{each}-classify", partial(case, each, "classify"))
+    add("encoder", f"{each}-classify", partial(case, each, "classify"), honest=each not in STATEFUL)
 for each in ("bert", "roberta", "distilbert", "electra", "deberta-v2"):
     add("encoder", f"{each}-tag", partial(case, each, "tag"), token_mean=True)
 for each in ("bert", "roberta", "albert", "distilbert", "modernbert"):

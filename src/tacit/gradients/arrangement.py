@@ -154,6 +154,22 @@ def _index_add(call: Call) -> Tag:
     return mine if torch.equal(places[index.as_subclass(Tensor)], theirs) else pairs(call)
 
 
+def is_listing(call: Call) -> bool:
+    """Return whether `torch.where` was given a condition alone, and lists the places where it holds."""
+    return call.name == "where" and len(call.args) + len(call.kwargs) == 1
+
+
+@rule("where nonzero argwhere")
+def _places(call: Call) -> Any:
+    """Every place that is listed belongs to the example whose entry is there."""
+    x, layout = call.first()
+    several = isinstance(call.out, (tuple, list))
+    along = call.out[layout.dim] if several else call.out[:, layout.dim]
+    ids = owners(layout, call.batch, x.shape[layout.dim], x.device)
+    found = Layout(0, 1, ids[along.as_subclass(Tensor)], True)
+    return [found] * len(call.out) if several else found
+
+
 @rule("masked_select")
 def _masked_select(call: Call) -> Tag:
     mask = call.arg(1, "mask")

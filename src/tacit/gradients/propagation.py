@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from tacit.gradients import arrangement, layers, products, reductions
+from tacit.gradients.arrangement import is_listing
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
 from tacit.gradients.order import in_order, inverted
 from tacit.gradients.own_means import own_share
 from tacit.gradients.probing import probed
-from tacit.gradients.rules import RULES, Call, broadcast, mixes
+from tacit.gradients.rules import RULES, Call, broadcast
 from tacit.gradients.singles import of_singles
 from tacit.gradients.traced import Traced
 
@@ -101,9 +102,7 @@ def _propagate(call: Call) -> Any:
     totals = [t for t, tag in call.tagged if isinstance(tag, Total)]
     if totals and not (exempt and call.layouts()):
         return _after_total(call, len(totals))
-    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
-        return mixes(call, "with a condition alone lists the places of all examples")
-    if call.name in POINTWISE:
+    if call.name in POINTWISE and not is_listing(call):
         return broadcast(call)
     known = RULES.get(call.name)
     if known is not None:
