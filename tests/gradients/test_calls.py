@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.gradients import narrow, outer
-from tacit.gradients.outer import Outer
+from tacit.gradients.factors import outer
+from tacit.gradients.factors.outer import Outer
+from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.precision import BLOCKS, CALLS, LARGEST_BATCH, adds_once, gather, one_by_one, per_call
 
 SHAPES = [

@@ -584,7 +584,7 @@ class Doubled(nn.Module):
 def test_gradients_computed_again_are_those_that_would_be_kept(
     naive: Any, compare: Any, monkeypatch: pytest.MonkeyPatch, tied: bool, passes: int
 ) -> None:
-    monkeypatch.setattr("tacit.gradients.isolate.LARGE", 0)
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
     model, x = Doubled(tied).double(), torch.randn(B, 3, dtype=torch.float64)
     each = naive(model, lambda i: passes * model(x[i : i + 1]).sin().sum(), B)
     engine = gradients.attach(model, isolate=["middle"])
@@ -600,7 +600,7 @@ def test_gradients_computed_again_are_those_that_would_be_kept(
 def test_a_gradient_that_is_not_finite_is_left_out_when_gradients_are_computed_again(
     flat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.gradients.isolate.LARGE", 0)
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
     model, x = Doubled(False), torch.randn(B, 3)
     engine = gradients.attach(model, isolate=["middle"])
     x[1] = torch.nan

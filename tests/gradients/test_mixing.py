@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients.kept import note_fill
-from tacit.gradients.rules import Call
+from tacit.gradients.guard.stale_tensors import note_fill
+from tacit.gradients.layers.registry import Call
 from tacit.gradients.traced import Traced
 
 B = 12

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from tacit import gradients
 from tacit.gradients import precision
-from tacit.gradients.contributions import guarded_squares, row_rounding
-from tacit.gradients.outer import Outer
-from tacit.gradients.sources import Part, Region, Uses
+from tacit.gradients.factors.contribution import guarded_squares, row_rounding
+from tacit.gradients.factors.outer import Outer
+from tacit.gradients.factors.parameter_uses import Part, Region, Uses
 from tacit.gradients.tap import unscaled
 
 
@@ -190,7 +190,7 @@ def test_regions_of_one_parameter_are_summed_by_the_rule_they_are_judged_by(monk
         seen.append(first)
         original(out, lo, hi, first, *rest, **others)
 
-    monkeypatch.setattr("tacit.gradients.outer.gather", watched)
+    monkeypatch.setattr("tacit.gradients.factors.outer.gather", watched)
     uses.assign(torch.empty(24, 5), torch.ones(40))
     assert len(seen) == 8
     for first in seen:

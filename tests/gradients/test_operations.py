@@ -72,7 +72,7 @@ def test_convolutions(agree: Any, module: nn.Module, shape: tuple[int, ...]) -> 
 
 
 def test_convolution_whose_gradients_are_kept_in_several_chunks(agree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.gradients import contributions
+    from tacit.gradients.factors import contribution as contributions
 
     monkeypatch.setattr(contributions, "CHUNK_BYTES", 2000)
     agree(nn.Conv2d(2, 3, 3), torch.randn(B, 2, 9, 9), reductions=("mean",))

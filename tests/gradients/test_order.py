@@ -16,9 +16,9 @@ from torch.nn.utils.rnn import PackedSequence, invert_permutation, pack_padded_s
 
 import tacit
 from tacit import gradients
-from tacit.gradients import order
+from tacit.gradients.guard import data_dependent_order as order
+from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout
-from tacit.gradients.rules import Call
 
 B = 5
 Body = Callable[["Model", Tensor, Tensor], Tensor]

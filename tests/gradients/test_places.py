@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit import gradients
-from tacit.gradients import alike
-from tacit.gradients.contributions import FEW, Dense, added, own_sums, row_squares
+from tacit.gradients.factors.contribution import FEW, Dense, added, own_sums, row_squares
+from tacit.gradients.factors.outer import Outer
+from tacit.gradients.factors.sparse import Rows
+from tacit.gradients.kernels import batch_invariant_matmul as alike
 from tacit.gradients.layout import warn_of_lengths
-from tacit.gradients.outer import Outer
 from tacit.gradients.precision import MARGIN
-from tacit.gradients.sparse import Rows
 from tacit.gradients.tap import simple_fraction, unscaled
 
 MOST = 132

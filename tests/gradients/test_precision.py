@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients import precision
-from tacit.gradients.outer import Outer
+from tacit.gradients.factors.outer import Outer
+from tacit.gradients.factors.parameter_uses import Part, Uses
 from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, one_by_one, per_call
-from tacit.gradients.sources import Part, Uses
 
 Lot = tuple[Tensor, Tensor]
 """Inputs [records, positions, width] and gradients of the output, of the same shape."""

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit import gradients
-from tacit.gradients import prefix
+from tacit.gradients import frozen_prefix as prefix
 
 RECORDS = 4
 B = 3 * RECORDS + 2

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import gradients
-from tacit.gradients.outer import NARROW, Outer
+from tacit.gradients.factors.outer import NARROW, Outer
 from tacit.gradients.precision import MARGIN
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]

@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from tacit import _compiled, _normal
-from tacit.gradients import alike, cells, contributions, formed, narrow, pooling
+from tacit.gradients.factors import contribution as contributions
+from tacit.gradients.kernels import batch_invariant_matmul as alike
+from tacit.gradients.kernels import loops as narrow
+from tacit.gradients.layers import conv_kernel as formed
+from tacit.gradients.layers import pooling
+from tacit.gradients.layers import rnn_steps as cells
 from tacit.training import held
 
 SOURCE = Path(_compiled.__file__).with_name("_kernels.c")

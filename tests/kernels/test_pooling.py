@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tacit import gradients
-from tacit.gradients import pooling
+from tacit.gradients.layers import pooling
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 

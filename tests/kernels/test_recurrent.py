@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import gradients
-from tacit.gradients import cells
+from tacit.gradients.layers import rnn_steps as cells
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 

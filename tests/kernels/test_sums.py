@@ -12,12 +12,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients import contributions, narrow
-from tacit.gradients.contributions import Dense, row_rounding, row_squares
-from tacit.gradients.narrow import outer_squares, roots
-from tacit.gradients.outer import Outer
+from tacit.gradients.factors import contribution as contributions
+from tacit.gradients.factors.contribution import Dense, row_rounding, row_squares
+from tacit.gradients.factors.outer import Outer
+from tacit.gradients.factors.parameter_uses import Part, Region, Uses
+from tacit.gradients.kernels import loops as narrow
+from tacit.gradients.kernels.loops import outer_squares, roots
 from tacit.gradients.precision import UNIT, call_error, chain_error
-from tacit.gradients.sources import Part, Region, Uses
 from tacit.training import held as held_module
 from tacit.training.held import Held
 

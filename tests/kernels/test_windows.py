@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients import contributions, formed
-from tacit.gradients.contributions import Dense, row_rounding
-from tacit.gradients.formed import Formed, Geometry, can_be_formed, offsets
+from tacit.gradients.factors import contribution as contributions
+from tacit.gradients.factors.contribution import Dense, row_rounding
+from tacit.gradients.factors.parameter_uses import Part, Uses
+from tacit.gradients.layers import conv_kernel as formed
+from tacit.gradients.layers.conv_kernel import Formed, Geometry, can_be_formed, offsets
 from tacit.gradients.precision import UNIT, chain_error
-from tacit.gradients.sources import Part, Uses
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 
@@ -207,7 +208,7 @@ def test_threads_that_flush_denormal_numbers_do_so_no_longer() -> None:
     """As a pool of threads does that was started while its owner did: half of the records had norm zero."""
     code = """
 import torch
-from tacit.gradients.formed import Formed, Geometry
+from tacit.gradients.layers.conv_kernel import Formed, Geometry
 torch.set_num_threads(2)
 torch.set_flush_denormal(True)
 torch.randn(2000, 2000).add_(1)

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 
 from mutants.registry import AUDIT, HISTORY, Patch, mutant
-from tacit.gradients import (
-    convolutions,
-    lifting,
-    measured,
-    normalisations,
-    operations,
-    outer,
-    recorder,
-    recurrent,
-    sources,
-    tap,
-)
-from tacit.gradients import sparse as sparse_gradients
+from tacit.gradients import capture as recorder
+from tacit.gradients import clip as measured
+from tacit.gradients import tap
+from tacit.gradients.factors import outer
+from tacit.gradients.factors import parameter_uses as sources
+from tacit.gradients.factors import sparse as sparse_gradients
+from tacit.gradients.layers import conv as convolutions
+from tacit.gradients.layers import linear as operations
+from tacit.gradients.layers import norm as normalisations
+from tacit.gradients.layers import pointwise as lifting
+from tacit.gradients.layers import recurrent
 from tacit.mechanisms import groups, microbatch
 from tacit.training import sums as gradient_sums
 

@@ -39,10 +39,10 @@ What the losses ℓ_i are. The loss is L = Σ_i ℓ_i or (1/batch)·Σ_i ℓ_i, 
 says; where that does not settle it, `reduction` must be declared. The sum is never scaled by the batch's own size.
 """
 
-from tacit.gradients import torch_version  # noqa: I001, F401 (first: older versions fail on what the others import)
+from tacit.gradients import torch_version# noqa: I001, F401 (first: older versions fail on what the others import)
 
 from tacit.gradients.check import check
 from tacit.gradients.clipping import Clipping
-from tacit.gradients.tape import Engine, Tape, attach, record
+from tacit.gradients.engine import Engine, Tape, attach, record
 
 __all__ = ["Clipping", "Engine", "Tape", "attach", "check", "record"]

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
-from tacit.gradients.kept import EARLIER
+from tacit.gradients.capture import ALWAYS, Recorder
+from tacit.gradients.guard.data_dependent_order import alike, stride
+from tacit.gradients.guard.stale_tensors import EARLIER
+from tacit.gradients.isolation.replay import Walk
+from tacit.gradients.layers.linear import bound, layout_of, operation
+from tacit.gradients.layers.pooling import Pool
+from tacit.gradients.layers.recurrent import RecurrentLayer
+from tacit.gradients.layers.registry import BESIDE
 from tacit.gradients.layout import Layout, Mixed, Only
-from tacit.gradients.operations import bound, layout_of, operation
-from tacit.gradients.order import alike, stride
-from tacit.gradients.pooling import Pool
-from tacit.gradients.recorder import ALWAYS, Recorder
-from tacit.gradients.recurrent import RecurrentLayer
-from tacit.gradients.replay import Walk
-from tacit.gradients.rules import BESIDE
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain

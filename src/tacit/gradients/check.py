@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients.independence import INFLUENCE, NotCompared, copied, is_influenced, seeded
+from tacit.gradients.guard.run_in_parts import INFLUENCE, NotCompared, copied, is_influenced, seeded
 from tacit.gradients.problems import ValuesRead, refuse
 
 
@@ -49,7 +49,7 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
     followed, and parts of the batch are run by themselves (`independence`), which finds mixing that no operation shows.
     The model's attributes and buffers and the random state are left as they were, unless it cannot be copied.
     """
-    from tacit.gradients.tape import Engine
+    from tacit.gradients.engine import Engine
 
     refuse(module_problems(model))
     try:

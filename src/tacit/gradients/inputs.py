@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tacit.gradients.divided import Divided, Split, divided
+from tacit.gradients.capture import Recorder
+from tacit.gradients.isolation.divided import Divided, Split, divided
 from tacit.gradients.layout import Layout
 from tacit.gradients.nested import rebuilt, tensors
-from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced, mark
 
 BatchDim = int | Mapping[str | int, int | None]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.capture import Recorder
 from tacit.gradients.nested import tensors
-from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import mark
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tacit.gradients import alike
+from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
 
 
@@ -55,8 +55,8 @@ class Border(Tap):
 class LinearTap(torch.autograd.Function):
     """A linear map and, unless it is frozen, the node behind it in one.
 
-    The gradient of its input is new memory (`alike.linear_backward`), where that of PyTorch's own map is a view of some
-    for more than two dimensions: what arrives there from elsewhere can be added to it in place.
+    The gradient of its input is new memory (`batch_invariant_matmul.linear_backward`), where that of PyTorch's own map
+    is a view of some for more than two dimensions: what arrives there from elsewhere can be added to it in place.
     """
 
     @staticmethod
@@ -71,7 +71,7 @@ class LinearTap(torch.autograd.Function):
         ctx.arrived = arrived
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(weight)
-        return alike.linear(x, weight, bias).detach()
+        return batch_invariant_matmul.linear(x, weight, bias).detach()
 
     @staticmethod
     @once_differentiable
@@ -81,7 +81,7 @@ class LinearTap(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return (None,) * 5
         with unmixed(grads[0].device):
-            return None, alike.linear_backward(grads[0], *ctx.saved_tensors), None, None, None
+            return None, batch_invariant_matmul.linear_backward(grads[0], *ctx.saved_tensors), None, None, None
 
 
 def _gone(grad: Tensor) -> None:

@@ -21,7 +21,7 @@ from tacit.gradients.layout import Tag
 from tacit.gradients.nested import mapped
 
 if TYPE_CHECKING:
-    from tacit.gradients.recorder import Recorder
+    from tacit.gradients.capture import Recorder
 
 
 class Traced(torch.Tensor):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tacit.gradients import Engine
-from tacit.gradients.complex_parts import real
-from tacit.gradients.narrow import divide
+from tacit.gradients.factors.complex_parts import real
+from tacit.gradients.kernels.loops import divide
 from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping

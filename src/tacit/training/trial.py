@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import Engine
-from tacit.gradients.independence import HIDDEN_DROPOUT, MOST, Still, is_same, seeded, tolerance
+from tacit.gradients.guard.run_in_parts import HIDDEN_DROPOUT, MOST, Still, is_same, seeded, tolerance
 from tacit.randomness import Integers
 from tacit.sampling import LotReader
 from tacit.training.buffers import WatchedBuffers

@@ -12,10 +12,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from tacit.gradients.check import check, module_problems
-from tacit.gradients.independence import copied, seeded
+from tacit.gradients.engine import record
+from tacit.gradients.guard.run_in_parts import copied, seeded
 from tacit.gradients.layout import Mixed
 from tacit.gradients.nested import tensors
-from tacit.gradients.tape import record
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.batch_norm import private_batch_norm
 from tacit.training.wrappers import unwrapped

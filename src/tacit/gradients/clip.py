@@ -1,0 +1,170 @@
+"""The batch that was recorded, measured: every example's norms, and clipped sums of the gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.capture import Recorder
+from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.factors.complex_parts import real
+from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
+from tacit.gradients.factors.parameter_uses import Uses
+from tacit.gradients.isolation.isolate import gather_gradients
+from tacit.gradients.kernels.loops import roots
+from tacit.gradients.layers import loss_mean
+from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
+
+
+class Measured:
+    """What `recorder` captured, measured once and summed with any weights."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.shapes = {name: real(p).shape for name, p in recorder.parameters.items()}
+        """A complex parameter is pairs of real numbers."""
+        self.uses: dict[str, Uses] = {}
+        self._entries = sum(shape.numel() for shape in self.shapes.values())
+        self._squares: dict[str, Tensor] = {}
+        self._read: list[tuple[str, Tensor, int]] = []
+        """What the squares of each parameter were computed from, and its versions then."""
+        self._captures = 0
+        """How many captures the squares were computed from."""
+
+    def forget(self) -> None:
+        self.uses, self._squares, self._captures, self._read = {}, {}, 0, []
+
+    def begin_again(self) -> None:
+        """Measure everything anew the next time: what it is made of may be written to before."""
+        self.forget()
+        for parts in self._recorder.parts.values():
+            for part in parts:
+                for each in (part.contribution, *vars(part.contribution).values()):
+                    if isinstance(each, Dense):
+                        each.forget()
+
+    def norms(self, partition: Sequence[tuple[str, ...]], *, once: bool = False) -> Tensor:
+        """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.
+
+        Lemma 4 of docs/finite-precision.md: upper bounds of the true norms up to 2·`NORM_SHARE`. A squared norm may be
+        below the truth by its rounding, and by the squares too small for the type; adding the parameters and the root
+        round too. The margin covers so much, and only the rest must enlarge the norm. All of it is public.
+        """
+        return self._norms(partition, once=once)[0]
+
+    def _norms(self, partition: Sequence[tuple[str, ...]], *, once: bool) -> tuple[Tensor, bool]:
+        """And whether all of them are finite."""
+        squares = self.squares(once=once)
+        groups = [[squares[name] for name in group] for group in partition]
+        type_info = torch.finfo(groups[0][0].dtype)
+        errors = max((uses.relative for uses in self.uses.values()), default=0.0)
+        excess = (errors + len(self.shapes) * type_info.eps) / 2 - NORM_SHARE
+        lost, factor = math.sqrt(self._entries * type_info.tiny), 1 + 16 * type_info.eps + max(0.0, excess)
+        if len(groups) == 1:
+            norms = groups[0][0].new_empty(len(groups[0][0]), 1)
+            finite = roots(groups[0], lost, factor, norms)
+            if finite is not None:
+                return norms, finite
+        norms = torch.stack([added(group) for group in groups], 1).sqrt_().add_(lost).mul_(factor)
+        return norms, not norms.numel() or float(norms.max()) < math.inf  # the largest of some NaN is NaN
+
+    def squares(self, *, once: bool = False) -> dict[str, Tensor]:
+        """Every example's squared norm for every parameter; not kept for another time if they are needed ``once``."""
+        recorder = self._recorder
+        if recorder.batch is None:
+            raise RuntimeError(
+                "no batch was seen: call the model on a batch (inside the recording), then loss.backward()"
+            )
+        if not recorder.captures and recorder.batch > 0:
+            raise RuntimeError("backward was not run: call loss.backward() on a loss computed through the model first")
+        device = next(iter(recorder.parameters.values())).device
+        check_precision(device)
+        if self._squares and self._captures == recorder.captures:
+            self.refuse_writes()
+            return self._squares
+        gather_gradients(recorder)
+        if recorder.parts:
+            loss_mean.check_reduction(recorder)
+        squares: dict[str, Tensor] = {}
+        with torch.no_grad(), unmixed(device):
+            for name, parameter in recorder.parameters.items():
+                parts = recorder.parts.get(name)
+                if parts:
+                    uses = self.uses[name] = Uses(parts, self.shapes[name])
+                    recorder.parts[name] = uses.parts
+                    found = uses.squares()
+                    squares[name] = precise(found)
+                else:
+                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
+        if len({s.dtype for s in squares.values()}) > 1:
+            squares = {name: s.double() for name, s in squares.items()}
+        if once:
+            return squares
+        self._squares, self._captures = squares, recorder.captures
+        self._read = [
+            (name, t, t._version)
+            for name, uses in self.uses.items()
+            for part in uses.parts
+            for t in _held(part.contribution)
+        ]
+        return squares
+
+    def coarsest_dtype(self) -> torch.dtype:
+        """The floating type with the largest unit roundoff among the captured tensors, or float64 if there are none."""
+        parts = [part.contribution for several in self._recorder.parts.values() for part in several]
+        found = {t.dtype for part in parts for t in _held(part) if t.is_floating_point() or t.is_complex()}
+        return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+    def refuse_writes(self) -> None:
+        """Norms that were found before no longer belong to gradients whose factors were written to since."""
+        for name, t, version in self._read:
+            if t._version != version:
+                raise RuntimeError(
+                    f"what the gradient of {name!r} is made of was modified in place after the norms were taken; take "
+                    "the clipped sum first, or leave the batch and its activations alone until then"
+                )
+
+    def weights(
+        self, clipping: Clipping, scale: float, *, once: bool = False
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
+        partition = checked_partition(clipping.partition(self.shapes), self.shapes)
+        norms, all_finite = self._norms(partition, once=once)
+        finite: Tensor | None = None
+        if not all_finite:
+            finite = torch.isfinite(norms).all(1)
+            norms = torch.where(finite.unsqueeze(1), norms, 0.0)
+        weights = checked_weights(clipping.weights(norms), norms)
+        if finite is not None:
+            weights = torch.where(finite.unsqueeze(1), weights, 0.0)
+        columns = (weights * scale if scale != 1 else weights).unbind(1)
+        return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
+
+    def sum_up(
+        self, name: str, weights: Tensor, finite: Tensor | None, out: Tensor | None = None, *, overwrite: bool = True
+    ) -> Tensor:
+        """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
+        parameter, uses = self._recorder.parameters[name], self.uses.get(name)
+        if out is None:
+            dtype = torch.promote_types(real(parameter).dtype, torch.float32)
+            out = torch.empty(self.shapes[name], dtype=dtype, device=parameter.device)
+        if uses is None:
+            return out.zero_() if overwrite else out
+        if finite is not None:
+            uses = uses.without(~finite)
+        fresh = out if overwrite else torch.empty_like(out)
+        with unmixed(out.device):
+            uses.assign(fresh, weights)
+        return out if overwrite else out.add_(fresh)
+
+
+def _held(contribution: Contribution) -> Iterator[Tensor]:
+    """The tensors of a contribution, which may be those that the caller has."""
+    for value in vars(contribution).values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Contribution):
+            yield from _held(value)

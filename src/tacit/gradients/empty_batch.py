@@ -1,0 +1,50 @@
+"""Batches with nobody in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layout import Layout
+from tacit.gradients.names import canonical
+from tacit.gradients.nested import mapped
+from tacit.gradients.tap import Tap
+from tacit.gradients.traced import Traced, mark
+
+if TYPE_CHECKING:
+    from tacit.gradients.capture import Recorder
+
+
+def run_empty(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
+) -> Any:
+    """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
+    if canonical(func) in ("view", "reshape"):
+        args = _measured(args)
+    with torch._C.DisableTorchFunctionSubclass():
+        out = func(*mapped(args, _without_graph), **mapped(kwargs, _without_graph))
+
+    def joined(t: Tensor) -> Tensor:
+        if trained and t.is_floating_point() and not t.requires_grad and torch.is_grad_enabled():
+            t = Tap.apply(recorder.anchor, t, lambda grad: None)  # type: ignore[no-untyped-call]
+        return mark(t, recorder, Layout(0, recorder.rows))
+
+    return mapped(out, joined)
+
+
+def _measured(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a reshape with -1 replaced by what it is when examples are there: PyTorch does not say for none."""
+    old, new = args[0].shape, list(args[1] if isinstance(args[1], (tuple, list)) else args[1:])
+    if -1 not in new or 0 not in new:
+        return args
+    rest = math.prod(size for size in new if size > 0)
+    new[new.index(-1)] = math.prod(size for size in old if size > 0) // rest
+    return (args[0], tuple(new))
+
+
+def _without_graph(t: Tensor) -> Tensor:
+    return t.detach() if type(t) is not Traced and t.requires_grad else t

@@ -1,0 +1,345 @@
+"""Gradients of linear maps, for every example, as sums of outer products g_t ⊗ a_t."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit.gradients.factors.contribution import (
+    Contribution,
+    Dense,
+    Rounding,
+    cancelled,
+    chunks,
+    cleared,
+    guarded_squares,
+    precise,
+    precise_dtype,
+    row_rounding,
+    row_squares,
+)
+from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
+from tacit.gradients.precision import (
+    CALLS,
+    TOGETHER,
+    UNIT,
+    Call,
+    Chain,
+    adds_once,
+    gather,
+    one_by_one,
+    own_rounding,
+    per_call,
+    pieces,
+)
+
+ROOM = 1 << 20
+"""Bytes of factors that are weighted at a time."""
+
+AT_ONCE = 1 << 17
+"""Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
+
+NARROW, NARROW_SUM = 32, 128
+"""Matrices with at most so many columns, and twice as many rows, are formed transposed: up to five times as fast."""
+
+
+class Outer(Contribution):
+    """G_i = Σ_t g[i,k,t,:] ⊗ a[i,k,t,:] for each of k blocks: linear maps, with t the positions in a sequence.
+
+    The tensor's own shape is permuted by `order` from the canonical [blocks, out, in] (or its expansion `sizes`).
+    With one position per example, `output` may hold g itself, whose norms a bias needs too.
+    """
+
+    def __init__(
+        self,
+        a: Tensor,
+        g: Tensor,
+        shape: Sequence[int],
+        sizes: Sequence[int] = (),
+        order: Sequence[int] = (),
+        output: Dense | None = None,
+    ) -> None:
+        self.a, self.g = a.contiguous(), g.contiguous()  # each example's factors together, as `alike` counts on
+        self.output = output
+        self.batch, self.blocks, self.positions, self.width_in = a.shape
+        self.width_out = g.shape[-1]
+        self.shape = torch.Size(shape)
+        self.sizes, self.order = tuple(sizes), tuple(order)
+
+    def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        if hi - lo == self.batch:
+            return precise(self.a), precise(self.g)
+        return precise(self.a[lo:hi]), precise(self.g[lo:hi])
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.width_in * self.width_out
+
+    def gram_is_cheaper(self) -> bool:
+        t, i, o = self.positions, self.width_in, self.width_out
+        return t * (i + o) < i * o
+
+    def factor_numel(self) -> int:
+        return self.a.numel() + self.g.numel()
+
+    def settle(self) -> Contribution:
+        """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
+        if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
+            formed = Dense(self.formed())
+            if self.alike():
+                return formed
+            apart = cancelled(formed.squares(), self.term_sizes(), self.positions)
+            if bool(apart.any()):
+                for i in apart.nonzero().flatten().tolist():
+                    formed.grads[i] = self.alone(i)[0]
+                return Dense(formed.grads)
+            return formed
+        return self
+
+    def alike(self) -> bool:
+        """Whether the matrices of all examples begin at like places in memory, in lines of 64 bytes."""
+        t, i, o = self.positions, self.width_in, self.width_out
+        return not any(entries % 16 for entries in (t * i, t * o, i * o))
+
+    def formed(self) -> Tensor:
+        if self.bytes_each <= AT_ONCE:
+            return self.instantiate(0, self.batch)
+        found: Tensor | None = None
+        for lo, hi in self.chunks():
+            a, g = self.factors(lo, hi)
+            if found is None:
+                found = a.new_empty((self.batch, self.blocks, *self.sides(NARROW)))
+            self.product(a, g, out=found[lo:hi])
+        assert found is not None
+        return self.shaped(self.canonical(found))
+
+    def alone(self, i: int) -> Tensor:
+        """From copies: a batched product may round by where in memory a matrix begins."""
+        a, g = self.factors(i, i + 1)
+        return self.shaped(self.canonical(self.product(a.clone(), g.clone())))
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        return chunks(self.batch, self.bytes_each)
+
+    @property
+    def bytes_each(self) -> int:
+        """What forming one example's gradient takes, its windows included."""
+        return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
+
+    def squares(self) -> Tensor:
+        return self.measured()[0]
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        if self.positions == 1:
+            a, g = self.factors(0, self.batch)
+            pair = outer_squares(a, g) if self.blocks == 1 else None
+            if pair is not None:
+                found, of_g = pair
+                if self.output is not None:
+                    self.output.hint(of_g)
+            elif self.output is not None:
+                of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
+                found = guarded_squares(a).mul_(of_g)
+            else:
+                found = self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
+            return found, found
+        if not self.gram_is_cheaper():
+            parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
+            return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
+        each = self.blocks * self.positions * (2 * self.positions + self.width_in)
+        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        if len(pairs) == 1:
+            return pairs[0]
+        return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+    def rounding(self) -> Rounding:
+        if self.positions == 1:
+            return Rounding(relative=row_rounding(self.width_in) + row_rounding(self.width_out) + self.blocks)
+        own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
+        if not self.gram_is_cheaper():
+            return Rounding(relative=row_rounding(self.size), own=own)
+        return Rounding(gram=self.width_in + self.width_out + (1 + self.blocks) * self.positions + 12, own=own)
+
+    def term_sizes(self) -> Tensor:
+        """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
+        a, g = self.factors(0, self.batch)
+        return self.over_blocks(a.flatten(0, 1), g.flatten(0, 1))
+
+    def over_blocks(self, a: Tensor, g: Tensor) -> Tensor:
+        """|a|²·|g|², one row for each block of each example, added over the blocks."""
+        found = guarded_squares(a).mul_(guarded_squares(g))
+        return found if self.blocks == 1 else found.view(self.batch, self.blocks).sum(1)
+
+    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
+        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
+
+        Rounding is relative to the latter; where that is far above the result, see `cancelled`.
+        """
+        a, g = self.factors(lo, hi)
+        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+        tiny = torch.finfo(a.dtype).tiny
+        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
+        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
+        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
+        sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
+        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
+
+    def turned(self, narrow: int) -> bool:
+        return self.width_in <= narrow and 2 * self.width_in <= self.width_out
+
+    def sides(self, narrow: int) -> tuple[int, int]:
+        return (self.width_in, self.width_out) if self.turned(narrow) else (self.width_out, self.width_in)
+
+    def product(self, a: Tensor, g: Tensor, out: Tensor | None = None) -> Tensor:
+        """G_i for every block of every example, or their transposes (see `canonical`)."""
+        left, right = (a, g) if self.turned(NARROW) else (g, a)
+        each = None if out is None else out.flatten(0, 1)
+        found = torch.bmm(left.flatten(0, 1).transpose(1, 2), right.flatten(0, 1), out=each)
+        return found.view(a.shape[0], self.blocks, *self.sides(NARROW))
+
+    def canonical(self, product: Tensor) -> Tensor:
+        return product.transpose(2, 3) if self.turned(NARROW) else product
+
+    def shaped(self, canonical: Tensor) -> Tensor:
+        lead = canonical.ndim - 3
+        if not self.order:
+            return canonical.reshape(*canonical.shape[:lead], *self.shape)
+        spread = canonical.reshape(*canonical.shape[:lead], *self.sizes)
+        return spread.permute(*range(lead), *(lead + d for d in self.order)).reshape(
+            *canonical.shape[:lead], *self.shape
+        )
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        return self.shaped(self.canonical(self.product(*self.factors(lo, hi))))
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        records = per_call(positions)
+        # Smaller calls, for a parameter that other uses have more terms in, are not chained without blocks (`gather`).
+        simple = records == CALLS[0] and self.positions == 1 and self.blocks == 1 and not self.order
+        if simple and self.add_up(total, weights, records):
+            return
+        if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
+            chain = self.products(weights, records)
+        else:
+            chain = one_by_one(self.contraction(weights), records)
+        gather(total, 0, self.batch, records, chain)
+
+    def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
+        """`assign` for one term an example where a compiled sum serves."""
+        a, g = self.factors(0, self.batch)
+        if min(self.width_in, self.width_out) > MOST_ROWS:
+            return weighted_sum(g, a, weights, total, records)
+        turned = self.width_in < self.width_out
+        narrow, wide = (a, g) if turned else (g, a)
+        weighted = narrow * weights.to(a.dtype).view(-1, 1, 1, 1)
+        out = total.new_empty(self.width_in, self.width_out) if turned else total
+        done = added_up(weighted, wide, out, records)
+        if done and turned:
+            total.copy_(out.t().view(self.shape))
+        return done
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        call = self.contraction(weights)
+        for lo, hi in pieces(self.batch, min(first, TOGETHER)):
+            total += call(lo, hi)
+
+    def adds_by_itself(self, records: int, dtype: torch.dtype) -> bool:
+        """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
+        if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
+            return False
+        return self.batch <= records or self.product_adds_once(records * self.positions)
+
+    def product_adds_once(self, terms: int) -> bool:
+        sides = self.sides(NARROW_SUM)
+        return adds_once(*sides, terms, precise_dtype(self.a), self.a.device, torch.get_num_threads())
+
+    def products(self, weights: Tensor, records: int) -> Chain:
+        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition.
+
+        The narrower factors are multiplied by the weights a few calls at a time, in memory that stays in the cache.
+        """
+        a, g = self.factors(0, self.batch)
+        narrow, wide = (a, g) if self.width_in < self.width_out else (g, a)
+        each = weights.to(a.dtype).view(-1, 1, 1, 1)
+        at_once = records * max(1, ROOM // max(1, records * narrow[:1].nbytes))
+        room = narrow.new_empty((min(at_once, self.batch), *narrow.shape[1:]))
+
+        turned = self.turned(NARROW_SUM)
+
+        def chain(out: Tensor, lo: int, hi: int) -> None:
+            total = out.new_empty(self.sides(NARROW_SUM)) if turned else out.view(self.sides(NARROW_SUM))
+            if lo == hi:
+                total.zero_()
+            for start, end in pieces(hi, at_once, lo):
+                torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
+                for first, last in pieces(end, records, start):
+                    weighted, other = room[first - start : last - start], wide[first:last]
+                    left, right = (weighted, other) if (narrow is a) == turned else (other, weighted)
+                    self.add_product(total, left, right, records, fresh=first == lo)
+            if turned:
+                out.view(self.width_out, self.width_in).copy_(total.t())
+
+        return chain
+
+    def add_product(self, total: Tensor, left: Tensor, right: Tensor, records: int, *, fresh: bool) -> None:
+        """total += Σ left ⊗ right over a few examples in one addition, or total = Σ left ⊗ right if `fresh`.
+
+        Where they are fewer than `records`, zeros come after the terms, up to eighths of a full call: so few sizes are
+        soon all tried out.
+        """
+        left, right = left.flatten(0, 2), right.flatten(0, 2)
+        if fresh:
+            torch.mm(left.t(), right, out=total)
+            return
+        full = records * self.positions  # for so many terms `adds_by_itself` has asked
+        terms = len(left)
+        if extra := min(-terms % -(-full // 8), full - terms):
+            left, right, terms = F.pad(left, (0, 0, 0, extra)), F.pad(right, (0, 0, 0, extra)), terms + extra
+        if terms == full or self.product_adds_once(terms):
+            total.addmm_(left.t(), right)
+        else:
+            total += torch.mm(left.t(), right)
+
+    def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors, the narrower one multiplied by the weights."""
+        a, g = self.factors(0, self.batch)
+        weights = weights.to(a.dtype).view(-1, 1, 1, 1)
+        return (a * weights, g) if self.width_in < self.width_out else (a, g * weights)
+
+    def contraction(self, weights: Tensor) -> Call:
+        """One call: Σ_i weights[i]·G_i over a range of examples."""
+        a, g = self.weighted(weights)
+
+        def call(lo: int, hi: int) -> Tensor:
+            left = a[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_in)
+            right = g[lo:hi].transpose(0, 1).reshape(self.blocks, -1, self.width_out)
+            if self.blocks == 1:
+                turned = self.turned(NARROW_SUM)
+                total = torch.mm(left[0].t(), right[0]).t() if turned else torch.mm(right[0].t(), left[0])
+                return self.shaped(total.unsqueeze(0))
+            return self.shaped(torch.bmm(right.transpose(1, 2), left))
+
+        return call
+
+    def without(self, bad: Tensor) -> Outer:
+        return Outer(cleared(self.a, bad), cleared(self.g, bad), self.shape, self.sizes, self.order)
+
+    def transposed(self) -> Outer:
+        """The same gradients for the transposed matrix."""
+        return Outer(self.g, self.a, (self.width_in, self.width_out))
+
+
+def concatenated(parts: Sequence[Outer]) -> Outer:
+    """Several uses of one matrix are one use at more positions: the cross terms are then in the Gram matrices."""
+    first = parts[0]
+    return Outer(
+        torch.cat([precise(p.a) for p in parts], 2),
+        torch.cat([precise(p.g) for p in parts], 2),
+        first.shape,
+        first.sizes,
+        first.order,
+    )

@@ -1,0 +1,118 @@
+"""Gradients that are zero in most places: looked-up rows, and slots of single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.factors.contribution import Contribution, Rounding, precise, row_rounding, row_squares
+from tacit.gradients.precision import BLOCKS, TOGETHER
+
+
+class Rows(Contribution):
+    """Row lookups: G_i has grads[r] added to row index[r] for every r with owner[r] = i."""
+
+    def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
+        self.index, self.owner, self.grads = index, owner, grads
+        self.shape, self.batch = torch.Size(shape), batch
+
+    def lookups(self) -> Tensor:
+        """How many lookups each example made."""
+        return torch.bincount(self.owner, minlength=self.batch)
+
+    def settle(self) -> Rows:
+        """Add up repeated lookups of the same row by the same example, so that no two entries overlap.
+
+        In the order of examples and rows, whether or not anybody repeats a lookup: all are added up in this order.
+        """
+        key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
+        grads = precise(self.grads)
+        merged = grads.new_zeros((key.numel(), grads.shape[1])).index_add_(0, place, grads)
+        owner = torch.div(key, self.shape[0], rounding_mode="floor")
+        return MergedRows(key - owner * self.shape[0], owner, merged, self.shape, self.batch)
+
+    def squares(self) -> Tensor:
+        return self.settle().squares()
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        out = precise(self.grads).new_zeros((hi - lo, *self.shape))
+        mine = ((self.owner >= lo) & (self.owner < hi)).nonzero().flatten()
+        return out.index_put_((self.owner[mine] - lo, self.index[mine]), precise(self.grads[mine]), accumulate=True)
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        """In float32 where no row can receive more than a block's worth of additions, one from each example."""
+        if self.batch > BLOCKS[0]:
+            super().assign(total, weights, positions)
+        else:
+            total.zero_().index_add_(0, self.index, self._weighted(weights).to(total.dtype))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total.index_add_(0, self.index, self._weighted(weights).double())
+
+    def _weighted(self, weights: Tensor) -> Tensor:
+        grads = precise(self.grads)
+        return grads * weights.to(grads.dtype)[self.owner].unsqueeze(1)
+
+    def without(self, bad: Tensor) -> Rows:
+        good = (~bad[self.owner]).nonzero().flatten()
+        return type(self)(self.index[good], self.owner[good], self.grads[good], self.shape, self.batch)
+
+
+class MergedRows(Rows):
+    """Rows in which every (example, row) pair occurs once, so that squared norms add."""
+
+    def settle(self) -> Rows:
+        return self
+
+    def squares(self) -> Tensor:
+        """Added in float64: an example may have made any number of lookups."""
+        each = row_squares(self.grads) if self.grads.numel() else self.grads.new_zeros(self.index.shape)
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
+
+    def rounding(self) -> Rounding:
+        return Rounding(relative=row_rounding(self.shape[1]) + 1)
+
+
+def together(parts: Sequence[Rows]) -> Rows:
+    """Several lookups in one table as one."""
+    first = parts[0]
+    index, owner = torch.cat([p.index for p in parts]), torch.cat([p.owner for p in parts])
+    return Rows(index, owner, torch.cat([precise(p.grads) for p in parts]), first.shape, first.batch).settle()
+
+
+class Diagonal(Contribution):
+    """A shared tensor that holds one slice per example: G_i is zero outside example i's slice."""
+
+    def __init__(self, grads: Tensor, dim: int, owner: Tensor, batch: int) -> None:
+        self.grads, self.dim, self.owner = grads, dim, owner
+        self.shape, self.batch = grads.shape, batch
+
+    def _mask(self, of: Tensor) -> Tensor:
+        shape = [1] * self.grads.ndim
+        shape[self.dim] = -1
+        return of.view(shape)
+
+    def squares(self) -> Tensor:
+        each = row_squares(precise(self.grads).movedim(self.dim, 0))
+        total = torch.zeros(self.batch, dtype=torch.float64, device=each.device)
+        return total.index_add_(0, self.owner, each.double()).to(each.dtype)
+
+    def instantiate(self, lo: int, hi: int) -> Tensor:
+        grads = precise(self.grads)
+        return torch.stack([grads.masked_fill(self._mask(self.owner != i), 0) for i in range(lo, hi)])
+
+    def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
+        total.copy_(self._weighted(weights))
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        total += self._weighted(weights)
+
+    def _weighted(self, weights: Tensor) -> Tensor:
+        grads = precise(self.grads)
+        return grads * self._mask(weights.to(grads.dtype)[self.owner])
+
+    def without(self, bad: Tensor) -> Diagonal:
+        return Diagonal(self.grads.masked_fill(self._mask(bad[self.owner]), 0), self.dim, self.owner, self.batch)

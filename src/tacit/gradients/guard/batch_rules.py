@@ -1,0 +1,135 @@
+"""How tags pass through operations that have no trainable argument.
+
+A rule sees the finished call and answers with the tag of its output. An operation without a rule is *probed*: it is
+run again on single examples, and its tag is what explains both results (see `probing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from tacit.gradients.guard import reductions, shape_rules
+from tacit.gradients.guard.data_dependent_order import in_order, inverted
+from tacit.gradients.guard.picked_examples import of_singles
+from tacit.gradients.guard.probing import probed
+from tacit.gradients.guard.shape_rules import is_listing
+from tacit.gradients.layers import matmul, tag_rules
+from tacit.gradients.layers.own_means import own_share
+from tacit.gradients.layers.registry import RULES, Call, broadcast
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
+from tacit.gradients.names import words
+from tacit.gradients.traced import Traced
+
+__all__ = ["POINTWISE", "matmul", "propagate", "reductions", "shape_rules", "tag_rules"]
+
+
+POINTWISE = words(
+    """
+    add sub mul div true_divide floor_divide remainder fmod pow rsub neg negative positive abs absolute exp
+    exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan asin acos atan arcsin arccos arctan sinh cosh tanh
+    asinh acosh atanh erf erfc erfinv sigmoid logit relu relu6 leaky_relu elu selu celu gelu silu mish softplus
+    softshrink hardshrink tanhshrink hardtanh hardsigmoid hardswish threshold log_sigmoid logsigmoid rrelu
+    clamp clip clamp_min clamp_max minimum maximum fmin fmax where masked_fill lerp addcmul addcdiv eq ne lt le
+    gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not and or
+    xor invert isnan isinf isfinite sign sgn floor ceil round trunc frac reciprocal square to type float double
+    half bfloat16 int long bool short byte cpu cuda clone contiguous detach dropout alpha_dropout zeros_like
+    ones_like rand_like randn_like full_like empty_like bernoulli nan_to_num copy zero fill type_as
+    requires_grad xlogy hypot atan2 heaviside copysign logaddexp logaddexp2 lgamma digamma sinc isclose data
+    uniform normal exponential conj real imag angle softsign pin_memory alias signbit float_power not_equal
+    greater greater_equal less less_equal new_zeros_like native_dropout retain_grad
+    """
+)
+"""Operations whose output entry depends on the entries at the same (broadcast) position only."""
+
+
+_LINEAR = words(
+    """
+    add sub neg positive rsub clone contiguous to type float double half bfloat16 detach cpu cuda type_as sum
+    mean reshape view flatten squeeze unsqueeze stack cat transpose permute t T getitem select unbind expand
+    alias requires_grad data retain_grad movedim chunk split
+    """
+)
+
+
+_SAME_VALUES = frozenset(["to", "clone", "contiguous", "detach", "cpu", "cuda", "long"])
+
+
+_SCALING = frozenset(["mul", "div", "true_divide"])
+
+
+def propagate(call: Call) -> Any:
+    """The tag (or one tag per output) of a finished call; None for a result that is the same for any batch."""
+    foreign = next((tag for _, tag in call.tagged if isinstance(tag, Mixed) and tag.foreign), None)
+    if foreign is not None:
+        return foreign
+    found = _propagate(call)
+    if isinstance(found, (Total, Mixed)):
+        own = own_share(call)
+        found = found if own is found.own else replace(found, own=own)  # tags are told apart by identity
+    if call.batch != 1:
+        for _, tag in call.tagged:
+            if tag.by_data:
+                return in_order(call, found, pointwise=call.name in POINTWISE)
+        return found
+    # A batch of one cannot mix: whatever else a rule objects to, every entry belongs to the one example.
+    if isinstance(found, list):
+        return [_alone(call, tag, out) for tag, out in zip(found, call.out)]
+    if isinstance(call.out, (tuple, list)) and not isinstance(found, Layout):
+        return [_alone(call, found, out) for out in call.out]
+    return _alone(call, found, call.out) if not isinstance(call.out, (tuple, list)) else found
+
+
+def _alone(call: Call, tag: Tag | None, out: Any) -> Tag | None:
+    if tag is None or isinstance(tag, Only) or not isinstance(out, Tensor):
+        return tag
+    if isinstance(tag, Layout) and tag.dim < out.ndim:
+        return tag
+    alike = [own.dim for t, own in call.layouts() if t.ndim == out.ndim and t.shape[own.dim] == out.shape[own.dim]]
+    return Layout(alike[0] if alike else 0, 1) if out.ndim else Total("sum")
+
+
+def _propagate(call: Call) -> Any:
+    exempt = call.name in ("index_select", "_pack_padded_sequence", "_pad_packed_sequence", "getitem")
+    if not exempt:
+        for _, tag in call.tagged:
+            if isinstance(tag, Mixed):
+                return tag if call.name in _SAME_VALUES else inverted(call) or Mixed(tag.reason)
+    singles = [tag for _, tag in call.tagged if isinstance(tag, Only)]
+    if singles:
+        return of_singles(call, singles)
+    totals = [t for t, tag in call.tagged if isinstance(tag, Total)]
+    if totals and not (exempt and call.layouts()):
+        return _after_total(call, len(totals))
+    if call.name in POINTWISE and not is_listing(call):
+        return broadcast(call)
+    known = RULES.get(call.name)
+    if known is not None:
+        return known(call)
+    return probed(call)
+
+
+def _after_total(call: Call, totals: int) -> Tag | None:
+    first = next(tag for _, tag in call.tagged if isinstance(tag, Total))
+    if call.layouts():
+        return Mixed(
+            f"`{call.name}` combines a quantity of the whole batch (a sum, mean, count or loss over examples) with "
+            "single examples; compute it per example, or from public constants"
+        )
+    if call.name in _LINEAR:
+        return first
+    if call.name in _SCALING and totals == 1 and (call.name == "mul" or isinstance(call.main(), Traced)):
+        if any(isinstance(a, Tensor) and not isinstance(a, Traced) for a in (*call.args, *call.kwargs.values())):
+            return Mixed(
+                f"`{call.name}` scales the loss of the batch by a tensor of unknown origin, which may depend on the "
+                "examples (a count of labels, say); compute a mean per example, or scale by a public Python number"
+            )
+        return first
+    if call.name in ("arange", "zeros", "ones", "full", "empty", "zeros_like", "ones_like"):
+        return None
+    return Mixed(
+        f"`{call.name}` is a non-linear function of a quantity of the whole batch; the loss must be a sum or mean over "
+        "examples of something computed from each example alone"
+    )

@@ -1,0 +1,50 @@
+"""When a training loop's batches are compared with parts of themselves, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tacit.gradients.capture import Recorder
+from tacit.gradients.guard.run_in_parts import INFLUENCE, FailedOnPart, NotCompared, is_influenced
+from tacit.gradients.problems import refuse
+
+log = logging.getLogger(__name__)
+
+FEWEST = 4
+"""Examples of a batch that is compared with its halves: an example alone may have a shape that nobody meant."""
+
+
+class Comparison:
+    """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits."""
+
+    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+        self._recorder, self._wanted = recorder, wanted
+        self._found: bool | NotCompared | FailedOnPart | None = None
+
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """Before the model runs on these arguments: what its code keeps somewhere is then of the batch itself."""
+        self._found = None
+        if not self._wanted or (self._recorder.batch or 0) < FEWEST or self._recorder.sharded:
+            return
+        try:
+            self._found = is_influenced(self._recorder, args, kwargs)
+        except (NotCompared, FailedOnPart) as error:
+            self._found = error
+
+    def conclude(self) -> None:
+        """After it ran, and what operations show was found to be right, which would say more."""
+        found, self._found = self._found, None
+        if found is None:
+            return
+        if isinstance(found, FailedOnPart):
+            raise found
+        refuse([INFLUENCE] if found is True else [])
+        self._wanted = False
+        if found:
+            log.warning(
+                "the model's outputs for the first batch were not compared with those for parts of it (%s): examples "
+                "that influence each other through the batch's size or a place in it are not found in this way; check "
+                "that the model computes each example's output from that example alone",
+                found,
+            )

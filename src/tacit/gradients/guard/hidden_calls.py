@@ -1,0 +1,105 @@
+"""Functions that PyTorch does not show to tensor subclasses, while the model runs.
+
+`torch.tensor(x)`, `torch.full(size, x)`, `torch.arange(x)` and numbers given as tensors (`alpha=x`) take values of the
+batch out of sight, and so do transforms of functions (`torch.vmap`, `torch.func.grad`), which wrap the batch in tensors
+of their own, and nested tensors. What came of it would pass for a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from tacit.gradients.names import canonical
+from tacit.gradients.nested import tensors
+from tacit.gradients.traced import Traced
+
+if TYPE_CHECKING:
+    from tacit.gradients.capture import Recorder
+
+PACKING = (
+    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
+    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
+)
+TRANSFORMED = (
+    "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
+    "torch.autograd.grad"
+)
+
+
+_NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
+
+
+_OURS = (Traced,)
+
+_TAKES_LISTS = torch.functional.einsum
+"""Given its operands in a list, it calls itself with them one by one, and that call is seen."""
+
+
+class Unseen(TorchFunctionMode):
+    """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._is_put = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
+            return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
+        if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
+            if self._recorder.memory is not None:
+                self._recorder.memory.look(canonical(func), (args, kwargs))
+            for t in tensors((args, kwargs)):
+                if _is_of_the_batch(t):
+                    self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
+                if t.is_nested:
+                    self._recorder.problems.refuse_now(_NESTED)
+                if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
+                    self._recorder.problems.refuse_now(TRANSFORMED)
+        return func(*args, **kwargs)
+
+    def _is_found_by_value(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether something is assigned to a buffer or a parameter, which a run compares with what they were."""
+        assigned = getattr(func, "__name__", "") == "__set__"
+        return assigned and (isinstance(args[0], nn.Parameter) or id(args[0]) in self._recorder.buffers)
+
+    def put(self) -> None:
+        self._is_put = True
+        _push_mode(self)  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
+        if not self._is_put:
+            return
+        above: list[TorchFunctionMode] = []
+        if any(mode is self for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+            while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
+                above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)  # type: ignore[no-untyped-call]
+        self._is_put = False
+
+
+def _is_of_the_batch(t: Tensor) -> bool:
+    return type(t) is Traced and t._recorder.active and t._recorder.follows(t)
+
+
+def _unwrapped(t: Tensor) -> Tensor:
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t
+
+
+def are_others_packing() -> bool:
+    """Whether hooks on saved tensors are set that are not PyTorch's own."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)

@@ -1,0 +1,67 @@
+"""Tags after sums, means and other operations along dimensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tacit.gradients.layers.registry import ELSEWHERE, Call, aligned, broadcast, mixes, removed, rule, rule_of_one
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, uneven
+
+
+def _dims(call: Call, position: int, rank: int) -> list[int]:
+    found = call.dims(position, rank) if rank else []
+    return list(range(rank)) if found is None else found
+
+
+@rule_of_one("sum mean")
+def _linear_reduction(call: Call) -> Tag:
+    x, layout = call.first()
+    dims = _dims(call, 1, x.ndim)
+    if layout.dim in dims:
+        if call.name == "mean" and uneven(layout, call.batch):
+            return mixes(
+                call, "divides by a number of rows that depends on the examples; use a sum, or a mean per example"
+            )
+        return Total("mean" if call.name == "mean" else "sum")
+    return removed(layout, dims, bool(call.arg(2, "keepdim", default=False)))
+
+
+@rule(
+    """amax amin argmax argmin prod logsumexp any all median nanmedian nansum nanmean count_nonzero max min std var
+    aminmax mode"""
+)
+def _reduction(call: Call) -> Any:
+    if call.name in ("max", "min") and isinstance(call.arg(1, "other"), Tensor):
+        return broadcast(call)
+    if not call.has_only(call.main()):
+        return mixes(call, ELSEWHERE)
+    x, layout = call.first()
+    dims = _dims(call, 1, x.ndim)
+    if layout.dim in dims:
+        return mixes(call, "reduces over examples")
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    return removed(layout, dims, out.ndim == x.ndim)
+
+
+@rule(
+    "softmax log_softmax cumsum cumprod logcumsumexp sort argsort topk kthvalue glu flip _softmax softmin unfold diff"
+)
+def _along(call: Call) -> Any:
+    together = aligned(call, call.main().ndim)  # what is put before and after the entries of `diff` too
+    if not isinstance(together, Layout):
+        return together
+    x, layout = call.first()
+    position = 2 if call.name in ("topk", "kthvalue", "diff") else 1
+    if isinstance(call.arg(position), bool):
+        return mixes(call, "was called in a form the engine does not know")
+    dims = call.dims(position, x.ndim, "dims", "dimension") or [x.ndim - 1]
+    if layout.dim in dims:
+        found = mixes(call, "works across examples")
+        order = Mixed(found.reason, order=layout if x.ndim == 1 else None)
+        if call.name == "sort":
+            return [Mixed(found.reason, sorted_by=order), order]
+        return order if call.name == "argsort" else found
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    return removed(layout, dims, out.ndim >= x.ndim)

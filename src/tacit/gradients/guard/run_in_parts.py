@@ -1,0 +1,423 @@
+"""Whether what a model says of an example depends on who else is in the batch, found by running parts of the batch.
+
+What operations show is followed one by one. This finds, in one batch, what they do not show: examples that influence
+each other through sizes, counts, places in the batch, or code that PyTorch does not see.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as calling
+from torch.overrides import TorchFunctionMode
+
+from tacit.gradients.capture import COMPARED, Recorder
+from tacit.gradients.isolation.divided import Divided
+from tacit.gradients.isolation.isolate import Installed
+from tacit.gradients.layout import Layout, Total, select_examples
+from tacit.gradients.libraries import data_independent
+from tacit.gradients.names import writes
+from tacit.gradients.nested import rebuilt, tensors
+from tacit.gradients.problems import Problems
+from tacit.gradients.traced import Traced, mark, plain
+
+MOST = 7
+"""Examples that are compared: the first of the batch. One half is then even in number and the other odd."""
+
+_TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
+"""Of an entry, and of the largest one: what the kernels for other numbers of rows may round in another way."""
+
+
+def tolerance(dtype: torch.dtype) -> tuple[float, float]:
+    """How far results of ``dtype`` may be apart that were computed beside other rows: relative, and of the largest."""
+    return _TOLERANCE.get(dtype, (3e-2, 3e-2))
+
+
+INFLUENCE = (
+    "the model's output for an example changes with the other examples in the batch: somewhere they influence each "
+    "other where no operation shows it (through the batch's size, an example's place in it, a number read out, code "
+    "outside PyTorch); compute each example's output from that example and constants alone"
+)
+
+
+_WRITES = "it writes to its parameters"
+
+
+class NotCompared(Exception):
+    """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
+
+
+class FailedOnPart(ValueError):
+    """The model accepts the whole batch and fails on some of its examples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some examples of the batch, by number, and the model's outputs for them, which know whose their entries are."""
+
+    examples: Sequence[int]
+    outputs: Sequence[Tensor]
+
+
+def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
+    """Whether examples influence each other in a model that is given these arguments, which are followed.
+
+    The first examples, `MOST` at the most, are run together and, in other orders, in two halves, twice: everybody's
+    outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy
+    of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
+    Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
+    (before it does), cannot be copied, or has no output to compare, and for inputs in an irregular order; and
+    `FailedOnPart` for a model that fails on a part and not on the whole batch. Of outputs that are as wide as the
+    longest sequence, what they have in common is compared.
+    """
+    given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
+    if not given or any(tag.owner is not None for tag in given):
+        raise NotCompared("its inputs are not rows in the order of the examples")
+    failures: list[NotCompared | FailedOnPart] = []
+    influenced = False
+    for lists in (False, True):  # a list as long as the batch may have a number for each example, or be a setting
+        try:
+            if not _differ(recorder, args, kwargs, lists):
+                return False
+            influenced = True
+        except (NotCompared, FailedOnPart) as error:
+            failures.append(error)
+    if influenced:
+        return True
+    raise failures[0]
+
+
+def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
+    def run(examples: Sequence[int], seed: int = 0) -> Part:
+        def cut(batch: int, copies: dict[int, Any]) -> Any:
+            return Cut(recorder, examples, batch, lists, copies).of((args, kwargs))
+
+        try:
+            return _run(recorder, examples, seed, cut)
+        except FailedOnPart as error:
+            everybody = range(recorder.batch or 0)
+            if len(examples) < len(everybody):
+                run(everybody)  # if this fails too, the part is not the reason
+                raise
+            raise NotCompared(f"a copy of it raised {type(error.__cause__).__name__}") from error.__cause__
+
+    several = list(range(min(recorder.batch or 0, MOST)))
+    middle = len(several) // 2
+    halves = [(several[:middle][::-1], several[middle:][::-1]), (several[1::2], several[::2])]
+    together, splits = run(several), [[run(half) for half in split] for split in halves]
+    if _agree(together, splits, recorder):
+        return False
+    again = [[run(several, seed=1)]]
+    if not _agree(together, again):
+        raise NotCompared("its outputs are random")
+    return True
+
+
+def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
+    batch = recorder.batch or 0
+    copies: dict[int, Any] = {}
+    try:
+        model = silenced(copied(recorder.model, copies))
+    except Exception as error:  # whatever a module raises that cannot be copied
+        if isinstance(error, NotCompared):
+            raise
+        raise NotCompared(f"copying it raised {type(error).__name__}") from error
+    try:
+        isolated = Installed(recorder, model, recorder.plan)
+        with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
+            args, kwargs = cut(batch, copies)
+            _advance(copies, seed)
+            places = _places(model)
+            found = outputs_of(model(*args, **kwargs))
+            recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
+    except NotCompared:
+        raise
+    except Exception as error:  # whatever the model's own code raises
+        raise FailedOnPart(
+            f"the model raised {type(error).__name__} when it was given some examples of the batch by themselves, to "
+            "see whether examples influence each other; let it accept any number of them (take sizes from its inputs)"
+        ) from error
+    if _places(model) != places:
+        raise NotCompared(_WRITES)
+    return Part(examples, found)
+
+
+@contextmanager
+def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
+    """The engine follows a batch of this many examples, and then the one before again."""
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases
+    recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
+    recorder.problems, recorder.inside, recorder.aliases = Problems(recorder.model), True, []
+    recorder.problems.slow = kept[2].slow
+    try:
+        yield
+    finally:
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases = kept
+
+
+def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
+    """A copy with the same parameters: what it keeps or counts is its own. `copies` will have all that was copied."""
+    shared = {} if copies is None else copies
+    shared |= {id(p): p for p in model.parameters()}
+    for module in model.modules():
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
+            if not isinstance(owner, nn.Module):
+                shared[id(owner)] = owner
+        for value in tensors(list(vars(module).values())):
+            if value.grad_fn is not None:  # a weight that a hook computes anew, or what it kept of the batch before
+                shared[id(value)] = value
+    twin = copy.deepcopy(model, shared)
+    if not {id(m) for m in model.modules()}.isdisjoint(id(m) for m in twin.modules()):
+        raise NotCompared("parts of it refuse to be copied")
+    return twin
+
+
+def silenced(twin: nn.Module) -> nn.Module:
+    """A copy to which nobody else listens, without dropout."""
+    if calling._global_forward_hooks or calling._global_forward_pre_hooks:
+        raise NotCompared("a hook for all modules is set")
+    own = {id(module) for module in twin.modules()}
+    for module in twin.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
+                del hooks[key]
+                module._forward_hooks_always_called.pop(key, None)
+        if isinstance(module, HIDDEN_DROPOUT):
+            module.dropout = 0.0
+    return twin
+
+
+def _is_anothers(hook: Any, own: set[int]) -> bool:
+    """Whether somebody else listens with a hook: not the model, with a method of its own."""
+    return isinstance(hook, _FUNCTIONS) and id(getattr(hook, "__self__", None)) not in own
+
+
+def _advance(copies: dict[int, Any], seed: int) -> None:
+    """Generators that were copied, wherever they are, begin elsewhere for another seed."""
+    for value in [value for key, value in copies.items() if seed and id(value) != key]:
+        if isinstance(value, torch.Generator):
+            torch.rand(seed, generator=value, device=value.device)
+        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
+            value.random()
+
+
+HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
+"""Modules that hand their dropout to code that shows no dropout."""
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+"""Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
+
+
+def _places(model: nn.Module) -> list[tuple[int, int, int]]:
+    """Which tensors the parameters are, where they lie, and how often they were written to."""
+    return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Cuts some examples out of everything that has a part for each; if `lists`, out of lists of numbers too."""
+
+    recorder: Recorder
+    examples: Sequence[int]
+    batch: int
+    lists: bool
+    copies: dict[int, Any]
+    """What was copied with the model, so that what it shares with the arguments is shared again."""
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._rows(value)
+        if isinstance(value, (tuple, list)):
+            if self._is_listed(value) and not tensors(value) and type(value) in (tuple, list):
+                return type(value)(value[i] for i in self.examples)
+            return rebuilt(value, [self.of(v) for v in value])
+        if isinstance(value, dict):
+            pairs = {k: self.of(v) for k, v in value.items()}
+            try:
+                return type(value)(pairs)
+            except TypeError:
+                return pairs
+        if isinstance(value, np.ndarray) and value.ndim and self._is_listed(value):
+            return value[list(self.examples)]
+        if isinstance(value, nn.Module):
+            return value
+        if isinstance(value, Divided):
+            return value.taken(self.examples)
+        return copy.deepcopy(value, self.copies)  # in which the model may keep something
+
+    def _is_listed(self, value: Any) -> bool:
+        return self.lists and len(value) == self.batch
+
+    def _rows(self, value: Tensor) -> Tensor:
+        tag = value._tag if type(value) is Traced else None
+        if not isinstance(tag, Layout):
+            return value
+        bare = plain(value).detach()
+        places = torch.arange(bare.shape[tag.dim], device=bare.device).view(-1, self.batch, tag.inner)
+        rows = bare.index_select(tag.dim, places[:, list(self.examples)].flatten())
+        return mark(rows.requires_grad_(value.requires_grad), self.recorder, Layout(tag.dim, tag.inner))
+
+
+def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
+    """Every tensor in a model's output, in order: nested, or attributes of what it returned."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in outputs_of(v, depth)]
+    if isinstance(value, Mapping):
+        return [t for v in value.values() for t in outputs_of(v, depth)]
+    if depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
+        return [t for v in vars(value).values() for t in outputs_of(v, depth + 1)]
+    return []
+
+
+def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recorder | None = None) -> bool:
+    """Return whether the parts of the examples have the outputs that they have in the whole.
+
+    The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever
+    their number.
+    """
+    parts = [part for split in splits for part in split]
+    compared = 0
+    for i in range(min(len(part.outputs) for part in (whole, *parts))):
+        tags = [getattr(part.outputs[i], "_tag", None) for part in (whole, *parts)]
+        if all(isinstance(tag, Layout) for tag in tags):
+            agreed = all(_rows_agree(whole, part, i) for part in parts)
+        elif all(isinstance(tag, Total) for tag in tags):
+            kind = _total(whole, splits, i)
+            agreed = kind is not None
+            if recorder is not None and kind is not None and kind == tags[0].kind:  # type: ignore[union-attr]
+                recorder.inferred[i] = kind
+        else:
+            continue
+        compared += 1
+        if not agreed:
+            return False
+    if not compared:
+        raise NotCompared("it has no output that belongs to examples")
+    return True
+
+
+def _rows_agree(whole: Part, part: Part, i: int) -> bool:
+    def own(of: Part, example: int) -> Tensor:
+        t, at = of.outputs[i], of.examples.index(example)
+        return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
+
+    free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
+    return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
+
+
+def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
+    """Return how totals of the parts make up the whole's: as means over examples, as sums, or as sums and a constant.
+
+    Sums may have been divided by the number of examples. None if they do not.
+    """
+    total = plain(whole.outputs[i]).detach()
+    each = [[(len(part.examples), plain(part.outputs[i]).detach().double()) for part in split] for split in splits]
+    if any(t.shape != total.shape for split in each for _, t in split):
+        return None
+    means = [torch.stack([n * t for n, t in split]).sum(0) / len(whole.examples) for split in each]
+    sums = [torch.stack([t for _, t in split]).sum(0) for split in each]
+    if all(is_same(total, mean.to(total.dtype)) for mean in means):
+        return "mean"
+    if all(is_same(total, summed.to(total.dtype)) for summed in sums):
+        return "sum"
+    constant = len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:])
+    return "constant" if constant else None
+
+
+def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
+    """Whether two tensors agree up to the roundings of their type, or of ``coarsest``, in which they were computed.
+
+    Along dimensions whose size data decided (``free``) they are compared in what they have in common.
+    """
+    for dim in free if a.ndim == b.ndim else ():
+        size = min(a.shape[dim], b.shape[dim])
+        a, b = a.narrow(dim, 0, size), b.narrow(dim, 0, size)
+    if a.shape != b.shape:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    relative, absolute = tolerance(coarsest or a.dtype)
+    if torch.is_autocast_enabled(a.device.type):
+        relative, absolute = tolerance(torch.bfloat16)
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = (t.cpu() if t.device.type == "mps" else t for t in (a, b))  # where there is no float64
+    a, b = a.to(wide), b.to(wide)
+    largest = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
+    return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
+
+
+_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
+    ("bernoulli", "bernoulli_"), 1.0
+)
+"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
+
+
+class Still(TorchFunctionMode):
+    """Make every dropout the identity and noise the same everywhere; refuse writes to the parameters of ``model``."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.active = True
+        owned = [] if model is None else list(model.parameters())
+        self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if not self.active:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], Tensor):
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+        if self._memory and self._writes_to_parameters(func, name, args, kwargs):
+            raise NotCompared(_WRITES)
+        found = func(*args, **kwargs)
+        if name in _STANDING:
+            with torch.no_grad():
+                found.fill_(_STANDING[name])
+        return found
+
+    def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Asked before it is done: the parameters are the model's own."""
+        assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
+        changed = assigned or (writes(func) and name != "requires_grad_")
+        written = tensors((args[:1] if changed else (), kwargs.get("out")))
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+
+
+def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
+    """Return whether a parameter is assigned its own memory, as `module.to` does where nothing has to be moved."""
+    if not isinstance(assigned, Tensor) or assigned.shape != parameter.shape or assigned.dtype != parameter.dtype:
+        return False
+    return assigned.data_ptr() == parameter.data_ptr() and assigned.stride() == parameter.stride()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Everything random begins with a seed, and goes on as if nothing had been drawn."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the model may use it)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002

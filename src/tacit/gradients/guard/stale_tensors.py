@@ -1,0 +1,44 @@
+"""What somebody keeps of a batch when it is over: it takes part in nothing that the next one's gradients depend on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.layers.registry import Call
+from tacit.gradients.nested import tensors
+from tacit.gradients.traced import Traced, mark_like
+
+DROPPED = (
+    "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
+    "other data under torch.no_grad() only"
+)
+EARLIER = (
+    "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
+    "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
+)
+FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "full_like": None}
+"""Operations that give every entry one number: this one, or an argument."""
+
+
+def note_fill(call: Call) -> None:
+    """What an operation of `FILLED` has filled its output with, if that is a number."""
+    fill = FILLED[call.name]
+    given = call.arg(1, "fill_value") if fill is None else fill
+    call.out._filled_with = given if isinstance(given, (int, float)) else None
+
+
+def is_filled(t: Traced) -> bool:
+    """Whether all entries are the public number that they were at first, so that nothing of a batch is in them."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return t._filled_with is not None and bool((t == t._filled_with).all())
+
+
+def mark_as_before(written: Any, given: Any) -> None:
+    """What a model that is evaluated between batches makes of what it kept is as much of an earlier batch."""
+    kept = [t for t in tensors(given) if type(t) is Traced]
+    for t in tensors(written) if kept else ():
+        if type(t) in (Tensor, Traced):
+            mark_like(t, kept[0], epoch=kept[0]._epoch)

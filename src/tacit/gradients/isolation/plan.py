@@ -1,0 +1,223 @@
+"""Plan which modules run one example at a time.
+
+The plan is made once, on copies of the model and at most seven examples, before the first batch. The model is run with
+every operation followed; the module in which something cannot be followed is isolated, and the run begins again from
+the start, until nothing stands in the way. A module that cannot be cut along the batch gives way to the one around it,
+up to the whole model. Afterwards the plan stays as it is: isolating a module later because of one record would let that
+record change everybody's rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tacit.gradients.backward import is_custom, nodes
+from tacit.gradients.capture import Recorder
+from tacit.gradients.clip import Measured
+from tacit.gradients.guard.hidden_calls import Unseen
+from tacit.gradients.guard.run_in_parts import MOST, Cut, Still, copied, outputs_of, seeded, silenced
+from tacit.gradients.guard.storage_guard import Memory
+from tacit.gradients.inputs import divisions
+from tacit.gradients.isolation.compare import Compared, Mixes
+from tacit.gradients.isolation.isolate import Arguments, Installed, Plan
+from tacit.gradients.layers.loss_mean import scales
+from tacit.gradients.layout import Layout, Total
+from tacit.gradients.libraries import data_independent
+from tacit.gradients.nested import tensors
+from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.traced import Traced
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 40
+"""Runs of the model after which planning gives up."""
+
+FEWEST = 3
+"""Examples that a plan is made with; of a smaller batch some are taken several times."""
+
+
+class Obstacle(Exception):
+    """What stands in the way of a plan, and the module where it was met.
+
+    With ``output`` it stands in the way of one of several outputs only, on which the user's loss may not depend.
+    """
+
+    def __init__(self, module: str | None, reason: str, *, output: bool = False) -> None:
+        super().__init__(reason)
+        self.module, self.reason, self.output = module, reason, output
+
+
+def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
+    """Return the modules to be isolated, `isolate` among them; nothing where no plan was found.
+
+    Without a plan the batch is followed as a whole, and what stands in the way is refused there.
+    """
+    names, reasons = list(isolate), dict[str, str]()
+    without: list[str] | None = None
+    """The names before an output that mixes was met: whether the loss depends on that will show."""
+    for _ in range(ATTEMPTS):
+        try:
+            plan = attempt(recorder, args, kwargs, names, every_output=without is None or names != without)
+        except (Obstacle, Mixes) as error:
+            chosen = None
+            if isinstance(error, Obstacle) and error.module is not None:
+                if error.output and without is None:
+                    without = names
+                chosen = widened(recorder.model, names, error.module)
+            log.debug("%s: %s", getattr(error, "module", None), error)
+            if chosen is None and without is not None and names != without:
+                names = without
+                continue
+            if chosen is None:
+                if names:
+                    log.warning("the model cannot run one example at a time where it would have to: %s", error)
+                return {}
+            reasons |= {name: str(error) for name in chosen if name not in names}
+            names = chosen
+        else:
+            _tell(recorder.model, plan, reasons)
+            return plan
+    return {}
+
+
+def _tell(model: nn.Module, plan: Plan, reasons: dict[str, str]) -> None:
+    """Say once for every kind of layer that it runs one example at a time."""
+    kinds: dict[str, list[str]] = {}
+    for name in plan:
+        kinds.setdefault(_pattern(name), []).append(name)
+    for names in kinds.values():
+        kind = type(model.get_submodule(names[0])).__name__
+        several = f" and {len(names) - 1} more like it run" if len(names) > 1 else " runs"
+        reason = reasons.get(names[0], "it was asked for")
+        log.warning("%s (%s)%s one example at a time: %s", names[0] or "the model", kind, several, reason)
+
+
+def widened(model: nn.Module, names: Sequence[str], culprit: str) -> list[str] | None:
+    """Return the names with `culprit` and the modules of its kind in other layers, or with the module around it.
+
+    None if the whole model was isolated already.
+    """
+    around = next((name for name in names if name in ("", culprit) or culprit.startswith(f"{name}.")), None)
+    if around == "":
+        return None
+    if around is not None:
+        culprit = around.rpartition(".")[0]
+    while isinstance(model.get_submodule(culprit), (nn.ModuleList, nn.ModuleDict)):
+        culprit = culprit.rpartition(".")[0]
+    pattern, kind = _pattern(culprit), type(model.get_submodule(culprit))
+    alike = [n for n, m in model.named_modules() if _pattern(n) == pattern and type(m) is kind]
+    kept = [n for n in names if not any(n == other or n.startswith(f"{other}." if other else "") for other in alike)]
+    return kept + alike
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *, every_output: bool = True) -> Plan:
+    """Run a copy of the model with these modules isolated; return how their outputs are put together.
+
+    Raises `Obstacle` where something cannot be followed and `Mixes` where an isolated module mixes examples.
+    """
+    batch = recorder.batch or 0
+    whole = not all(part.mergeable for part in divisions((args, kwargs)))
+    size = batch if whole else min(max(batch, FEWEST), MOST)
+    examples = [i % batch for i in range(size)]
+    if any(type(t) is Traced and not _is_regular(t._tag) for t in tensors((args, kwargs))):
+        raise Obstacle(None, "an input is not made of rows in the order of the examples")
+    copies: dict[int, Any] = {}
+    try:
+        twin = silenced(copied(recorder.model, copies))
+    except Exception as error:  # whatever a model raises that cannot be copied
+        raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
+    own = Recorder(twin, recorder.reduction)
+    own.batch, own.planned_for = size, recorder
+    given = Cut(own, examples, batch, lists=False, copies=copies).of((args, kwargs))
+    trial = Installed(own, twin, {name: () for name in names}, kind=Compared)
+    try:
+        with seeded(0), data_independent.paths(), Still(twin), trial:
+            _follow(own, twin, given, every_output)
+    except (Obstacle, Mixes):
+        raise
+    except Exception as error:  # whatever the model's own code raises on tensors that are followed
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        raise Obstacle(innermost(reversed(frames), twin) or "", _in_short(error)) from error
+    finally:
+        own.active = False
+    return trial.found()
+
+
+def _in_short(error: Exception) -> str:
+    """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
+    if isinstance(error, ValuesRead):
+        return error.short
+    return str(error) if isinstance(error, CannotCut) else f"it raised {type(error).__name__} on followed tensors"
+
+
+def _is_regular(tag: Any) -> bool:
+    return isinstance(tag, Layout) and tag.owner is None
+
+
+def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool) -> None:
+    """Run forward and backward passes with every operation followed, and raise the first obstacle."""
+    watch, unseen, memory = _CustomFunctions(own), Unseen(own), Memory(own)
+    own.inside = True
+    unseen.put()
+    memory.put(given)
+    try:
+        with watch:
+            output = twin(*given[0], **given[1])
+    finally:
+        own.inside = False
+        memory.remove()
+        unseen.remove()
+    if own.problems.found:
+        raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
+    found = [t for t in outputs_of(output) if own.follows(t) and t.requires_grad]
+    usable = [t for t in found if isinstance(t._tag, (Layout, Total))]  # type: ignore[attr-defined]
+    if len(usable) < len(found) and (every_output or not usable):
+        own.problems.confirm("an output of the model mixes examples")
+        module = own.problems.modules[0] if own.problems.modules else None
+        raise Obstacle(module, own.problems.found[0], output=bool(usable))
+    if usable:
+        own.reduction = None
+        torch.autograd.backward([t.float().sum() for t in usable if not t.is_complex()])
+        if own.planned_for is not None:
+            own.planned_for.scales = scales(own)
+        own.reduction, own.seeds, own.inner_seeds = "sum", [], []  # mean or sum is no question here
+        Measured(own).squares()
+
+
+class _CustomFunctions:
+    """Finds the innermost module whose forward built a node of somebody's own autograd function."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for name, module in self._recorder.model.named_modules():
+            self._handles.append(module.register_forward_hook(self._look(name), with_kwargs=True))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _look(self, name: str) -> Any:
+        def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self._recorder.isolating:
+                return
+            with torch._C.DisableTorchFunction():  # what the engine looks at is nobody's reading
+                before = {t.grad_fn for t in outputs_of((args, kwargs))}
+                found = any(is_custom(node) for node in nodes(outputs_of(output), before))
+            if found:
+                raise Obstacle(name, "it has a custom autograd function")
+
+        return look

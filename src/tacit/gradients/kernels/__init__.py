@@ -1,0 +1,1 @@
+"""The Python side of the compiled loops, and their plain counterparts."""

@@ -1,0 +1,147 @@
+"""Means and sums over examples: what goes back through them to each example, and how the loss was reduced.
+
+A mean over B examples sends 1/B back to each of them in PyTorch. B is how many there are: a gradient that contains it
+is rounded another way for everybody when one example joins, and terms that cancelled no longer do. Through a reduction
+seen here every example receives what it would receive alone, so that what is captured is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.capture import ALWAYS, Recorder
+from tacit.gradients.layers.linear import bound, layout_of, operation
+from tacit.gradients.layout import Layout, Total, uneven
+from tacit.gradients.traced import plain
+
+
+@operation("mean", ALWAYS)
+def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    x, dim, keepdim, dtype, axis = bound("input dim keepdim dtype axis", args, {**kwargs}, keepdim=False)
+    dim = axis if dim is None else dim
+    layout = layout_of(recorder, x)
+    dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim or range(x.ndim))] if layout else []
+    if layout is None or not recorder.batch or layout.dim not in dims or uneven(layout, recorder.batch):
+        return recorder.carry_out(func, args, kwargs)
+    if not torch.is_grad_enabled() or not x.requires_grad:
+        return recorder.carry_out(func, args, kwargs)
+    return averaged(recorder, x, layout, dims=tuple(dims), keepdim=bool(keepdim), dtype=dtype)
+
+
+def averaged(
+    recorder: Recorder,
+    x: Tensor,
+    layout: Layout,
+    *,
+    dims: tuple[int, ...] = (),
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+    own: int | None = None,
+) -> Tensor:
+    """The mean over all examples (and more) as PyTorch computes it; back goes to each what its own mean would receive.
+
+    For autograd it is a sum, with the mean's value, and what arrives is divided by `own`: how many entries are averaged
+    of one example, or 1 for a sum over the entries of each.
+    """
+    assert recorder.batch is not None
+    data: Tensor = plain(x)
+    if own is None:
+        own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
+    out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
+    if out.dtype not in (torch.float32, torch.float64):  # where the sum itself may overflow
+        with torch.no_grad():
+            out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(own * recorder.batch))
+        return _told(recorder, out, x, layout, own)
+    return mean_of_sum(recorder, out, x, layout, own)
+
+
+def mean_of_sum(recorder: Recorder, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+    """The mean over all examples of a sum over the `own` entries of each that was computed from `x`; see `averaged`."""
+    total.data.div_(own * (recorder.batch or 1))
+    return _told(recorder, total, x, layout, own)
+
+
+def _told(recorder: Recorder, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+    recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
+    if own > 1:
+        with torch._C.DisableTorchFunctionSubclass():
+            mean.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
+    return mean
+
+
+def check_reduction(recorder: Recorder) -> None:
+    """Refuse a loss that is not for certain L = c·Σ_i ℓ_i with c known.
+
+    Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
+    back through it. Undeclared, only an unscaled mean or an unscaled sum is accepted; declared, a loss that contradicts
+    the declaration is refused.
+    """
+    batch = recorder.batch or 1
+    seeds = [*recorder.inner_seeds, *recorder.seeds]
+    kinds = {kind for kind, _ in seeds}
+    untouched = {kind for kind, seed in seeds if _is_one(seed)}
+    declared = recorder.reduction
+    if declared is None and _is_scaled_by_constants(recorder, kinds, batch):
+        return
+    if declared is None:
+        changed = bool(recorder.scales) and not scales(recorder) <= recorder.scales
+        if batch == 1 or (not changed and ((len(kinds) == 1 and untouched) or _is_told_by_outputs(recorder))):
+            return
+        if not seeds:
+            why = "the loss was not reduced over examples by an operation the engine saw"
+        elif len(kinds) > 1:
+            why = "one part of the loss is a mean and another a sum over examples"
+        else:
+            why = f"the {kinds.pop()} over examples was scaled afterwards"
+        raise ValueError(
+            f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
+            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
+        )
+    wrong = "sum" if declared == "mean" else "mean"
+    if batch > 1 and wrong in untouched:
+        raise ValueError(f"reduction={declared!r} was declared, but the loss, or a part, is a {wrong} over examples")
+
+
+def _is_scaled_by_constants(recorder: Recorder, kinds: set[str], batch: int) -> bool:
+    """Return whether the parts of the loss are all means, or all sums, times constants.
+
+    A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
+    (`Recorder.learning`); until then everything is let through.
+    """
+    seeds = [seed for _, seed in (*recorder.inner_seeds, *recorder.seeds)]
+    single = len(kinds) == 1 and all(seed.numel() == 1 for seed in seeds)
+    found = frozenset(abs(float(seed)) for seed in seeds) if single else None
+    if recorder.learning:
+        recorder.learned.setdefault(batch, set()).add(found)
+        return single
+    known = {scales for several in recorder.learned.values() for scales in several}
+    return single and len(recorder.learned) > 1 and known == {found}
+
+
+def _is_told_by_outputs(recorder: Recorder) -> bool:
+    """Return whether the loss is one that the model returned, unscaled, and every other part is reduced alike.
+
+    Inside the model its parts may have been scaled, by constants: the comparison of the first batch with its parts has
+    shown that their scale does not depend on how many of them there are. In every batch it must be, to the last bit,
+    what it was for the few examples of the plan.
+    """
+    seeds = [*recorder.output_seeds, *recorder.seeds]
+    inner = {kind for kind, _ in recorder.inner_seeds}
+    kinds = {kind for kind, _ in seeds}
+    if not recorder.output_seeds or len(kinds | inner) != 1 or not all(_is_one(seed) for _, seed in seeds):
+        return False
+    return scales(recorder) <= recorder.scales
+
+
+def scales(recorder: Recorder) -> set[float]:
+    """Return what arrived at the model's own reductions over examples; not a number where it was no number."""
+    return {abs(float(seed)) if seed.numel() == 1 else math.nan for _, seed in recorder.inner_seeds}
+
+
+def _is_one(seed: Tensor) -> bool:
+    """Return whether a reduction was left unscaled. Its sign says nothing about how many examples there are."""
+    return abs(seed.item()) == 1 if seed.numel() == 1 else bool((seed.abs() == 1).all())

@@ -1,0 +1,117 @@
+"""Pointwise uses of a parameter: give every example its own copy, and read the copies' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
+from tacit.gradients.factors.parameter_uses import graph_leaves
+from tacit.gradients.factors.sparse import Diagonal
+from tacit.gradients.layers.registry import BESIDE
+from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
+from tacit.gradients.nested import detached, replaced, tensors
+
+if TYPE_CHECKING:
+    from tacit.gradients.capture import Recorder
+
+
+def lift(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tagged: list[tuple[Tensor, Tag]],
+    shared: list[Tensor],
+) -> Any:
+    """Run `func` with every shared argument expanded to the shape of the result (strides of zero, no memory).
+
+    The gradient of the expanded argument, added up over what belongs to one example, is then the gradient of the
+    original for each example.
+    """
+    joins = name in ("cat", "stack")
+    met = [*(t for t, _ in tagged), *shared]
+    full: Sequence[int] = ()
+    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
+        met = tensors((args, kwargs))
+        full = torch.broadcast_shapes(*(t.shape for t in met))  # type: ignore[no-untyped-call]
+    rank = max(t.ndim for t in met)
+    place: Layout | None = None
+    for t, tag in tagged:
+        if isinstance(tag, Layout):
+            here = tag.at(tag.dim if joins else rank - t.ndim + tag.dim)
+            if place is not None and (place.dim != here.dim or not place.same_order(here)):
+                recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
+                place = None
+                break
+            place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
+    if place is None:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*detached(args, shared), **detached(kwargs, shared))
+        return recorder.finish(name, func, args, kwargs, out, [(t, Mixed("mixed examples")) for t, _ in tagged])
+    copies: dict[int, Tensor] = {}
+    for q in shared:
+        if id(q) in copies:
+            continue
+        copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim, full)
+    new_args, new_kwargs = replaced(args, copies), replaced(kwargs, copies)
+    with torch._C.DisableTorchFunctionSubclass():
+        out = func(*new_args, **new_kwargs)
+    return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
+
+
+def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int, full: Sequence[int] = ()) -> Tensor:
+    """A copy of a shared tensor for each example, expanded to `full` where it meets other dimensions too.
+
+    Left to autograd, sums over these other dimensions would go through memory as it lies (see `own_sums`).
+    """
+    batch = recorder.batch
+    assert batch is not None
+    dim = place.dim - (rank - q.ndim)
+    if dim >= 0 and q.shape[dim] == size and size > 1 and q.stride(dim) == 0:
+        q = q.narrow(dim, 0, 1)
+    shape = (1,) * (rank - q.ndim) + tuple(q.shape)
+    own = shape[place.dim] != 1
+    if own and place.by_data and batch > 1 and not _is_one_for_all(q, dim):
+        recorder.problems.add(f"a parameter has a slot for each place of the batch, and this {BESIDE}")
+    source = q
+    wanted = list(full or shape)
+    wanted[place.dim] = shape[place.dim] if own else size
+    with torch.no_grad():
+        copy = q.detach().reshape(shape).expand(wanted)
+    met = [d for d in range(rank) if d != place.dim and wanted[d] != shape[d]]
+
+    def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        rows = grad.movedim(place.dim, 0)
+        if met:
+            rows = own_sums(rows, tuple(d + (d < place.dim) for d in met), keepdim=True)
+        if own:
+            ids = owners(place, batch, size, grad.device)
+            return [(source, Diagonal(rows.movedim(0, place.dim).reshape(source.shape), dim, ids, batch))]
+        if place.owner is not None:
+            each = rows.new_zeros((batch, *rows.shape[1:])).index_add_(0, place.owner, rows)
+        else:
+            each = by_example(rows, place.at(0), batch)
+            each = each[:, 0] if each.shape[1] == 1 else own_sums(each, 1)
+        return [(source, Dense(each.reshape(batch, *source.shape)))]
+
+    return recorder.tap(copy, (), make)
+
+
+def _is_one_for_all(q: Tensor, dim: int) -> bool:
+    """Whether every slot of a learned tensor is computed from the same parameters (a state expanded, then changed).
+
+    Equal values do not say so: slots that all begin at zero are learned apart. Equal gradients do.
+    """
+    if q.grad_fn is None or not same_everywhere(q, dim):
+        return False
+    seed = torch.rand(q.shape, generator=torch.Generator().manual_seed(0)).to(q)
+    found = [
+        torch.autograd.grad(q, graph_leaves(q), given, retain_graph=True, allow_unused=True)
+        for given in (seed, seed.roll(1, dim))
+    ]
+    return all(a is b or torch.allclose(a, b, rtol=1e-3) for a, b in zip(*found))

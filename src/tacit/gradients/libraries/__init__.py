@@ -1,0 +1,1 @@
+"""Other libraries' data-dependent code, replaced while the engine follows a pass."""

@@ -1,0 +1,147 @@
+"""Ask libraries for their data-independent code paths while the engine follows a pass.
+
+Libraries look at values of the batch to choose between two ways of computing the same thing. While a followed pass
+runs in a thread, their functions are replaced in that thread by ones that need no values:
+
+- Hugging Face models drop an attention mask without padding, for example. For tracing compilers `transformers` has a
+  switch, `is_tracing`, that always takes the way that needs no values.
+- Its mixtures of experts ask which experts were chosen (see `experts`).
+- Reentrant checkpointing hides a part of the model in a custom autograd function. Checkpointing without it computes
+  the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+from torch.distributions import Distribution
+from torch.utils import checkpoint as checkpointing
+
+from tacit.gradients.libraries.experts import experts_forward
+
+_thread = threading.local()
+
+
+def is_following() -> bool:
+    """Return whether a followed pass runs in this thread."""
+    return bool(getattr(_thread, "passes", 0))
+
+
+class _Switch:
+    """A library's function, and another that answers instead in a thread whose pass is followed."""
+
+    def __init__(self, original: Callable[..., Any], followed: Callable[..., Any]) -> None:
+        self._original, self._followed = original, followed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._followed if is_following() else self._original)(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+
+def _no_reentrant_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    return checkpointing.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+
+
+def _choose_experts(interface: Any, implementation: str | None, default: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        parallel = getattr(module, "_is_expert_parallel", False)
+        return (default if parallel else experts_forward)(module, *args, **kwargs)
+
+    return forward
+
+
+_SWITCHES: list[tuple[str, str, str, Callable[..., Any]]] = [
+    ("transformers.utils.import_utils", "", "is_jit_tracing", lambda: True),
+    ("transformers.integrations.moe", "ExpertsInterface", "get_interface", _choose_experts),
+    ("torch.utils.checkpoint", "CheckpointFunction", "apply", _no_reentrant_checkpoint),
+]
+"""Module, class in it, name, and what answers in a followed pass. A version without the name is isolated instead."""
+
+
+def prepare() -> None:
+    """Put the switches into the libraries that are loaded."""
+    for module_name, class_name, name, followed in _SWITCHES:
+        holder: Any = sys.modules.get(module_name)
+        holder = getattr(holder, class_name, None) if class_name else holder
+        original = getattr(holder, name, None)
+        if original is not None and not isinstance(original, _Switch):
+            setattr(holder, name, _Switch(original, followed))
+
+
+def begin() -> None:
+    """A followed pass begins in this thread."""
+    prepare()
+    _thread.passes = getattr(_thread, "passes", 0) + 1
+
+
+def end() -> None:
+    """It is over."""
+    _thread.passes = max(0, getattr(_thread, "passes", 0) - 1)
+
+
+@contextmanager
+def paths() -> Iterator[None]:
+    """Take data-independent paths inside the block."""
+    begin()
+    try:
+        yield
+    finally:
+        end()
+
+
+def only_validates() -> bool:
+    """Return whether the code that asks for a value can only raise an error with it.
+
+    That is so where `torch.distributions` validates its arguments, in an `assert`, and in the condition of an `if`
+    that only raises: the value decides whether there is an error, and nothing else.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    return frame.f_code in _VALIDATING or _is_condition_of_error(frame.f_code, frame.f_lineno)
+
+
+_BETWEEN = ("tacit.gradients", "torch.overrides", "torch._tensor")
+"""Modules whose code brings an operation from its caller to the engine."""
+
+_VALIDATING = frozenset((Distribution.__init__.__code__, Distribution._validate_sample.__code__))
+
+
+@functools.cache
+def _is_condition_of_error(code: CodeType, line: int) -> bool:
+    """Return whether a line of the source belongs to an `assert`, or to the condition of an `if` that only raises.
+
+    A name that is assigned there (`:=`) could be read elsewhere, and a `try` around it could go on another way: such
+    a condition does not count, nor does one that shares its line with another statement.
+    """
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    here = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _covers(node, line)]
+    innermost = min(here, key=lambda node: (node.end_lineno or node.lineno) - node.lineno, default=None)
+    if isinstance(innermost, ast.Assert):
+        condition: ast.expr = innermost.test
+    elif isinstance(innermost, ast.If) and all(isinstance(s, ast.Raise) for s in innermost.body + innermost.orelse):
+        condition = innermost.test
+    else:
+        return False
+    alone = all(node is innermost or (node.lineno != line and not isinstance(node, ast.Try)) for node in here)
+    assigns = any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))
+    return alone and _covers(condition, line) and not assigns
+
+
+def _covers(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
