@@ -39,7 +39,7 @@ What the losses ℓ_i are. The loss is L = Σ_i ℓ_i or (1/batch)·Σ_i ℓ_i, 
 says; where that does not settle it, `reduction` must be declared. The sum is never scaled by the batch's own size.
 """
 
-from tacit.gradients import torch_version# noqa: I001, F401 (first: older versions fail on what the others import)
+from tacit.gradients import torch_version  # noqa: I001, F401 (first: older versions fail on what the others import)
 
 from tacit.gradients.check import check
 from tacit.gradients.clipping import Clipping

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +13,17 @@ from torch.nn import functional as F
 
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.complex_parts import real_parts
-from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.parameter_uses import Part, graph_leaves, resolve
-from tacit.gradients.guard import data_sizes
-from tacit.gradients.guard.batch_rules import POINTWISE, propagate
-from tacit.gradients.guard.failures import FAILED, FAILURES, is_of_values
-from tacit.gradients.guard.hidden_calls import PACKING, TRANSFORMED, are_others_packing
-from tacit.gradients.guard.in_place import COUNTING, known, refuse_counting, refuse_unfollowed, settle
-from tacit.gradients.guard.metadata import told
-from tacit.gradients.guard.stale_tensors import DROPPED, EARLIER, FILLED, is_filled, mark_as_before, note_fill
-from tacit.gradients.layers.registry import Call
+from tacit.gradients.layers.generic import generic
+from tacit.gradients.layers.pointwise import lift
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
     EXPORTS,
     METADATA,
     NUMBERS,
+    POINTWISE,
     PRINTS,
     READS,
     SHOWN,
@@ -38,32 +33,13 @@ from tacit.gradients.names import (
 )
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.precision import unmixed
-from tacit.gradients.problems import CannotCut, Problems
+from tacit.gradients.problems import EARLIER, TRANSFORMED, CannotCut
+from tacit.gradients.recording import Guard, Pairs, Recording, Reduction
 from tacit.gradients.tap import Border, Tap, unscaled
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, opened, plain
 
-if TYPE_CHECKING:
-    from tacit.gradients.guard.storage_guard import Memory
-    from tacit.gradients.isolation.replay import Walk
-
-Reduction = Literal["mean", "sum", "none"]
-Pairs = Iterable[tuple[Tensor, Contribution]]
-Operation = Callable[..., Any]
-OPERATIONS: dict[str, Operation] = {}
-"""Operations with a rule for trainable arguments; each is called as rule(recorder, func, args, kwargs)."""
-
-COMPARED = -1
-"""The epoch of examples that were only compared (`independence`): what is computed from them is no constant either."""
-
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
-
-ALWAYS: dict[str, Operation] = {}
-"""Operations the engine takes over whether or not an argument is trainable."""
-
-FROZEN: dict[str, Operation] = {}
-"""Operations it takes over where no argument is trained."""
-
 
 _REASONS: dict[type, str] = {
     Total: "a mean or sum over examples is fed to trainable parameters",
@@ -81,119 +57,12 @@ def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
     return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
-class Recorder:
+class Recorder(Recording):
     """Follows one batch at a time through the model and gathers each parameter's contributions."""
 
-    def __init__(self, model: nn.Module, reduction: Reduction | None) -> None:
-        if reduction not in ("mean", "sum", "none", None):
-            raise ValueError(f"reduction must be 'mean', 'sum', 'none' or None (detect), not {reduction!r}")
-        self.model = model
-        self.reduction = reduction
-        self.rows = 1
-        """How many rows of the batch an example is."""
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.names = {id(p): name for name, p in self.parameters.items()}
-        self.sharded_modules: list[Any] = []
-        self.sharded = False
-        """Whether parameters are whole only while their module runs: what is kept must do without their values."""
-        self.buffers = {id(b): name for name, b in model.named_buffers()}
-        self._kept = list(model.buffers())  # one that is replaced must not leave its id to a tensor of the batch
-        self.active = True
-        self.inside = False
-        """Whether the model's forward is running."""
-        self.evaluating = False
-        """Whether it is running without gradients, and nothing is captured."""
-        self.epoch = 0
-        self.batch: int | None = None
-        self.anchor = torch.zeros((), requires_grad=True)
-        self.parts: dict[str, list[Part]] = {}
-        self.problems = Problems(model)
-        self.seeds: list[tuple[str, Tensor]] = []
-        """What arrived at reductions over examples: the kind of the reduction, and the gradient."""
-        self.inner_seeds: list[tuple[str, Tensor]] = []
-        """The same for reductions inside the model."""
-        self.output_seeds: list[tuple[str, Tensor]] = []
-        """What arrived at outputs of the model that are such a reduction (see `inferred`)."""
-        self.scales: set[float] = set()
-        """The scales of the model's own reductions for the few examples of the plan."""
-        self.inferred: dict[int, str] = {}
-        """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
-        self.learning = False
-        """Whether the batches at hand count for nothing, and only show by what the loss is scaled."""
-        self.learned: dict[int, set[frozenset[float] | None]] = {}
-        """The scales of the loss's parts that such batches had, by their sizes (see `means`)."""
-        self.captures = 0
-        """How many times gradients of the current batch arrived."""
-        self.capturing = True
-        """Whether arriving gradients are the parameters'; not while the user differentiates with respect to inputs."""
-        self.inputs: list[Tensor] = []
-        self.seen: set[tuple[int, int]] = set()
-        """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
-        self.dropped = {COMPARED}
-        """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
-        self.free = False
-        """Whether tensors of the batch have sizes that data decided (see `sizes`)."""
-        self.memory: Memory | None = None
-        """Who looks at the memory that operations read, in passes that are looked at closely."""
-        self.aliases: list[list[dict[str, Tensor]] | Walk] = []
-        """For every call of an isolated module, each example's own aliases of its parameters (see `isolate`)."""
-        self.planned_for: Recorder | None = None
-        """The recorder for which this one only made a plan: what is kept of that is no constant in its batches."""
-        self.plan: dict[str, Any] = {}
-        """The modules that run one example at a time (see `plan`)."""
-        self.isolating = False
-        """Whether a module is running on one example, and nothing is followed."""
-        self.strangers = False
-        """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
-
-    # -- the batch ---------------------------------------------------------------------------------------------------
-
-    def begin(self, batch: int, inputs: list[Tensor]) -> None:
-        """A batch of this many examples enters the model (perhaps again, for a second use).
-
-        A batch that was not used is dropped by the next. After a backward pass, gradients of another batch would add
-        up with the first one's, example i with example i: only unchanged memory is surely the same examples, and only
-        memory that PyTorch alone writes to (a NumPy array that shares it changes no version; one that came by DLPack is
-        not seen).
-        """
-        seen = {(t.data_ptr(), t._version) for t in inputs}
-        if self.captures:
-            if batch != self.batch:
-                raise RuntimeError(
-                    "the model was called with another number of examples than the batch whose backward pass has run "
-                    "and whose clipped sum was not yet taken; take it first"
-                )
-            sure = seen <= self.seen and all(t.untyped_storage().resizable() for t in inputs)
-            self.strangers = self.strangers or not sure
-            return
-        if self.batch is not None and batch != self.batch:
-            self.dropped.add(self.epoch)
-            self.epoch += 1
-            self.seen, self.inputs, self.aliases = set(), [], []
-        self.batch = batch
-        self.seen |= seen
-        self.inputs += inputs
-
-    def reset(self) -> None:
-        """Forget the batch: what was captured is gone, and its tensors take part in nothing that follows (`kept`)."""
-        self.epoch += 1
-        self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
-        self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases, self.inner_seeds, self.output_seeds = [], [], []
-        self.problems.forget()
-
-    def is_isolated(self) -> bool:
-        """Return whether the whole model runs one example at a time."""
-        return "" in self.plan
-
-    @contextmanager
-    def isolation(self) -> Iterator[None]:
-        """A module runs on one example at a time; it may not touch tensors of the whole batch."""
-        self.isolating = True
-        try:
-            yield
-        finally:
-            self.isolating = False
+    def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
+        super().__init__(model, reduction)
+        self.guard = guarded_by(self)
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -206,19 +75,14 @@ class Recorder:
                 raise RuntimeError(EARLIER)
             raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
         if name in METADATA:
-            return told(self, name, func, args, kwargs)
-        if self.batch is not None and are_others_packing():
-            self.problems.add(PACKING)
-        if self.free and self.inside:
-            data_sizes.before(self, name, args, kwargs)
+            return self.guard.metadata(name, func, args, kwargs)
+        self.guard.before(name, args, kwargs)
         try:
             out = self._operate(name, func, args, kwargs, own_rule)
-        except FAILURES as error:
-            if self.inside and opened(func) is None and is_of_values(error, func, args, kwargs):
-                self.problems.add(FAILED)  # if the model goes on
+        except (RuntimeError, IndexError) as error:
+            self.guard.failed(error, func, args, kwargs)
             raise
-        if self.free or name == data_sizes.UNPACKING or (self.inside and name in data_sizes.DECIDING):
-            data_sizes.after(self, name, func, args, kwargs, out)
+        self.guard.after(name, func, args, kwargs, out)
         return out
 
     def _operate(
@@ -237,7 +101,7 @@ class Recorder:
         if args and name in READS and not self.inside and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
         if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
-            refuse_unfollowed(self, name)
+            self.problems.refuse_writing(name)
         take_over = ALWAYS.get(name) if own_rule else None
         if take_over is not None:
             return take_over(self, func, args, kwargs)
@@ -256,10 +120,6 @@ class Recorder:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)
-
-    def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `handle` does with an operation that nothing takes over."""
-        return self.handle(func, args, kwargs, own_rule=False)
 
     def follows(self, value: Any) -> bool:
         """Whether a value is a tensor of the current batch."""
@@ -284,14 +144,8 @@ class Recorder:
             if type(value) is Traced:
                 if value._recorder is self and value._epoch == self.epoch:
                     tagged.append((value, value._tag))
-                elif self.batch is None or is_filled(value):
-                    continue  # between batches: what is for the log; or zeros that are kept
-                elif value.requires_grad:
-                    raise RuntimeError(EARLIER)
-                elif value._recorder is self or value._recorder.planned_for is self:
-                    dropped = value._recorder is not self or value._epoch in self.dropped
-                    reason = DROPPED if dropped else EARLIER
-                    tagged.append((value, Mixed(reason, foreign=True)))
+                elif self.batch is not None and (stale := self.guard.stale(value)) is not None:
+                    tagged.append((value, stale))
             elif isinstance(value, Tensor):
                 if value.requires_grad:
                     if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
@@ -316,7 +170,7 @@ class Recorder:
     ) -> Any:
         tags = [tag for _, tag in tagged]
         if writes(func) and name not in POINTWISE and name != "setitem":
-            refuse_unfollowed(self, name)
+            self.problems.refuse_writing(name)
         if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
@@ -338,9 +192,6 @@ class Recorder:
         rule = OPERATIONS.get(name)
         if rule is not None and (name in COMPLEX or not any(q.is_complex() for q in shared)):
             return rule(self, func, args, kwargs)
-        from tacit.gradients.layers.generic import generic
-        from tacit.gradients.layers.pointwise import lift
-
         if name in POINTWISE or name in ("cat", "stack"):
             return lift(self, name, func, args, kwargs, tagged, shared)
         return generic(self, name, func, args, kwargs, tagged, shared)
@@ -361,7 +212,7 @@ class Recorder:
             out_tensors = out
         else:
             if tagged and writes(func):
-                refuse_unfollowed(self, name)
+                self.problems.refuse_writing(name)
             numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
             reads = numbers and any(type(a) is Traced for a in (*args, *kwargs.values()))
             if self.inside and reads and not data_independent.only_validates():
@@ -369,24 +220,13 @@ class Recorder:
             return out
         if not tagged:
             if self.evaluating and self.batch is None:
-                mark_as_before(out_tensors, (args, kwargs))
+                self.guard.evaluated(out_tensors, (args, kwargs))
             return out
         assert self.batch is not None
-        in_place = writes(func)
-        if in_place and not known(name, POINTWISE):
-            refuse_unfollowed(self, name)
-        if name in COUNTING:
-            refuse_counting(self, name, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
-            call = Call(name, func, args, kwargs, out_tensors, self.batch, tagged)
-            tag = propagate(call)
-        if in_place and id(out_tensors) not in self.buffers:
-            settle(self, name, out_tensors, tag, args, tagged, name in POINTWISE or name == "setitem")
+        call = Call(name, func, args, kwargs, out_tensors, self.batch, tagged)
+        tag = self.guard.tag_written(call, out_tensors) if writes(func) else self.guard.tag(call)
         self.tag_outputs(out_tensors, tag, tagged)
-        if name in FILLED and len(tagged) == 1 and not self.free:
-            note_fill(call)
-        if self.inside and not all(isinstance(own, Layout) for _, own in tagged):
-            data_sizes.told_by_data(self, name, args, kwargs, out_tensors)
+        self.guard.tagged(call)
         return out
 
     def tag_outputs(self, out: Any, tag: Any, tagged: list[tuple[Tensor, Tag]]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
@@ -17,12 +16,13 @@ from tacit.gradients.isolation.isolate import gather_gradients
 from tacit.gradients.kernels.loops import roots
 from tacit.gradients.layers import loss_mean
 from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
+from tacit.gradients.recording import Recording
 
 
 class Measured:
     """What `recorder` captured, measured once and summed with any weights."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
         self.shapes = {name: real(p).shape for name, p in recorder.parameters.items()}
         """A complex parameter is pairs of real numbers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,13 @@ from torch import Tensor
 from tacit.gradients.layout import Layout
 from tacit.gradients.names import canonical
 from tacit.gradients.nested import mapped
+from tacit.gradients.recording import Recording
 from tacit.gradients.tap import Tap
 from tacit.gradients.traced import Traced, mark
 
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
-
 
 def run_empty(
-    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
+    recorder: Recording, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trained: bool
 ) -> Any:
     """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
     if canonical(func) in ("view", "reshape"):

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import backward, frozen_prefix, shards
-from tacit.gradients.capture import Recorder, Reduction
-from tacit.gradients.check import module_problems
+from tacit.gradients import frozen_prefix, shards
+from tacit.gradients.capture import Recorder
 from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
+from tacit.gradients.guard import backward
 from tacit.gradients.guard.comparison import Comparison
+from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
+from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.guard.run_in_parts import outputs_of
 from tacit.gradients.guard.storage_guard import Memory
 from tacit.gradients.inputs import BatchDim, Inputs, divisions
@@ -31,6 +33,7 @@ from tacit.gradients.layers import conv, embedding, linear, loss, loss_mean, nor
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.libraries.compiled import Eager
 from tacit.gradients.problems import refuse
+from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
 from tacit.gradients.traced import plain
 
@@ -93,7 +96,7 @@ class Engine:
         self._eager = Eager(model)
         modules = shards.sharded_modules(model)
         shards.cut_up(modules)
-        self._recorder = Recorder(model, reduction)
+        self._recorder = Recorder(model, reduction, BatchGuard)
         self._recorder.sharded_modules = modules
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
         if not self._recorder.parameters:

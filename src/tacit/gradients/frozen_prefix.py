@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as calling
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import Problems
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
 
 PART = 1 << 24
@@ -64,7 +64,7 @@ _WALK = nn.Sequential.forward.__code__
 class Prefixes:
     """The frozen beginnings of a model's Sequentials. Layers are hooked between `put` and `remove` only."""
 
-    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, recorder: Recording) -> None:
         self._recorder = recorder
         self._containers = [m for m in model.modules() if type(m) is nn.Sequential and len(beginning(m)) > 1]
         self._hooked: list[Prefix] = []
@@ -86,9 +86,9 @@ class Prefixes:
 class Prefix:
     """The frozen layers that one Sequential begins with, during one call of the model."""
 
-    def __init__(self, container: nn.Sequential, layers: tuple[nn.Module, ...], recorder: Recorder) -> None:
+    def __init__(self, container: nn.Sequential, layers: tuple[nn.Module, ...], recorder: Recording) -> None:
         self._container, self._layers, self._recorder = container, layers, recorder
-        self._features: dict[int, tuple[Recorder, Tensor]] = {}
+        self._features: dict[int, tuple[Recording, Tensor]] = {}
         """What is to be handed on, in each thread, and who follows the empty batch that stands for it."""
 
     def put(self) -> None:
@@ -215,7 +215,7 @@ def _is_trained_or_data(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.requires_grad or type(value) is Traced)
 
 
-def _recorder_for(recorder: Recorder, records: int) -> Recorder:
+def _recorder_for(recorder: Recording, records: int) -> Recording:
     """One for a part of the batch. (Other threads follow the whole batch meanwhile.)"""
     found = copy.copy(recorder)
     found.batch, found.problems = records, Problems(recorder.model)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.isolation.divided import Divided, Split, divided
 from tacit.gradients.layout import Layout
 from tacit.gradients.nested import rebuilt, tensors
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark
 
 BatchDim = int | Mapping[str | int, int | None]
@@ -37,7 +37,7 @@ class Inputs:
     """Tags what enters the model. An example is `rows` consecutive entries along its dimension."""
 
     def __init__(
-        self, model: nn.Module, recorder: Recorder, batch_dim: BatchDim, rows: int, split: Split | None = None
+        self, model: nn.Module, recorder: Recording, batch_dim: BatchDim, rows: int, split: Split | None = None
     ) -> None:
         self._recorder, self._rows, self._split = recorder, rows, split
         recorder.rows = rows

@@ -15,6 +15,19 @@ _ELSEWHERE = "the loss"
 """Where code runs that is no module's."""
 
 
+EARLIER = (
+    "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
+    "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
+)
+"""Why a tensor of an earlier batch may not take part."""
+
+TRANSFORMED = (
+    "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
+    "torch.autograd.grad"
+)
+"""Why the batch may not be wrapped by torch.func."""
+
+
 def refuse(problems: list[str]) -> None:
     """Raise a ValueError that lists the problems, if there are any."""
     if problems:
@@ -106,6 +119,13 @@ class Problems:
             "the tensor and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face "
             "models, an attention mask of four dimensions)",
             f"it reads values of the batch (`{name.strip('_')}`)",
+        )
+
+    def refuse_writing(self, name: str) -> None:
+        """Raise at once for a write in place that is not followed."""
+        self.refuse_now(
+            f"`{name}` writes data of the batch in place in a way the engine does not follow; use the form that "
+            "returns a new tensor (no trailing underscore, no out=)"
         )
 
     def refuse_printing(self, name: str) -> None:

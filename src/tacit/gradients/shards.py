@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.nested import tensors
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import mark
 
 
@@ -58,7 +58,7 @@ def whole_parameters(model: nn.Module, shards: Mapping[str, Tensor]) -> dict[str
     return found
 
 
-def keep_tags(model: nn.Module, recorder: Recorder) -> Iterator[Any]:
+def keep_tags(model: nn.Module, recorder: Recording) -> Iterator[Any]:
     """Hooks on every sharded module, around those of FSDP, that give its inputs their tags back."""
     for module in sharded_modules(model):
         entered: list[Tensor] = []

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +19,13 @@ from torch._guards import TracingContext
 
 from tacit.gradients.layout import Tag
 from tacit.gradients.nested import mapped
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
+from tacit.gradients.recording import Recording
 
 
 class Traced(torch.Tensor):
     """An ordinary tensor with a tag; it behaves as one in every operation."""
 
-    _recorder: Recorder
+    _recorder: Recording
     _tag: Tag
     _epoch: int
     _entered: bool = False
@@ -41,7 +39,7 @@ class Traced(torch.Tensor):
 
     def as_subclass(self, cls: Any) -> Any:
         """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""
-        recorder: Recorder | None = getattr(self, "_recorder", None)
+        recorder: Recording | None = getattr(self, "_recorder", None)
         if recorder is None or not recorder.inside or _is_own(sys._getframe(1)):
             return super().as_subclass(cls)
         if cls is not torch.Tensor:
@@ -79,10 +77,10 @@ def _is_own(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("tacit.")
 
 
-def _find(args: Any) -> Recorder | None:
+def _find(args: Any) -> Recording | None:
     for arg in args:
         if type(arg) is Traced:
-            recorder: Recorder | None = getattr(arg, "_recorder", None)
+            recorder: Recording | None = getattr(arg, "_recorder", None)
             if recorder is not None and not recorder.active:
                 recorder = recorder.planned_for  # a tensor of the plan that somebody has kept
             if recorder is not None and recorder.active:
@@ -94,7 +92,7 @@ def _find(args: Any) -> Recorder | None:
     return None
 
 
-def mark(t: Tensor, recorder: Recorder, tag: Tag) -> Tensor:
+def mark(t: Tensor, recorder: Recording, tag: Tag) -> Tensor:
     """Tag a tensor made by the engine in place (its class changes, its storage and graph do not)."""
     if type(t) is not Traced:
         if type(t) is not torch.Tensor:

@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
-from tacit.gradients.check import check, module_problems
+from tacit.gradients.check import check
+from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.engine import record
 from tacit.gradients.guard.run_in_parts import copied, seeded
 from tacit.gradients.layout import Mixed

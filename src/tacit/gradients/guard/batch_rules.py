@@ -20,29 +20,10 @@ from tacit.gradients.layers import matmul, tag_rules
 from tacit.gradients.layers.own_means import own_share
 from tacit.gradients.layers.registry import RULES, Call, broadcast
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
-from tacit.gradients.names import words
+from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.traced import Traced
 
-__all__ = ["POINTWISE", "matmul", "propagate", "reductions", "shape_rules", "tag_rules"]
-
-
-POINTWISE = words(
-    """
-    add sub mul div true_divide floor_divide remainder fmod pow rsub neg negative positive abs absolute exp
-    exp2 expm1 log log1p log2 log10 sqrt rsqrt sin cos tan asin acos atan arcsin arccos arctan sinh cosh tanh
-    asinh acosh atanh erf erfc erfinv sigmoid logit relu relu6 leaky_relu elu selu celu gelu silu mish softplus
-    softshrink hardshrink tanhshrink hardtanh hardsigmoid hardswish threshold log_sigmoid logsigmoid rrelu
-    clamp clip clamp_min clamp_max minimum maximum fmin fmax where masked_fill lerp addcmul addcdiv eq ne lt le
-    gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not and or
-    xor invert isnan isinf isfinite sign sgn floor ceil round trunc frac reciprocal square to type float double
-    half bfloat16 int long bool short byte cpu cuda clone contiguous detach dropout alpha_dropout zeros_like
-    ones_like rand_like randn_like full_like empty_like bernoulli nan_to_num copy zero fill type_as
-    requires_grad xlogy hypot atan2 heaviside copysign logaddexp logaddexp2 lgamma digamma sinc isclose data
-    uniform normal exponential conj real imag angle softsign pin_memory alias signbit float_power not_equal
-    greater greater_equal less less_equal new_zeros_like native_dropout retain_grad
-    """
-)
-"""Operations whose output entry depends on the entries at the same (broadcast) position only."""
+__all__ = ["matmul", "propagate", "reductions", "shape_rules", "tag_rules"]
 
 
 _LINEAR = words(

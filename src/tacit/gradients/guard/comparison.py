@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.guard.run_in_parts import INFLUENCE, FailedOnPart, NotCompared, is_influenced
 from tacit.gradients.problems import refuse
+from tacit.gradients.recording import Recording
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ FEWEST = 4
 class Comparison:
     """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits."""
 
-    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+    def __init__(self, recorder: Recording, *, wanted: bool) -> None:
         self._recorder, self._wanted = recorder, wanted
         self._found: bool | NotCompared | FailedOnPart | None = None
 

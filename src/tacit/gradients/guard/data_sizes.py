@@ -13,22 +13,19 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, _ops
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients.guard import padded_sequences
-from tacit.gradients.guard.batch_rules import POINTWISE
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed, same_everywhere
-from tacit.gradients.names import words, writes
+from tacit.gradients.names import POINTWISE, words, writes
 from tacit.gradients.nested import mapped, tensors
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, opened, plain
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
 
 SIZES = words(
     """
@@ -61,7 +58,7 @@ class SizeDecidedByData:
 
     __slots__ = ("_recorder",)
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
 
     def __repr__(self) -> str:
@@ -89,7 +86,7 @@ class Shape(tuple[Any, ...]):
         return math.prod(self)
 
 
-def shown(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+def shown(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """What the model's code sees of a size that PyTorch has read."""
     given = [t for t in (*args, *kwargs.values()) if type(t) is Traced]
     free = {d for t in given for d in t._free}
@@ -120,7 +117,7 @@ def _brings_readings(frame: FrameType) -> bool:
     return frame.f_code.co_name in ("__torch_function__", _ENTRY) or frame.f_code.co_filename == _ops.__file__
 
 
-def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def before(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse to take apart what has as many parts as data decided, or to drop a dimension if there is one only."""
     if name not in _PARTS and name != "squeeze":
         return
@@ -134,7 +131,7 @@ def before(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def after(
-    recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    recorder: Recording, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> None:
     """Say which sizes of an operation's outputs were decided by data."""
     decided = name in DECIDING and _decides(recorder, name, args, kwargs)
@@ -157,7 +154,7 @@ def after(
         _pass_on(recorder, call, free, outs)
 
 
-def told_by_data(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+def told_by_data(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """All sizes were decided by data, where an operation was given tensors of the batch for numbers."""
     if name in POINTWISE or name in _INDEXING or not _are_numbers_of_the_batch(recorder, args, kwargs):
         return
@@ -168,7 +165,7 @@ def told_by_data(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: d
         t._free = frozenset(range(t.ndim))  # type: ignore[attr-defined]
 
 
-def _are_numbers_of_the_batch(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _are_numbers_of_the_batch(recorder: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether tensors of the batch are given for whole numbers, beside what an operation is done to."""
     whole = [t for t in _beside(args, kwargs) if recorder.follows(t) and not plain(t).dtype.is_floating_point]
     return any(plain(t).ndim < 2 for t in whole)
@@ -178,7 +175,7 @@ def _beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     return tensors((args[1:], {k: v for k, v in kwargs.items() if k not in _DONE_TO}))
 
 
-def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
+def _give_to_all(recorder: Recording, out: Sequence[Tensor]) -> None:
     """Follow a constant that was made as large as tensors of the batch: every example has the same of it."""
     tags = [t._tag for t in out if recorder.follows(t)]  # type: ignore[attr-defined]
     for t in out if tags else ():
@@ -186,7 +183,7 @@ def _give_to_all(recorder: Recorder, out: Sequence[Tensor]) -> None:
             mark(t, recorder, tags[0])
 
 
-def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
+def _pass_on(recorder: Recording, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
     found = _spread(recorder, call, free, outs) if outs else []
     with torch._C.DisableTorchFunctionSubclass():
         zero = padded_sequences.stays_zero(call, free)
@@ -198,7 +195,7 @@ def _pass_on(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tens
 
 
 def _objection(
-    recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor], after: frozenset[int]
+    recorder: Recording, call: Call, free: list[Tensor], outs: list[Tensor], after: frozenset[int]
 ) -> str | None:
     """In the model, to all that may depend on such sizes; in the loss, which may know a mask, to what surely does."""
     if recorder.inside:
@@ -207,7 +204,7 @@ def _objection(
     return padded_sequences.objection_to_mean(call, free, outs) if not own else None
 
 
-def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _decides(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether it was data of the batch that decided the size of an operation's output."""
     if name == "getitem":
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -224,11 +221,11 @@ def _decides(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[
     return True
 
 
-def _is_mask(recorder: Recorder, part: Any) -> bool:
+def _is_mask(recorder: Recording, part: Any) -> bool:
     return recorder.follows(part) and part.dtype in (torch.bool, torch.uint8)
 
 
-def _is_cut_by_data(recorder: Recorder, part: slice) -> bool:
+def _is_cut_by_data(recorder: Recording, part: slice) -> bool:
     return any(recorder.follows(bound) for bound in (part.start, part.stop, part.step))
 
 
@@ -245,7 +242,7 @@ def _unpacking() -> FrameType | None:
     return frame
 
 
-def _decided(recorder: Recorder, call: Call, out: Tensor) -> frozenset[int]:
+def _decided(recorder: Recording, call: Call, out: Tensor) -> frozenset[int]:
     """The rows, where every row has its owner; else all dimensions."""
     if call.name == UNPACKING:
         return frozenset() if out.ndim == 1 or _is_length_given(call) else frozenset([int(call.args[2])])
@@ -261,7 +258,7 @@ def _is_as_wide_as_the_longest(t: Any) -> bool:
     return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
 
 
-def _spread(recorder: Recorder, call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
+def _spread(recorder: Recording, call: Call, free: list[Tensor], outs: list[Tensor]) -> list[frozenset[int]]:
     """The dimensions of outputs whose sizes follow from sizes that data decided."""
     if call.name in _RECURRENT:
         return [call.args[0]._free if i == 0 else frozenset() for i in range(len(outs))]

@@ -8,7 +8,7 @@ of their own, and nested tensors. What came of it would pass for a constant.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,13 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from tacit.gradients.names import canonical
 from tacit.gradients.nested import tensors
+from tacit.gradients.problems import TRANSFORMED
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
 
 PACKING = (
     "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
     "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
-)
-TRANSFORMED = (
-    "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
-    "torch.autograd.grad"
 )
 
 
@@ -44,7 +39,7 @@ _TAKES_LISTS = torch.functional.einsum
 class Unseen(TorchFunctionMode):
     """Sees every call of PyTorch's functions between `put` and `remove`, and refuses those that nobody follows."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         super().__init__()
         self._recorder = recorder
         self._is_put = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +10,8 @@ from torch import Tensor
 from tacit.gradients.layers.registry import RULES
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
 
 _SHAPES = words("transpose t squeeze unsqueeze swapaxes swapdims resize resize_as as_strided set rename")
 """Operations whose in-place form changes a tensor's shape, not its values."""
@@ -25,7 +23,7 @@ def known(name: str, pointwise: frozenset[str]) -> bool:
 
 
 def settle(
-    recorder: Recorder,
+    recorder: Recording,
     name: str,
     written: Any,
     new: Any,
@@ -101,7 +99,7 @@ COUNTING = {"batch_norm": 3, "instance_norm": 3, "native_batch_norm": 3, "_nativ
 """Operations that write what they count into an argument, which begins at this place."""
 
 
-def refuse_counting(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_counting(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """An operation of `COUNTING` that has somewhere to write to."""
     values = dict(enumerate(args))
     running = values.get(COUNTING[name], kwargs.get("running_mean"))
@@ -110,14 +108,7 @@ def refuse_counting(recorder: Recorder, name: str, args: tuple[Any, ...], kwargs
         recorder.problems.add(f"`{name}` writes statistics of the batch into its running mean and variance")
 
 
-def refuse_unfollowed(recorder: Recorder, name: str) -> None:
-    recorder.problems.refuse_now(
-        f"`{name}` writes data of the batch in place in a way the engine does not follow; use the form that returns a "
-        "new tensor (no trailing underscore, no out=)"
-    )
-
-
-def assign_attribute(recorder: Recorder, attribute: str, target: Tensor, value: Any) -> None:
+def assign_attribute(recorder: Recording, attribute: str, target: Tensor, value: Any) -> None:
     """What `target.data = value` or `target.grad = value` is about to do, if the value is data of the batch."""
     if not recorder.follows(value):
         return

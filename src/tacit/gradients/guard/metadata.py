@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,8 @@ from torch import Tensor
 from tacit.gradients.guard.data_sizes import SIZES, shown
 from tacit.gradients.guard.in_place import assign_attribute
 from tacit.gradients.layout import Mixed
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import mark, plain
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
 
 _GRAD = (
     "the `.grad` of a tensor of the batch is what a loss over all examples left there; for gradients with respect to "
@@ -23,7 +21,9 @@ _GRAD = (
 _BASE = "what a view of the batch was cut from (`._base`) may hold other examples than the view"
 
 
-def told(recorder: Recorder, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def told(
+    recorder: Recording, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The answer of an operation of `names.METADATA`."""
     if name == "__set__":
         assign_attribute(recorder, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.batch_rules import POINTWISE
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Total
-from tacit.gradients.names import words
+from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.traced import Traced
 
 _MOVING = words(

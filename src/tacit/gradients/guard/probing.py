@@ -7,24 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.layers.generic import run_on_example
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
 from tacit.gradients.nested import mapped, tensors
-
-
-def _sliced(value: Any, tags: dict[int, Layout], batch: int, b: int) -> Any:
-    if isinstance(value, Tensor):
-        bare = value.as_subclass(Tensor).detach()
-        return select_examples(bare, tags[id(value)], batch, b, b + 1).clone() if id(value) in tags else bare
-    if isinstance(value, (tuple, list)):
-        return type(value)(_sliced(v, tags, batch, b) for v in value)
-    return value
-
-
-def run_on_example(call: Call, tags: dict[int, Layout], b: int) -> Any:
-    with torch.no_grad():
-        args = tuple(_sliced(a, tags, call.batch, b) for a in call.args)
-        return call.func(*args, **{k: _sliced(v, tags, call.batch, b) for k, v in call.kwargs.items()})
 
 
 def probed(call: Call) -> Any:

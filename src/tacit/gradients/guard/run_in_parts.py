@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.modules import module as calling
 from torch.overrides import TorchFunctionMode
 
-from tacit.gradients.capture import COMPARED, Recorder
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.layout import Layout, Total, select_examples
@@ -29,6 +28,7 @@ from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.problems import Problems
+from tacit.gradients.recording import COMPARED, Recording
 from tacit.gradients.traced import Traced, mark, plain
 
 MOST = 7
@@ -69,7 +69,7 @@ class Part:
     outputs: Sequence[Tensor]
 
 
-def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
+def is_influenced(recorder: Recording, args: Any, kwargs: Any) -> bool:
     """Whether examples influence each other in a model that is given these arguments, which are followed.
 
     The first examples, `MOST` at the most, are run together and, in other orders, in two halves, twice: everybody's
@@ -97,7 +97,7 @@ def is_influenced(recorder: Recorder, args: Any, kwargs: Any) -> bool:
     raise failures[0]
 
 
-def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
+def _differ(recorder: Recording, args: Any, kwargs: Any, lists: bool) -> bool:
     def run(examples: Sequence[int], seed: int = 0) -> Part:
         def cut(batch: int, copies: dict[int, Any]) -> Any:
             return Cut(recorder, examples, batch, lists, copies).of((args, kwargs))
@@ -123,7 +123,7 @@ def _differ(recorder: Recorder, args: Any, kwargs: Any, lists: bool) -> bool:
     return True
 
 
-def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
+def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[[int, dict[int, Any]], Any]) -> Part:
     batch = recorder.batch or 0
     copies: dict[int, Any] = {}
     try:
@@ -153,7 +153,7 @@ def _run(recorder: Recorder, examples: Sequence[int], seed: int, cut: Callable[[
 
 
 @contextmanager
-def _followed(recorder: Recorder, batch: int) -> Iterator[None]:
+def _followed(recorder: Recording, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
     kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases
     recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
@@ -228,7 +228,7 @@ def _places(model: nn.Module) -> list[tuple[int, int, int]]:
 class Cut:
     """Cuts some examples out of everything that has a part for each; if `lists`, out of lists of numbers too."""
 
-    recorder: Recorder
+    recorder: Recording
     examples: Sequence[int]
     batch: int
     lists: bool
@@ -282,7 +282,7 @@ def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
     return []
 
 
-def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recorder | None = None) -> bool:
+def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | None = None) -> bool:
     """Return whether the parts of the examples have the outputs that they have in the whole.
 
     The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever

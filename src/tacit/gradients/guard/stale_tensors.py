@@ -15,10 +15,6 @@ DROPPED = (
     "a tensor computed from a batch is used although the model was called on another batch since; call the model on "
     "other data under torch.no_grad() only"
 )
-EARLIER = (
-    "a tensor computed from an earlier batch takes part in this one (a state, an average or a queue that is kept), and "
-    "with it records whose influence the noise of this step does not cover; compute it from each example, or begin anew"
-)
 FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "full_like": None}
 """Operations that give every entry one number: this one, or an argument."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, _tensor, nn, overrides
@@ -27,9 +27,7 @@ from tacit.gradients.guard import hidden_calls
 from tacit.gradients.layout import Layout
 from tacit.gradients.names import METADATA, canonical, words, writes
 from tacit.gradients.nested import tensors
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
+from tacit.gradients.recording import Recording
 
 UNFOLLOWED = (
     "code that PyTorch shows to nobody reads the batch (torch.Tensor(x), Variable(x), set_, scripted functions, nodes "
@@ -78,7 +76,7 @@ class Memory(dispatching.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled while a mode is on; PyTorch would put frames of its own in between
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._passes = 0
@@ -137,7 +135,7 @@ class Memory(dispatching.TorchDispatchMode):
         finally:
             change[before](thread)
 
-    def carry_out(self, recorder: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def carry_out(self, recorder: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation on tensors of the batch, which holds what comes of it."""
         given = tensors((args, kwargs))
         others = [t for t in given if not recorder.follows(t)]

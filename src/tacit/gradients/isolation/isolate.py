@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.factors.contribution import Dense
 from tacit.gradients.factors.parameter_uses import Part
@@ -25,6 +24,7 @@ from tacit.gradients.isolation.module_state import State
 from tacit.gradients.isolation.replay import LARGE, Replayed, Walk
 from tacit.gradients.layout import Layout, same_everywhere
 from tacit.gradients.problems import CannotCut
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -108,7 +108,7 @@ def _holds_batch(value: Any, depth: int = 0) -> bool:
     return any(_holds_batch(v, depth + 1) for v in inside.values())
 
 
-def working(recorder: Recorder) -> AbstractContextManager[None]:
+def working(recorder: Recording) -> AbstractContextManager[None]:
     """The engine is at work on tensors of the batch."""
     return recorder.memory.working() if recorder.memory is not None else nullcontext()
 
@@ -151,7 +151,7 @@ class Isolated:
     buffer must be the same for all.
     """
 
-    def __init__(self, recorder: Recorder, module: nn.Module, joins: Sequence[Sequence[Join]]) -> None:
+    def __init__(self, recorder: Recording, module: nn.Module, joins: Sequence[Sequence[Join]]) -> None:
         self.recorder, self.module, self.joins = recorder, module, joins
         self.original: Callable[..., Any] = module.forward
         self.calls = 0
@@ -255,7 +255,7 @@ class Isolated:
         return empty if join.kind == "rows" else empty.sum()
 
 
-def gather_gradients(recorder: Recorder) -> None:
+def gather_gradients(recorder: Recording) -> None:
     """Hand over what arrived at the examples' own aliases as contributions to the parameters, and clear it."""
     for call in recorder.aliases:
         if isinstance(call, Walk) and call.used:
@@ -286,7 +286,7 @@ def _own_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Calla
 class Installed:
     """Lets the modules of a plan run one example at a time in followed passes, until `remove`."""
 
-    def __init__(self, recorder: Recorder, model: nn.Module, plan: Plan, kind: type[Isolated] = Isolated) -> None:
+    def __init__(self, recorder: Recording, model: nn.Module, plan: Plan, kind: type[Isolated] = Isolated) -> None:
         self._before: list[tuple[nn.Module, Any]] = []
         self._stand_ins: dict[str, Isolated] = {}
         for name, joins in plan.items():

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients.backward import is_custom, nodes
 from tacit.gradients.capture import Recorder
 from tacit.gradients.clip import Measured
+from tacit.gradients.guard.backward import is_custom, nodes
+from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.run_in_parts import MOST, Cut, Still, copied, outputs_of, seeded, silenced
 from tacit.gradients.guard.storage_guard import Memory
@@ -137,7 +138,7 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *,
         twin = silenced(copied(recorder.model, copies))
     except Exception as error:  # whatever a model raises that cannot be copied
         raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
-    own = Recorder(twin, recorder.reduction)
+    own = Recorder(twin, recorder.reduction, BatchGuard)
     own.batch, own.planned_for = size, recorder
     given = Cut(own, examples, batch, lists=False, copies=copies).of((args, kwargs))
     trial = Installed(own, twin, {name: () for name in names}, kind=Compared)

@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.layers.conv_kernel import Formed, Geometry, can_be_formed
 from tacit.gradients.layers.conv_unfold import Convolution
-from tacit.gradients.layers.linear import bare, bound, fallback, finish, layout_of, operation, trainable
+from tacit.gradients.layers.linear import fallback, finish
+from tacit.gradients.layers.registry import bare, bound, layout_of, operation, trainable
 from tacit.gradients.layout import by_example
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
 
 
@@ -21,7 +22,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 
 @operation("conv1d conv2d conv3d")
-def convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def convolution(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias, stride, padding, dilation, groups = bound(
         "input weight bias stride padding dilation groups", args, kwargs, stride=1, padding=0, dilation=1, groups=1
     )
@@ -43,7 +44,7 @@ def convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("conv_transpose1d conv_transpose2d conv_transpose3d")
-def transposed_convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def transposed_convolution(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias, stride, padding, output_padding, groups, dilation = bound(
         "input weight bias stride padding output_padding groups dilation",
         args,
@@ -66,7 +67,7 @@ def transposed_convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any
 
 
 def _tap_convolution(
-    recorder: Recorder,
+    recorder: Recording,
     func: Any,
     call: Any,
     out: Tensor,

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.capture import ALWAYS, Recorder
 from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.sparse import Rows
-from tacit.gradients.layers.linear import bare, bound, fallback, finish, layout_of, operation, trainable
+from tacit.gradients.layers.linear import fallback, finish
+from tacit.gradients.layers.registry import ALWAYS, bare, bound, layout_of, operation, trainable
 from tacit.gradients.layout import Layout, by_example, owners
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
 
 
 @operation("embedding")
-def embedding(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def embedding(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     weight, index, padding_idx, by_frequency, _ = bound(
         "weight input padding_idx scale_grad_by_freq sparse", args, kwargs, padding_idx=-1, scale_grad_by_freq=False
     )
@@ -47,14 +48,14 @@ def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch:
 
 
 @operation("one_hot", ALWAYS)
-def one_hot(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def one_hot(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if recorder.inside and bound("tensor num_classes", args, kwargs, num_classes=-1)[1] < 1:
         recorder.problems.add("`one_hot` without num_classes is as wide as the largest class in the batch")
     return recorder.carry_out(func, args, kwargs)
 
 
 @operation("embedding_renorm", ALWAYS)
-def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def embedding_renorm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.problems.add(
         "an embedding with max_norm rescales rows because of the examples that read them; leave max_norm out"
     )
@@ -62,7 +63,7 @@ def embedding_renorm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> A
 
 
 @operation("embedding_bag")
-def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def embedding_bag(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     names = "weight input offsets scale_grad_by_freq mode sparse per_sample_weights include_last_offset padding_idx"
     weight, index, offsets, _, mode, _, scales, last, padding_idx = bound(
         names, args, kwargs, mode=0, include_last_offset=False
@@ -122,7 +123,7 @@ def embedding_bag(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("getitem index_select")
-def lookup(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def lookup(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     table = args[0]
     if func.__name__ == "index_select":
         dim, index = bound("input dim index", args, kwargs)[1:]
@@ -139,7 +140,7 @@ def lookup(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("setitem")
-def assign(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def assign(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`x[key] = parameter`: every example is given a copy of its own, which is then written like data."""
     x, key, value = args
     if not trainable(value) or not recorder.follows(x):

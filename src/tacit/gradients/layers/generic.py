@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, chunks, cleared, precise
-from tacit.gradients.guard.batch_rules import propagate
-from tacit.gradients.guard.probing import run_on_example
 from tacit.gradients.layers.pointwise import personal
 from tacit.gradients.layers.registry import Call
-from tacit.gradients.layout import Layout, Mixed, Tag
+from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.precision import TOGETHER
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import mark
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
 
 
 def split_batch(x: Tensor, layout: Layout, batch: int) -> Tensor:
@@ -27,6 +23,21 @@ def split_batch(x: Tensor, layout: Layout, batch: int) -> Tensor:
     outer = x.shape[layout.dim] // (batch * layout.inner)
     x = x.unflatten(layout.dim, (outer, batch, layout.inner)).movedim(layout.dim + 1, 0)  # type: ignore[no-untyped-call]
     return x.flatten(layout.dim + 1, layout.dim + 2)
+
+
+def _sliced(value: Any, tags: dict[int, Layout], batch: int, b: int) -> Any:
+    if isinstance(value, Tensor):
+        bare = value.as_subclass(Tensor).detach()
+        return select_examples(bare, tags[id(value)], batch, b, b + 1).clone() if id(value) in tags else bare
+    if isinstance(value, (tuple, list)):
+        return type(value)(_sliced(v, tags, batch, b) for v in value)
+    return value
+
+
+def run_on_example(call: Call, tags: dict[int, Layout], b: int) -> Any:
+    with torch.no_grad():
+        args = tuple(_sliced(a, tags, call.batch, b) for a in call.args)
+        return call.func(*args, **{k: _sliced(v, tags, call.batch, b) for k, v in call.kwargs.items()})
 
 
 class Generic(Contribution):
@@ -76,7 +87,7 @@ class Generic(Contribution):
 
 
 def generic(
-    recorder: Recorder,
+    recorder: Recording,
     name: str,
     func: Callable[..., Any],
     args: tuple[Any, ...],
@@ -89,7 +100,7 @@ def generic(
     assert batch is not None
     with torch._C.DisableTorchFunctionSubclass():
         out = func(*detached(args, shared), **detached(kwargs, shared))
-    tag = propagate(Call(name, func, args, kwargs, out, batch, tagged))
+    tag = recorder.guard.tag(Call(name, func, args, kwargs, out, batch, tagged))
     layouts = [(t, t_tag) for t, t_tag in tagged if isinstance(t_tag, Layout)]
     regular = isinstance(out, Tensor) and isinstance(tag, Layout) and tag.owner is None
     regular = regular and all(layout.owner is None for _, layout in layouts)
@@ -153,6 +164,6 @@ def _has_slot(q: Tensor, layout: Layout, size: int) -> bool:
     return q.ndim > layout.dim and q.shape[layout.dim] == size
 
 
-def _as_data(recorder: Recorder, q: Tensor, layout: Layout, size: int) -> Tensor:
+def _as_data(recorder: Recording, q: Tensor, layout: Layout, size: int) -> Tensor:
     """A shared tensor with one slot per example, as data."""
     return mark(personal(recorder, q, layout, size, q.ndim), recorder, layout)

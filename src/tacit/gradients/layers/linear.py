@@ -6,7 +6,7 @@ Each runs the operation on detached parameters, so that autograd computes activa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,58 +14,25 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from tacit.gradients.capture import ALWAYS, FROZEN, OPERATIONS, Operation, Recorder
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.layers.generic import generic
 from tacit.gradients.layers.matmul import einsum_arguments, expand_equation, matmul_letters, operands
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, bare, bound, layout_of, operation, trainable
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.nested import detached, replaced
+from tacit.gradients.recording import Recording
 from tacit.gradients.tap import LinearTap
 from tacit.gradients.traced import Traced, mark, plain
 
 
-def operation(names: str, where: dict[str, Operation] = OPERATIONS) -> Callable[[Operation], Operation]:
-    """Among the rules for trainable operations, or `ALWAYS`, or `FROZEN`."""
-
-    def register(function: Operation) -> Operation:
-        where.update(dict.fromkeys(names.split(), function))
-        return function
-
-    return register
-
-
-def layout_of(recorder: Recorder, x: Any) -> Layout | None:
-    return x._tag if recorder.follows(x) and isinstance(x._tag, Layout) else None
-
-
-def trainable(q: Any) -> bool:
-    return isinstance(q, Tensor) and type(q) is not Traced and q.requires_grad
-
-
-def bare(q: Any) -> Any:
-    """An argument as the operation should see it: without tag, and without a path to the parameters."""
-    if type(q) is Traced:
-        return plain(q)
-    return q.detach() if isinstance(q, Tensor) else q
-
-
-def bound(names: str, args: Sequence[Any], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
-    """Arguments by name in a given order, whether they came by position or by keyword."""
-    keys = names.split()
-    if len(args) == len(keys):
-        return list(args)
-    values = {**defaults, **dict(zip(keys, args)), **kwargs}
-    return [values.get(k) for k in keys]
-
-
-def fallback(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+def fallback(recorder: Recording, name: str, func: Any, args: Any, kwargs: Any) -> Any:
     tagged, shared = recorder.scan(args, kwargs)
     return generic(recorder, name, func, args, kwargs, tagged, shared)
 
 
-def finish(recorder: Recorder, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+def finish(recorder: Recording, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor:
     tagged, _ = recorder.scan(args, kwargs)
     return recorder.finish(name, func, args, kwargs, out, tagged)  # type: ignore[no-any-return]
 
@@ -78,7 +45,7 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
 
 
 @operation("to type_as", ALWAYS)
-def cast(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def cast(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Casting a tensor to a batch tensor's dtype does not make it batch data, nor does it combine the two."""
     like = next((t for t in (*args[1:], *kwargs.values()) if isinstance(t, Tensor)), None)
     if like is None:
@@ -88,7 +55,7 @@ def cast(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("linear")
-def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = bound("input weight bias", args, kwargs)
     layout, batch = layout_of(recorder, x), recorder.batch
     if layout is None or type(weight) is Traced or type(bias) is Traced or weight.is_complex():
@@ -119,7 +86,7 @@ def linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("linear", FROZEN)
-def frozen_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Computes each row alike too (`alike`)."""
     x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
     layout, kwargs = layout_of(recorder, x), {}
@@ -132,7 +99,7 @@ def frozen_linear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("matmul rmatmul mm bmm mv dot")
-def matmul(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def matmul(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     name = getattr(func, "__name__", "matmul")
     a, b = operands(args, kwargs)[:2]
     if "rmatmul" in name:
@@ -142,7 +109,7 @@ def matmul(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("einsum")
-def einsum(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def einsum(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     equation, given = einsum_arguments(args)
     expanded = expand_equation(equation, given)
     if expanded is None or len(given) != 2:
@@ -151,7 +118,7 @@ def einsum(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def contraction(
-    recorder: Recorder,
+    recorder: Recording,
     name: str,
     func: Any,
     args: Any,
@@ -215,7 +182,7 @@ def contraction(
 
 
 @operation("addmm baddbmm addmv")
-def addmm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def addmm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     bias, a, b = operands(args, kwargs)[:3]
     product = torch.matmul(a, b)
     alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
@@ -223,7 +190,7 @@ def addmm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("bilinear")
-def bilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def bilinear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x1, x2, weight, bias = bound("input1 input2 weight bias", args, kwargs)
     layout, batch = layout_of(recorder, x1), recorder.batch
     other = layout_of(recorder, x2)

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.capture import ALWAYS, Recorder
 from tacit.gradients.factors.contribution import own_sums
-from tacit.gradients.layers.linear import bound, layout_of, operation
 from tacit.gradients.layers.loss_mean import averaged, mean_of_sum
 from tacit.gradients.layers.own_means import mean_of_quotients
-from tacit.gradients.layers.registry import Call, mixes, pairs, rule
+from tacit.gradients.layers.registry import ALWAYS, Call, bound, layout_of, mixes, operation, pairs, rule
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
 from tacit.gradients.names import canonical
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import opened, plain
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,7 @@ def _is_one_after_the_other(targets: Layout, lengths: Any, batch: int) -> bool:
 
 
 @operation(" ".join(name for name in _POSITION if name not in _CLASSES), ALWAYS)
-def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
     place, given = _POSITION[canonical(func)], list(args)
     if opened(func) is not None:
@@ -164,7 +163,7 @@ def tell_of_own_means() -> None:
 
 
 @operation("div true_divide", ALWAYS)
-def divide(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def divide(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A loss divided by a count over the batch is a mean of the examples' own means (see `own_means`)."""
     found = mean_of_quotients(*args) if len(args) == 2 and not kwargs and recorder.reduction != "sum" else None
     if found is None:
@@ -174,7 +173,7 @@ def divide(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("ctc_loss", ALWAYS)
-def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def ctc_loss(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """As `reduced`; the mean of this loss divides each example's by the length of its target first."""
     names = "log_probs targets input_lengths target_lengths blank reduction zero_infinity"
     given = bound(names, args, kwargs, blank=0, reduction=1, zero_infinity=False)
@@ -192,7 +191,7 @@ def ctc_loss(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("kl_div", ALWAYS)
-def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def kl_div(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`batchmean` is a mean over examples that PyTorch spells as a sum divided by a number."""
     if func is not torch.nn.functional.kl_div:
         return reduced(recorder, func, args, kwargs)
@@ -209,7 +208,7 @@ def kl_div(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("cross_entropy_loss nll_loss_nd", ALWAYS)
-def cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over the targets that are not ignored divides by a number that depends on other examples.
 
     It is taken as the mean over examples of each one's own (weighted) mean, which is what one example alone would have,
@@ -270,7 +269,7 @@ def _have_layouts(tagged: list[tuple[Tensor, Tag]]) -> bool:
     return all(isinstance(tag, Layout) for _, tag in tagged)
 
 
-def _summed(recorder: Recorder, func: Any, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
+def _summed(recorder: Recording, func: Any, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
     """The sum of cross-entropies in float32 or better of rows in the order of the examples, or None."""
     names = "input target weight reduction ignore_index label_smoothing"
     x, target, *given = bound(names, args, kwargs, ignore_index=-100, label_smoothing=0.0)

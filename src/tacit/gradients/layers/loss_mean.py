@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.capture import ALWAYS, Recorder
-from tacit.gradients.layers.linear import bound, layout_of, operation
+from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Total, uneven
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
 
 
 @operation("mean", ALWAYS)
-def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def mean(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, keepdim, dtype, axis = bound("input dim keepdim dtype axis", args, {**kwargs}, keepdim=False)
     dim = axis if dim is None else dim
     layout = layout_of(recorder, x)
@@ -33,7 +33,7 @@ def mean(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def averaged(
-    recorder: Recorder,
+    recorder: Recording,
     x: Tensor,
     layout: Layout,
     *,
@@ -59,13 +59,13 @@ def averaged(
     return mean_of_sum(recorder, out, x, layout, own)
 
 
-def mean_of_sum(recorder: Recorder, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+def mean_of_sum(recorder: Recording, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
     """The mean over all examples of a sum over the `own` entries of each that was computed from `x`; see `averaged`."""
     total.data.div_(own * (recorder.batch or 1))
     return _told(recorder, total, x, layout, own)
 
 
-def _told(recorder: Recorder, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
+def _told(recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
     recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
     if own > 1:
         with torch._C.DisableTorchFunctionSubclass():
@@ -73,7 +73,7 @@ def _told(recorder: Recorder, mean: Tensor, x: Tensor, layout: Layout, own: int)
     return mean
 
 
-def check_reduction(recorder: Recorder) -> None:
+def check_reduction(recorder: Recording) -> None:
     """Refuse a loss that is not for certain L = c·Σ_i ℓ_i with c known.
 
     Where the examples were reduced (a mean or a sum) the engine has seen both the operation and the gradient that came
@@ -106,11 +106,11 @@ def check_reduction(recorder: Recorder) -> None:
         raise ValueError(f"reduction={declared!r} was declared, but the loss, or a part, is a {wrong} over examples")
 
 
-def _is_scaled_by_constants(recorder: Recorder, kinds: set[str], batch: int) -> bool:
+def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) -> bool:
     """Return whether the parts of the loss are all means, or all sums, times constants.
 
     A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
-    (`Recorder.learning`); until then everything is let through.
+    (`Recording.learning`); until then everything is let through.
     """
     seeds = [seed for _, seed in (*recorder.inner_seeds, *recorder.seeds)]
     single = len(kinds) == 1 and all(seed.numel() == 1 for seed in seeds)
@@ -122,7 +122,7 @@ def _is_scaled_by_constants(recorder: Recorder, kinds: set[str], batch: int) -> 
     return single and len(recorder.learned) > 1 and known == {found}
 
 
-def _is_told_by_outputs(recorder: Recorder) -> bool:
+def _is_told_by_outputs(recorder: Recording) -> bool:
     """Return whether the loss is one that the model returned, unscaled, and every other part is reduced alike.
 
     Inside the model its parts may have been scaled, by constants: the comparison of the first batch with its parts has
@@ -137,7 +137,7 @@ def _is_told_by_outputs(recorder: Recorder) -> bool:
     return scales(recorder) <= recorder.scales
 
 
-def scales(recorder: Recorder) -> set[float]:
+def scales(recorder: Recording) -> set[float]:
     """Return what arrived at the model's own reductions over examples; not a number where it was no number."""
     return {abs(float(seed)) if seed.numel() == 1 else math.nan for _, seed in recorder.inner_seeds}
 

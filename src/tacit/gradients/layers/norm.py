@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums, precise
-from tacit.gradients.guard.in_place import refuse_unfollowed
-from tacit.gradients.layers.linear import bare, bound, fallback, finish, layout_of, operation, trainable
+from tacit.gradients.layers.linear import fallback, finish
+from tacit.gradients.layers.registry import bare, bound, layout_of, operation, trainable
 from tacit.gradients.layout import Layout, by_example
 from tacit.gradients.names import writes
 from tacit.gradients.nested import detached
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
 
 
 @operation("layer_norm rms_norm")
-def layer_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def layer_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     centred = func.__name__ == "layer_norm"
     if centred:
         x, shape, weight, bias, eps, _ = bound(
@@ -54,7 +54,7 @@ def _per_example(x: Tensor, layout: Layout, batch: int, shape: tuple[int, ...]) 
 
 
 @operation("group_norm instance_norm batch_norm")
-def channel_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def channel_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ == "group_norm":
         x, groups, weight, bias, eps, _ = bound(
             "input num_groups weight bias eps cudnn_enabled", args, kwargs, eps=1e-5
@@ -102,15 +102,15 @@ def channel_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("prelu")
-def prelu(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def prelu(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = bound("input weight", args, kwargs)
     shaped = weight.view(-1, *(1,) * (x.ndim - 2)) if weight.numel() > 1 and x.ndim > 1 else weight
     return torch.where(x > 0, x, shaped * x)
 
 
 @operation("masked_fill")
-def masked_fill(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def masked_fill(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, mask, value = bound("input mask value", args, kwargs)
     if writes(func):
-        refuse_unfollowed(recorder, "masked_fill_")
+        recorder.problems.refuse_writing("masked_fill_")
     return torch.where(mask, value, x)

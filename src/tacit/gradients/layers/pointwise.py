@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +14,11 @@ from tacit.gradients.factors.sparse import Diagonal
 from tacit.gradients.layers.registry import BESIDE
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
 from tacit.gradients.nested import detached, replaced, tensors
-
-if TYPE_CHECKING:
-    from tacit.gradients.capture import Recorder
+from tacit.gradients.recording import Recording
 
 
 def lift(
-    recorder: Recorder,
+    recorder: Recording,
     name: str,
     func: Callable[..., Any],
     args: tuple[Any, ...],
@@ -64,7 +62,7 @@ def lift(
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
 
 
-def personal(recorder: Recorder, q: Tensor, place: Layout, size: int, rank: int, full: Sequence[int] = ()) -> Tensor:
+def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int, full: Sequence[int] = ()) -> Tensor:
     """A copy of a shared tensor for each example, expanded to `full` where it meets other dimensions too.
 
     Left to autograd, sums over these other dimensions would go through memory as it lies (see `own_sums`).

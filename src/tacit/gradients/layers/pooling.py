@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
-from tacit.gradients.capture import ALWAYS, Recorder
 from tacit.gradients.kernels.loops import readable
-from tacit.gradients.layers.linear import bound, layout_of, operation
+from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
 
 MOST_ENTRIES = 256
@@ -29,7 +29,7 @@ MOST_ENTRIES = 256
 
 
 @operation("max_pool2d", ALWAYS)
-def max_pool(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def max_pool(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, kernel, stride, padding, dilation, ceil = bound(
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False
     )

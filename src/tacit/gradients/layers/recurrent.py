@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tacit.gradients.capture import ALWAYS, Recorder
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels.batch_invariant_matmul import LINE
 from tacit.gradients.layers import rnn_steps
-from tacit.gradients.layers.linear import layout_of, operation, trainable
 from tacit.gradients.layers.pointwise import personal
-from tacit.gradients.layers.registry import BESIDE, tidy
+from tacit.gradients.layers.registry import ALWAYS, BESIDE, layout_of, operation, tidy, trainable
 from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
+from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -76,7 +75,7 @@ class _Job:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Recording,
         kind: str,
         weights: list[Tensor | None],
         reverse: bool,
@@ -114,7 +113,7 @@ class _Job:
 
 
 @operation("lstm gru rnn_tanh rnn_relu", ALWAYS)
-def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def recurrent(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     kind: str = func.__name__
     packed = isinstance(args[3], (list, tuple))
     if packed:
@@ -169,7 +168,7 @@ def recurrent(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         )
 
 
-def _columns(recorder: Recorder, layout: Layout, sizes: Tensor | None) -> Layout:
+def _columns(recorder: Recording, layout: Layout, sizes: Tensor | None) -> Layout:
     """Whose the columns of states are."""
     if sizes is None:
         return layout.at(1)
@@ -186,7 +185,7 @@ def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> 
 
 
 def _objection(
-    recorder: Recorder, layout: Layout | None, expected: int, packed: bool, sizes: Any, states: Any, weights: Any
+    recorder: Recording, layout: Layout | None, expected: int, packed: bool, sizes: Any, states: Any, weights: Any
 ) -> str | None:
     """Why a layer's examples cannot be told apart."""
     if layout is None or layout.dim != expected or (packed and layout.owner is None):
@@ -211,7 +210,7 @@ def _objection(
     return None
 
 
-def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
+def _nothing(recorder: Recording, args: Any, trained: bool) -> Any:
     """No sequence at all, which PyTorch's packed kernels refuse: outputs of the right widths with no rows."""
     x, _, hx = args[:3]
     states = [hx] if isinstance(hx, Tensor) else list(hx)
@@ -222,7 +221,7 @@ def _nothing(recorder: Recorder, args: Any, trained: bool) -> Any:
 
 
 def _run(
-    recorder: Recorder,
+    recorder: Recording,
     kind: str,
     x: Tensor,
     layout: Layout,
@@ -283,7 +282,7 @@ def _run(
     return (mark(data, recorder, layout), *finals)
 
 
-def _state(recorder: Recorder, state: Tensor, columns: Layout) -> Tensor:
+def _state(recorder: Recording, state: Tensor, columns: Layout) -> Tensor:
     """An initial state as a plain [layers, columns, features] tensor; a learned one is given to each example."""
     if trainable(state):
         return personal(recorder, state, columns, state.shape[1], 3)
@@ -296,7 +295,7 @@ def _gates(x: Tensor, h: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
 
 
 @operation("lstm_cell")
-def lstm_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def lstm_cell(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     (h, c), weights = args[1], args[2:]
     a, b = _gates(args[0], h, weights)
     i, f, g, o = (a + b).chunk(4, 1)
@@ -305,7 +304,7 @@ def lstm_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("gru_cell")
-def gru_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def gru_cell(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = _gates(args[0], args[1], args[2:])
     (ar, az, an), (br, bz, bn) = a.chunk(3, 1), b.chunk(3, 1)
     z = (az + bz).sigmoid()
@@ -314,6 +313,6 @@ def gru_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("rnn_tanh_cell rnn_relu_cell")
-def rnn_cell(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def rnn_cell(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = _gates(args[0], args[1], args[2:])
     return (a + b).tanh() if "tanh" in func.__name__ else (a + b).relu()

@@ -1,4 +1,8 @@
-"""What a rule for an operation's tag sees, and where rules are registered."""
+"""Where the rules of operations are registered.
+
+An operation may have a *gradient rule*, which captures what its parameters' gradients are made of (`operation`), and a
+*batch rule*, which says where examples lie in its output (`rule`). Both stand side by side in the layer's file.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layout import Layout, Mixed, Tag, owners
+from tacit.gradients.recording import Recording
+from tacit.gradients.traced import Traced, plain
 
 _NUMPY_NAMES = {"dim": ("axis",), "keepdim": ("keepdims",), "input": ("x", "a", "x1"), "other": ("x2",)}
 """Names of arguments that PyTorch takes for its own."""
@@ -156,3 +162,49 @@ def tidy(layout: Layout, batch: int) -> Layout:
     fits = owner.numel() % (batch * regular.inner) == 0
     same = fits and torch.equal(owner, owners(regular, batch, owner.numel(), owner.device))
     return regular if same else layout
+
+
+Operation = Callable[..., Any]
+
+OPERATIONS: dict[str, Operation] = {}
+"""Gradient rules of operations with trainable arguments; each is called as rule(recorder, func, args, kwargs)."""
+
+ALWAYS: dict[str, Operation] = {}
+"""Operations the engine takes over whether or not an argument is trainable."""
+
+FROZEN: dict[str, Operation] = {}
+"""Operations it takes over where no argument is trained."""
+
+
+def operation(names: str, where: dict[str, Operation] = OPERATIONS) -> Callable[[Operation], Operation]:
+    """Among the rules for trainable operations, or `ALWAYS`, or `FROZEN`."""
+
+    def register(function: Operation) -> Operation:
+        where.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return register
+
+
+def layout_of(recorder: Recording, x: Any) -> Layout | None:
+    return x._tag if recorder.follows(x) and isinstance(x._tag, Layout) else None
+
+
+def trainable(q: Any) -> bool:
+    return isinstance(q, Tensor) and type(q) is not Traced and q.requires_grad
+
+
+def bare(q: Any) -> Any:
+    """An argument as the operation should see it: without tag, and without a path to the parameters."""
+    if type(q) is Traced:
+        return plain(q)
+    return q.detach() if isinstance(q, Tensor) else q
+
+
+def bound(names: str, args: Sequence[Any], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
+    """Arguments by name in a given order, whether they came by position or by keyword."""
+    keys = names.split()
+    if len(args) == len(keys):
+        return list(args)
+    values = {**defaults, **dict(zip(keys, args)), **kwargs}
+    return [values.get(k) for k in keys]

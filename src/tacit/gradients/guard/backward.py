@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
-from tacit.gradients.capture import ALWAYS, Recorder
 from tacit.gradients.guard.data_dependent_order import alike, stride
-from tacit.gradients.guard.stale_tensors import EARLIER
 from tacit.gradients.isolation.replay import Walk
-from tacit.gradients.layers.linear import bound, layout_of, operation
 from tacit.gradients.layers.pooling import Pool
 from tacit.gradients.layers.recurrent import RecurrentLayer
-from tacit.gradients.layers.registry import BESIDE
+from tacit.gradients.layers.registry import ALWAYS, BESIDE, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Mixed, Only
+from tacit.gradients.problems import EARLIER
+from tacit.gradients.recording import Recording
 from tacit.gradients.shards import gather_again, handed_on
 from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
 from tacit.gradients.traced import Traced, mark, opened, plain
@@ -32,7 +31,7 @@ OWN: frozenset[type] = frozenset([Border, LinearTap, Pool, RecurrentLayer, Tap])
 
 
 @operation("backward", ALWAYS)
-def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     body = opened(func)
     assert body is not None
     if func is not torch.autograd.backward:
@@ -54,12 +53,12 @@ def backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
     return body(roots, *given, **kwargs)  # type: ignore[no-any-return]
 
 
-def walks(recorder: Recorder) -> list[Walk]:
+def walks(recorder: Recording) -> list[Walk]:
     """Return the calls of isolated modules whose gradients are computed again."""
     return [call for call in recorder.aliases if isinstance(call, Walk)]
 
 
-def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
+def _own(recorder: Recording, tensors: Any, gradients: Any) -> list[Any]:
     """Gradients given for losses that were left unreduced, without the number of examples (see `unscaled`)."""
     roots = [tensors] if isinstance(tensors, Tensor) else tensors
     given = [gradients] if isinstance(gradients, Tensor) else gradients
@@ -71,7 +70,7 @@ def _own(recorder: Recorder, tensors: Any, gradients: Any) -> list[Any]:
     ]
 
 
-def _look(recorder: Recorder, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
     gather_again(recorder.model, recorder.sharded_modules)
     roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -130,7 +129,7 @@ _HOOK = (
 
 
 @operation("register_hook", ALWAYS)
-def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A hook that looks on is let (frameworks set some); what it computes is followed as mixed."""
     body = opened(func)
     assert body is not None
@@ -149,7 +148,7 @@ def register_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @operation("register_post_accumulate_grad_hook", ALWAYS)
-def register_post_accumulate_grad_hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> None:
+def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     raise ValueError(_HOOK)
 
 
@@ -165,7 +164,7 @@ def refuse_module_hooks(model: nn.Module) -> None:
             )
 
 
-def _check_seed(recorder: Recorder, root: Any, gradient: Any) -> None:
+def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:
     """A gradient passed to `backward` multiplies the losses: it must be as much each example's own as they are."""
     own = layout_of(recorder, root)
     if type(gradient) is Traced and not recorder.follows(gradient):
@@ -193,7 +192,7 @@ _SECOND_ORDER = (
 
 
 @operation("autograd.grad", ALWAYS)
-def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
 
     Every example's outputs depend on that example alone, so the gradient of their sum with respect to an input belongs
@@ -234,7 +233,7 @@ def grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-def _layout_of_input(recorder: Recorder, t: Any) -> Layout | None:
+def _layout_of_input(recorder: Recording, t: Any) -> Layout | None:
     """Return where the examples are in a tensor of the batch, or in a tensor that was given to the model as it is."""
     with torch._C.DisableTorchFunctionSubclass():
         given = next((alias for alias in recorder.inputs if alias._base is t), None)

@@ -1,0 +1,94 @@
+"""The guard: all that the recorder asks about one example's influence on another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.guard import data_sizes
+from tacit.gradients.guard.batch_rules import propagate
+from tacit.gradients.guard.failures import FAILED, is_of_values
+from tacit.gradients.guard.hidden_calls import PACKING, are_others_packing
+from tacit.gradients.guard.in_place import COUNTING, known, refuse_counting, settle
+from tacit.gradients.guard.metadata import told
+from tacit.gradients.guard.stale_tensors import DROPPED, FILLED, is_filled, mark_as_before, note_fill
+from tacit.gradients.layers.registry import Call
+from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.names import POINTWISE
+from tacit.gradients.problems import EARLIER
+from tacit.gradients.recording import Recording
+from tacit.gradients.traced import Traced, opened
+
+
+class BatchGuard:
+    """Follows where the examples of a batch lie, and finds what lets one of them influence another."""
+
+    def __init__(self, recorder: Recording) -> None:
+        self._recorder = recorder
+
+    def metadata(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the answer of an operation that reads no values (shapes, types)."""
+        return told(self._recorder, name, func, args, kwargs)
+
+    def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operation begins."""
+        recorder = self._recorder
+        if recorder.batch is not None and are_others_packing():
+            recorder.problems.add(PACKING)
+        if recorder.free and recorder.inside:
+            data_sizes.before(recorder, name, args, kwargs)
+
+    def failed(self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """It raised this error: a problem if the values of some example are the cause and the model goes on."""
+        if self._recorder.inside and opened(func) is None and is_of_values(error, func, args, kwargs):
+            self._recorder.problems.add(FAILED)
+
+    def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """It is over."""
+        recorder = self._recorder
+        if recorder.free or name == data_sizes.UNPACKING or (recorder.inside and name in data_sizes.DECIDING):
+            data_sizes.after(recorder, name, func, args, kwargs, out)
+
+    def tag(self, call: Call) -> Any:
+        """Return the tag (or one tag per output) of a finished call."""
+        if call.name in COUNTING:
+            refuse_counting(self._recorder, call.name, call.args, call.kwargs)
+        with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
+            return propagate(call)
+
+    def tag_written(self, call: Call, out: Any) -> Any:
+        """Return the tag of a finished call, and see to what a write in place changed elsewhere."""
+        if not known(call.name, POINTWISE):
+            self._recorder.problems.refuse_writing(call.name)
+        tag = self.tag(call)
+        if id(out) not in self._recorder.buffers:
+            own = call.name in POINTWISE or call.name == "setitem"
+            settle(self._recorder, call.name, out, tag, call.args, call.tagged, own)
+        return tag
+
+    def tagged(self, call: Call) -> None:
+        """The outputs of a call have their tags."""
+        recorder = self._recorder
+        if call.name in FILLED and len(call.tagged) == 1 and not recorder.free:
+            note_fill(call)
+        if recorder.inside and not all(isinstance(own, Layout) for _, own in call.tagged):
+            data_sizes.told_by_data(recorder, call.name, call.args, call.kwargs, call.out)
+
+    def stale(self, value: Tensor) -> Mixed | None:
+        """Return the tag of a tensor that another batch left; None if it is a constant for this one."""
+        assert type(value) is Traced
+        recorder = self._recorder
+        if is_filled(value):
+            return None
+        if value.requires_grad:
+            raise RuntimeError(EARLIER)
+        if value._recorder is not recorder and value._recorder.planned_for is not recorder:
+            return None
+        dropped = value._recorder is not recorder or value._epoch in recorder.dropped
+        return Mixed(DROPPED if dropped else EARLIER, foreign=True)
+
+    def evaluated(self, out: Any, given: Any) -> None:
+        """The model ran between batches: what it made of tensors that it kept is as much of an earlier batch."""
+        mark_as_before(out, given)
