@@ -18,7 +18,7 @@ from tacit import gradients
 @pytest.fixture
 def without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Follow every operation or refuse it, for tests of the rules: no module runs one example at a time instead."""
-    monkeypatch.setattr("tacit.gradients.engine.make_plan", lambda *_: {})
+    monkeypatch.setattr("tacit.gradients.passes.make_plan", lambda *_: {})
 
 
 @pytest.fixture(autouse=True)

@@ -95,8 +95,8 @@ PATTERNS: dict[str, Body] = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_of_ordinary_models_is_exact_without_isolation(agree: Any, name: str, monkeypatch: Any) -> None:
     planned = []
-    original = gradients.engine.make_plan
-    monkeypatch.setattr("tacit.gradients.engine.make_plan", lambda *a: planned.append(original(*a)) or planned[-1])
+    original = gradients.passes.make_plan
+    monkeypatch.setattr("tacit.gradients.passes.make_plan", lambda *a: planned.append(original(*a)) or planned[-1])
     agree(Net(PATTERNS[name]), torch.randn(B, T, 3))
     assert planned and not any(planned)
 

@@ -14,7 +14,8 @@ from tacit import gradients
 from tacit.gradients import precision
 from tacit.gradients.factors.contribution import guarded_squares, row_rounding
 from tacit.gradients.factors.outer import Outer
-from tacit.gradients.factors.parameter_uses import Part, Region, Uses
+from tacit.gradients.factors.parameter_uses import Part, Region
+from tacit.gradients.factors.uses import Uses
 from tacit.gradients.tap import unscaled
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tacit import gradients
 from tacit.gradients import precision
 from tacit.gradients.factors.outer import Outer
-from tacit.gradients.factors.parameter_uses import Part, Uses
+from tacit.gradients.factors.parameter_uses import Part
+from tacit.gradients.factors.uses import Uses
 from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, one_by_one, per_call
 
 Lot = tuple[Tensor, Tensor]

@@ -15,7 +15,8 @@ from tacit import gradients
 from tacit.gradients.factors import contribution as contributions
 from tacit.gradients.factors.contribution import Dense, row_rounding, row_squares
 from tacit.gradients.factors.outer import Outer
-from tacit.gradients.factors.parameter_uses import Part, Region, Uses
+from tacit.gradients.factors.parameter_uses import Part, Region
+from tacit.gradients.factors.uses import Uses
 from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.kernels.loops import outer_squares, roots
 from tacit.gradients.precision import UNIT, call_error, chain_error

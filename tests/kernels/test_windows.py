@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from tacit import gradients
 from tacit.gradients.factors import contribution as contributions
 from tacit.gradients.factors.contribution import Dense, row_rounding
-from tacit.gradients.factors.parameter_uses import Part, Uses
+from tacit.gradients.factors.parameter_uses import Part
+from tacit.gradients.factors.uses import Uses
 from tacit.gradients.layers import conv_kernel as formed
 from tacit.gradients.layers.conv_kernel import Formed, Geometry, can_be_formed, offsets
 from tacit.gradients.precision import UNIT, chain_error

@@ -8,7 +8,9 @@ from typing import Any
 from torch import nn
 
 from tacit.gradients.guard.known_modules import module_problems
-from tacit.gradients.guard.run_in_parts import INFLUENCE, NotCompared, copied, is_influenced, seeded
+from tacit.gradients.guard.model_copies import NotCompared, copied
+from tacit.gradients.guard.run_in_parts import INFLUENCE, is_influenced
+from tacit.gradients.guard.standing_still import seeded
 from tacit.gradients.problems import ValuesRead, refuse
 
 
@@ -30,14 +32,14 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
         engine = Engine(twin, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._inputs.marked(args, kwargs)
-            engine._watch((inputs, named))
+            engine._passes.watch((inputs, named))
             try:
                 twin.forward(*inputs, **named)
             except ValuesRead as error:
                 refuse([str(error)])
                 raise
             finally:
-                engine._stop_watching()
+                engine._passes.stop_watching()
             engine._recorder.problems.check()
             with suppress(NotCompared):
                 refuse([INFLUENCE] if engine.batch_size > 1 and is_influenced(engine._recorder, inputs, named) else [])

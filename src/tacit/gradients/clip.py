@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
-from tacit.gradients.factors.parameter_uses import Uses
+from tacit.gradients.factors.uses import Uses
 from tacit.gradients.isolation.isolate import gather_gradients
 from tacit.gradients.kernels.loops import roots
 from tacit.gradients.layers import loss_mean

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -13,29 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import frozen_prefix, shards
-from tacit.gradients.capture import Recorder
+from tacit.gradients import shards
 from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.guard import backward
-from tacit.gradients.guard.comparison import Comparison
 from tacit.gradients.guard.guard import BatchGuard
-from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.known_modules import module_problems
-from tacit.gradients.guard.run_in_parts import outputs_of
-from tacit.gradients.guard.storage_guard import Memory
-from tacit.gradients.inputs import BatchDim, Inputs, divisions
+from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
-from tacit.gradients.isolation.isolate import Installed
-from tacit.gradients.isolation.module_state import State
-from tacit.gradients.isolation.plan import FEWEST, make_plan
 from tacit.gradients.layers import conv, embedding, linear, loss, loss_mean, norm, pooling, recurrent
-from tacit.gradients.libraries import data_independent
-from tacit.gradients.libraries.compiled import Eager
+from tacit.gradients.passes import Passes
 from tacit.gradients.problems import refuse
+from tacit.gradients.recorder import Recorder
 from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
-from tacit.gradients.traced import plain
 
 RULES = (backward, conv, embedding, linear, loss, loss_mean, norm, pooling, recurrent)
 """Modules that register rules when they are imported."""
@@ -70,11 +58,10 @@ class Engine:
 
     _stays_readable = False
     _compares = True
-    _is_copy = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave everything out: a copy of the model has hooks of an engine that follows nothing and holds no record."""
-        return {"_is_copy": True}
+        """Leave everything out: a copy of an engine holds no record."""
+        return {}
 
     def __init__(
         self,
@@ -88,12 +75,11 @@ class Engine:
     ) -> None:
         prove_hooks(record)
         hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
-        if any(isinstance(owner, Engine) and not owner._is_copy for owner in hooks):
+        if any(isinstance(owner, Passes) and not owner.is_copy for owner in hooks):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
         if not isinstance(rows_per_record, int) or rows_per_record < 1:
             raise ValueError(f"rows_per_record must be a whole number of at least 1, not {rows_per_record!r}")
         refuse(module_problems(model))
-        self._eager = Eager(model)
         modules = shards.sharded_modules(model)
         shards.cut_up(modules)
         self._recorder = Recorder(model, reduction, BatchGuard)
@@ -101,27 +87,16 @@ class Engine:
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
-        self._calls: list[int] = []
-        """Calls of the model that are running, by their frames: one, or more if it calls itself."""
-        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate or ())
-        for name in self._isolate:
-            model.get_submodule(name)
-        self._planned = isolate is False
-        self._late: Any = None
-        """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
-        self._isolated = Installed(self._recorder, model, {})
-        self._comparison = Comparison(self._recorder, wanted=self._compares)
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}
         self._recorder.sharded = bool(wholes)
-        self._prefixes = frozen_prefix.Prefixes(model, self._recorder)
-        self._unseen, self._memory = Unseen(self._recorder), Memory(self._recorder)
+        self._passes = Passes(self._recorder, self._inputs, isolate=isolate, compares=self._compares)
         self._handles: list[Any] = [
             shards.Withheld(model),
             *shards.keep_tags(model, self._recorder),
-            model.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._leave, with_kwargs=True, always_call=True),
+            model.register_forward_pre_hook(self._passes.enter, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._passes.leave, with_kwargs=True, always_call=True),
         ]
         watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
         for name, tensor in watched:
@@ -129,116 +104,10 @@ class Engine:
 
     # -- following the model -----------------------------------------------------------------------------------------
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_copy:
-            return None
-        self._forget_ended_calls()
-        self._calls.append(id(sys._getframe(1)))
-        if len(self._calls) > 1:
-            return None
-        if not torch.is_grad_enabled():
-            self._recorder.evaluating = True
-            return None
-        backward.refuse_module_hooks(self._recorder.model)
-        shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
-        self._recorder.problems.enter()
-        marked = self._inputs.marked(args, kwargs)
-        self._eager.put()
-        fresh = self._make_plan(marked)
-        if divisions(marked) and not self._recorder.is_isolated():
-            raise ValueError(
-                "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
-                "at a time than together: somewhere examples influence each other"
-            )
-        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
-            self._comparison.begin(*marked)
-        if fresh and "" in self._recorder.plan:
-            self._late = marked, State(self._recorder.model), torch.get_rng_state()
-            self._late[1].begin()
-            return plain(args), plain(kwargs)
-        self._watch(marked)
-        return marked
-
-    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if self._is_copy:
-            return None
-        call = id(sys._getframe(1))
-        failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
-        if failed or not self._calls:
-            self._forget_ended_calls()
-            return None
-        late = self._end_late()
-        if late is not None and output is not None:
-            self._watch(late)
-            output = module.forward(*late[0], **late[1])
-        self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
-        if not self._calls:
-            evaluated = self._recorder.evaluating
-            self._stop_watching()
-            if output is not None:
-                self._recorder.problems.check()
-                if not evaluated:  # else what the last pass left, which was refused, would count
-                    self._comparison.conclude()
-                    self._memory.end()
-                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
-        return None if late is None else output
-
-    def _end_late(self) -> Any:
-        """Of a pass that PyTorch had begun before the plan nothing stays; return the arguments to be followed."""
-        if self._late is None:
-            return None
-        (given, state, random), self._late = self._late, None
-        state.__exit__(None, None, None)
-        torch.set_rng_state(random)
-        return given
-
-    def _forget_ended_calls(self) -> None:
-        """Of calls that failed, or that Ctrl-C ended, for which `_leave` is not called at all."""
-        if not self._calls:
-            return
-        running = _running_frames()
-        self._calls = [call for call in self._calls if call in running]
-        if not self._calls:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        self._calls = []
-        self._end_late()
-        self._recorder.problems.fail()
-        self._stop_watching()
-
-    def _make_plan(self, marked: Any) -> bool:
-        """Before the first batch with somebody in it, decide which modules run one example at a time."""
-        if self._planned or not self._recorder.batch or self._recorder.sharded:
-            return False
-        self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little
-        self._isolated.remove()
-        self._recorder.plan = make_plan(self._recorder, marked[0], marked[1], self._isolate)
-        self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
-        return True
-
     @property
     def isolated(self) -> tuple[str, ...]:
         """The names of the modules that run one example at a time; "" is the whole model."""
         return tuple(self._recorder.plan)
-
-    def _watch(self, marked: Any) -> None:
-        self._recorder.inside = True
-        self._isolated.begin()
-        self._eager.put()
-        data_independent.begin()
-        self._prefixes.put()
-        self._unseen.put()
-        self._memory.put(marked)
-
-    def _stop_watching(self) -> None:
-        if self._recorder.inside:
-            data_independent.end()
-        self._recorder.inside = self._recorder.evaluating = False
-        self._memory.remove()
-        self._unseen.remove()
-        self._prefixes.remove()
-        self._eager.remove()
 
     def trace(self, batch: Any, size: int) -> Any:
         """A batch of `size` examples, so that what is done to it before the model is followed too.
@@ -352,9 +221,8 @@ class Engine:
 
     def discard(self) -> None:
         """Forget the current batch."""
-        self._forget_ended_calls()
-        if not self._calls:  # Ctrl-C may have ended even `_leave`
-            self._stop_watching()
+        if not self._passes.are_running():  # Ctrl-C may have ended even the hook that ends a pass
+            self._passes.stop_watching()
         self._recorder.reset()
         self._measured.forget()
 
@@ -363,21 +231,8 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._isolated.remove()
-        self._abandon()
-        self._eager.end()
+        self._passes.end()
         self._recorder.active = self._stays_readable
-
-
-def _running_frames() -> set[int]:
-    """All that threads are in the middle of, but for the call that is just beginning (three frames up from here)."""
-    found: set[int] = set()
-    tops = sys._current_frames()
-    tops[threading.get_ident()] = sys._getframe(3)
-    for frame in tops.values():
-        found.update(id(each) for each, _ in traceback.walk_stack(frame))
-    found.discard(id(tops[threading.get_ident()]))
-    return found
 
 
 def _infinite(norms: Tensor) -> Tensor:

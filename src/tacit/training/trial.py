@@ -23,7 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import Engine
-from tacit.gradients.guard.run_in_parts import HIDDEN_DROPOUT, MOST, Still, is_same, seeded, tolerance
+from tacit.gradients.guard.model_copies import HIDDEN_DROPOUT
+from tacit.gradients.guard.run_in_parts import MOST, is_same, tolerance
+from tacit.gradients.guard.standing_still import Still, seeded
 from tacit.randomness import Integers
 from tacit.sampling import LotReader
 from tacit.training.buffers import WatchedBuffers

@@ -12,9 +12,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
 
 from tacit.gradients.check import check
-from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.engine import record
-from tacit.gradients.guard.run_in_parts import copied, seeded
+from tacit.gradients.guard.known_modules import module_problems
+from tacit.gradients.guard.model_copies import copied
+from tacit.gradients.guard.standing_still import seeded
 from tacit.gradients.layout import Mixed
 from tacit.gradients.nested import tensors
 from tacit.training.arithmetic import exact_arithmetic

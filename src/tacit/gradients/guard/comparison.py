@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tacit.gradients.guard.run_in_parts import INFLUENCE, FailedOnPart, NotCompared, is_influenced
+from tacit.gradients.guard.model_copies import NotCompared
+from tacit.gradients.guard.run_in_parts import INFLUENCE, FailedOnPart, is_influenced
 from tacit.gradients.problems import refuse
 from tacit.gradients.recording import Recording
 

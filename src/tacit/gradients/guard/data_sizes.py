@@ -46,7 +46,7 @@ _PARTS = words("unbind split chunk tensor_split vsplit hsplit dsplit")
 _INDEXING = words("getitem setitem index_select index_put gather scatter")
 _DONE_TO = words("input tensor tensors self")
 _RECURRENT = words("lstm gru rnn_tanh rnn_relu")
-_OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+_OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent))
 _ENTRY = "handle_torch_function"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ def _consumes(part: Any) -> int:
     return 1
 
 
-def _torch_key(key: Any) -> Any:
+def torch_key(key: Any) -> Any:
     """A key with arrays, lists and tuples as tensors, and numbers as Python's."""
     several = (list, tuple, range, slice, Tensor, np.ndarray)
     if isinstance(key, list) and any(p is None or p is Ellipsis or isinstance(p, several) for p in key):
@@ -49,7 +49,7 @@ def _torch_part(part: Any) -> Any:
     return part.item() if isinstance(part, np.generic) else part
 
 
-def _is_single_truth(part: Any) -> bool:
+def is_single_truth(part: Any) -> bool:
     return isinstance(part, bool) or (
         isinstance(part, Tensor) and not part.ndim and part.dtype in (torch.bool, torch.uint8)
     )
@@ -57,9 +57,9 @@ def _is_single_truth(part: Any) -> bool:
 
 def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: int) -> Tag | None:
     """The tag of `x[key]`."""
-    key = _torch_key(key)
+    key = torch_key(key)
     raw = list(key) if isinstance(key, tuple) else [key]
-    if any(map(_is_single_truth, raw)):
+    if any(map(is_single_truth, raw)):
         return Mixed("an index of True or False adds a dimension; use None, or an index within each example")
     index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
     mine = tags.get(id(x)) or _beside_examples(raw, x, tags)
@@ -99,7 +99,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                     if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
                         return refused
                     if own is None and mine.by_data and not same_everywhere(t, at):
-                        return _PLACES
+                        return PLACES
                     spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
                     return tidy(Layout(lead, 1, spread[t], own is not None or mine.by_data), batch)
                 varying = [d for d in range(t.ndim) if t.shape[d] > 1]
@@ -112,11 +112,11 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
                     owner = owner.expand(shape[position])
                 picks = id(parts[i]) in tags
                 if mine.by_data and not picks and not _is_permutation(t.flatten(), x.shape[mine.dim]):
-                    return _PLACES
+                    return PLACES
                 found = _put_in_order(mine, tags.get(id(parts[i])), owner, batch, lead + position)
                 others = [p for j, p in zip(advanced, chosen) if j != i and id(parts[j]) not in tags]
-                if found.by_data and not _alike(others, position - width):
-                    return _PLACES
+                if found.by_data and not alike_along(others, position - width):
+                    return PLACES
                 return found if all(_agrees(tag, found, lead, width, raw, tags) for tag in index_tags) else refused
         if any(isinstance(tag, Layout) for tag in index_tags):
             return refused
@@ -141,8 +141,8 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
         found_tag = tag.at(lead + width - part.ndim + tag.dim)
     if isinstance(found_tag, Layout) and found_tag.by_data:
         constants = [p.as_subclass(Tensor) for p in raw if isinstance(p, Tensor) and id(p) not in tags]
-        if not _alike(constants, found_tag.dim - lead - width):
-            return _PLACES
+        if not alike_along(constants, found_tag.dim - lead - width):
+            return PLACES
     return found_tag
 
 
@@ -161,13 +161,13 @@ def _undoes(index: Mixed, order: Mixed) -> bool:
     return index.inverts is order or order.inverts is index
 
 
-_PLACES = Mixed(
+PLACES = Mixed(
     "indexing picks examples by their places, or gives them constants by their places, where data of the batch has "
     "picked the rows or put them in order; index before that, or with indices that are part of the batch"
 )
 
 
-def _alike(constants: list[Tensor], dim: int) -> bool:
+def alike_along(constants: list[Tensor], dim: int) -> bool:
     """Whether constants are the same along a dimension, counted from the last, if they have it."""
     return all(t.ndim < -dim or same_everywhere(t, dim) for t in constants)
 
@@ -191,7 +191,7 @@ def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int,
     One use is harmless: putting all the rows in another order, each once, because every row keeps its owner.
     """
     for p in raw:
-        if _is_bounded_by_data(p):
+        if is_bounded_by_data(p):
             return Mixed("the bounds of a slice are data of the batch; use a mask within each example, or constants")
         tag = tags.get(id(p)) if isinstance(p, Tensor) else None
         if tag is None or isinstance(tag, Layout):
@@ -206,7 +206,7 @@ def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int,
     return None
 
 
-def _is_bounded_by_data(part: Any) -> bool:
+def is_bounded_by_data(part: Any) -> bool:
     """Whether a slice, or a list of numbers, has data of the batch in it."""
     inside = (part.start, part.stop, part.step) if isinstance(part, slice) else part
     return isinstance(inside, (tuple, list)) and any(type(t) is Traced for t in tensors(inside))
@@ -222,10 +222,10 @@ def _reorders(raw: list[Any], index: Tensor, x: Tensor, mine: Layout) -> bool:
 
 
 def _is_permutation(index: Tensor, size: int) -> bool:
-    return index.numel() == size and _is_natural(index.sort().values, size)
+    return index.numel() == size and is_natural(index.sort().values, size)
 
 
-def _is_natural(owner: Tensor, batch: int) -> bool:
+def is_natural(owner: Tensor, batch: int) -> bool:
     """Whether the examples are in their own order, all with the same number of rows."""
     each = owner.numel() // batch
     return torch.equal(owner, torch.arange(batch, device=owner.device).repeat_interleave(each))
@@ -260,59 +260,3 @@ def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
     if not _full(parts[i], x.shape[mine.dim]):
         return refused
     return mine.at(_out_rank(parts[:i]))
-
-
-def _numbered_rows(x: Tensor, raw: Sequence[Any], keyed: Sequence[Tag], batch: int) -> Layout | None:
-    """Where the examples are in a constant of which `x[torch.arange(batch), index]` takes a row for each of them."""
-    places = [d for d, p in enumerate(raw) if isinstance(p, Tensor) and p.shape == (batch,) and _is_natural(p, batch)]
-    regular = all(isinstance(tag, Layout) and tag.owner is None and tag.inner == 1 for tag in keyed)
-    plain_key = all(isinstance(p, (Tensor, int)) and not _is_single_truth(p) for p in raw)
-    fits = regular and plain_key and len(places) == 1 and x.shape[places[0]] == batch
-    return Layout(places[0]) if fits else None
-
-
-def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
-    """The tag of `x` after `x[key] = value`."""
-    refused = Mixed("assignment into a tensor puts data of one example in the place of another")
-    key = _torch_key(key)
-    raw = key if isinstance(key, tuple) else (key,)
-    if any(_is_single_truth(p) or _is_bounded_by_data(p) for p in raw):
-        return refused
-    mine, new = tags.get(id(x)), tags.get(id(value))
-    if mine is not None and not isinstance(mine, Layout):
-        return mine
-    if new is not None and not isinstance(new, Layout):
-        return new
-    base = x.as_subclass(Tensor)
-    bare = tuple(p.as_subclass(Tensor) if isinstance(p, Tensor) else p for p in key) if isinstance(key, tuple) else key
-    bare = bare.as_subclass(Tensor) if isinstance(bare, Tensor) else bare
-    part = base[bare]
-    if new is None:
-        keyed = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
-        if mine is not None and not keyed and not mine.by_data:
-            return mine
-        at = mine
-        if at is None and len(keyed) == 1 and isinstance(key, Tensor) and key.dtype == torch.bool:
-            at = keyed[0] if isinstance(keyed[0], Layout) else None
-        if at is None and keyed:
-            at = _numbered_rows(x, raw, keyed, batch)
-        if at is None or (mine is None and at.by_data and not same_everywhere(base, at.dim)):
-            return refused
-        found = indexed(x, key, part, {**tags, id(x): at}, batch)
-        if not isinstance(found, Layout):
-            return found if found is _PLACES else refused
-        constant = torch.as_tensor(value)
-        return at if not found.by_data or _alike([constant], found.dim - part.ndim) else _PLACES
-    regular = Layout(0, new.inner)
-    candidates = [mine] if mine is not None else [regular.at(d) for d in range(x.ndim)]
-    wanted = new.at(part.ndim - value.ndim + new.dim)
-    fitting = []
-    for layout in candidates:
-        size = x.shape[layout.dim]
-        if layout.owner is None and size % (batch * layout.inner):
-            continue
-        found = indexed(x, key, part, {**tags, id(x): layout}, batch)
-        if isinstance(found, Layout) and found.dim == wanted.dim and found.same_order(wanted):
-            by_data = layout.by_data or new.by_data != found.by_data
-            fitting.append(Layout(layout.dim, layout.inner, layout.owner, by_data))
-    return fitting[0] if len(fitting) == 1 else refused

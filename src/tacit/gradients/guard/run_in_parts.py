@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as calling
-from torch.overrides import TorchFunctionMode
 
+from tacit.gradients.guard.model_copies import WRITES, NotCompared, advance, copied, silenced, storage_places
+from tacit.gradients.guard.standing_still import Still, seeded
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.layout import Layout, Total, select_examples
 from tacit.gradients.libraries import data_independent
-from tacit.gradients.names import writes
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.problems import Problems
 from tacit.gradients.recording import COMPARED, Recording
@@ -48,13 +45,6 @@ INFLUENCE = (
     "other where no operation shows it (through the batch's size, an example's place in it, a number read out, code "
     "outside PyTorch); compute each example's output from that example and constants alone"
 )
-
-
-_WRITES = "it writes to its parameters"
-
-
-class NotCompared(Exception):
-    """Why parts of a batch could not be compared. Of an error its kind alone: its text may tell of records."""
 
 
 class FailedOnPart(ValueError):
@@ -136,8 +126,8 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
         isolated = Installed(recorder, model, recorder.plan)
         with _followed(recorder, len(examples)), seeded(seed), data_independent.paths(), Still(model), isolated:
             args, kwargs = cut(batch, copies)
-            _advance(copies, seed)
-            places = _places(model)
+            advance(copies, seed)
+            places = storage_places(model)
             found = outputs_of(model(*args, **kwargs))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
@@ -147,8 +137,8 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
             f"the model raised {type(error).__name__} when it was given some examples of the batch by themselves, to "
             "see whether examples influence each other; let it accept any number of them (take sizes from its inputs)"
         ) from error
-    if _places(model) != places:
-        raise NotCompared(_WRITES)
+    if storage_places(model) != places:
+        raise NotCompared(WRITES)
     return Part(examples, found)
 
 
@@ -163,65 +153,6 @@ def _followed(recorder: Recording, batch: int) -> Iterator[None]:
         yield
     finally:
         recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases = kept
-
-
-def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
-    """A copy with the same parameters: what it keeps or counts is its own. `copies` will have all that was copied."""
-    shared = {} if copies is None else copies
-    shared |= {id(p): p for p in model.parameters()}
-    for module in model.modules():
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
-            if not isinstance(owner, nn.Module):
-                shared[id(owner)] = owner
-        for value in tensors(list(vars(module).values())):
-            if value.grad_fn is not None:  # a weight that a hook computes anew, or what it kept of the batch before
-                shared[id(value)] = value
-    twin = copy.deepcopy(model, shared)
-    if not {id(m) for m in model.modules()}.isdisjoint(id(m) for m in twin.modules()):
-        raise NotCompared("parts of it refuse to be copied")
-    return twin
-
-
-def silenced(twin: nn.Module) -> nn.Module:
-    """A copy to which nobody else listens, without dropout."""
-    if calling._global_forward_hooks or calling._global_forward_pre_hooks:
-        raise NotCompared("a hook for all modules is set")
-    own = {id(module) for module in twin.modules()}
-    for module in twin.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
-                del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
-        if isinstance(module, HIDDEN_DROPOUT):
-            module.dropout = 0.0
-    return twin
-
-
-def _is_anothers(hook: Any, own: set[int]) -> bool:
-    """Whether somebody else listens with a hook: not the model, with a method of its own."""
-    return isinstance(hook, _FUNCTIONS) and id(getattr(hook, "__self__", None)) not in own
-
-
-def _advance(copies: dict[int, Any], seed: int) -> None:
-    """Generators that were copied, wherever they are, begin elsewhere for another seed."""
-    for value in [value for key, value in copies.items() if seed and id(value) != key]:
-        if isinstance(value, torch.Generator):
-            torch.rand(seed, generator=value, device=value.device)
-        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator)):
-            value.random()
-
-
-HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
-"""Modules that hand their dropout to code that shows no dropout."""
-
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-"""Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
-
-
-def _places(model: nn.Module) -> list[tuple[int, int, int]]:
-    """Which tensors the parameters are, where they lie, and how often they were written to."""
-    return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,67 +288,3 @@ def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarses
     a, b = a.to(wide), b.to(wide)
     largest = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=relative, atol=absolute * largest, equal_nan=True)
-
-
-_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
-    ("bernoulli", "bernoulli_"), 1.0
-)
-"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
-
-
-class Still(TorchFunctionMode):
-    """Make every dropout the identity and noise the same everywhere; refuse writes to the parameters of ``model``."""
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        super().__init__()
-        self.active = True
-        owned = [] if model is None else list(model.parameters())
-        self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if not self.active:
-            return func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if "dropout" in name and args and isinstance(args[0], Tensor):
-            return args[0]
-        if name == "scaled_dot_product_attention":
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
-        if self._memory and self._writes_to_parameters(func, name, args, kwargs):
-            raise NotCompared(_WRITES)
-        found = func(*args, **kwargs)
-        if name in _STANDING:
-            with torch.no_grad():
-                found.fill_(_STANDING[name])
-        return found
-
-    def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Asked before it is done: the parameters are the model's own."""
-        assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
-        changed = assigned or (writes(func) and name != "requires_grad_")
-        written = tensors((args[:1] if changed else (), kwargs.get("out")))
-        with torch._C.DisableTorchFunctionSubclass():
-            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
-
-
-def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
-    """Return whether a parameter is assigned its own memory, as `module.to` does where nothing has to be moved."""
-    if not isinstance(assigned, Tensor) or assigned.shape != parameter.shape or assigned.dtype != parameter.dtype:
-        return False
-    return assigned.data_ptr() == parameter.data_ptr() and assigned.stride() == parameter.stride()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Everything random begins with a seed, and goes on as if nothing had been drawn."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the model may use it)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        try:
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.indexing import indexed, written
+from tacit.gradients.guard.assignment import written
+from tacit.gradients.guard.indexing import indexed
 from tacit.gradients.guard.picked_examples import picked, whole
 from tacit.gradients.guard.probing import probed
 from tacit.gradients.layers.registry import Call, aligned, mixes, pairs, removed, rule, rule_of_one

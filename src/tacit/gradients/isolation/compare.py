@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.gradients.guard.run_in_parts import copied, is_same, silenced
+from tacit.gradients.guard.model_copies import copied, silenced
+from tacit.gradients.guard.run_in_parts import is_same
+from tacit.gradients.isolation.cutting import Join, agreed, cut
 from tacit.gradients.isolation.divided import Divided
-from tacit.gradients.isolation.isolate import Arguments, Isolated, Join, agreed, cut, working
+from tacit.gradients.isolation.isolate import Arguments, Isolated, working
 from tacit.gradients.isolation.module_state import State
 from tacit.gradients.layers.loss import tell_of_own_means
 from tacit.gradients.layout import Layout

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients.capture import Recorder
 from tacit.gradients.clip import Measured
 from tacit.gradients.guard.backward import is_custom, nodes
 from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
-from tacit.gradients.guard.run_in_parts import MOST, Cut, Still, copied, outputs_of, seeded, silenced
+from tacit.gradients.guard.model_copies import copied, silenced
+from tacit.gradients.guard.run_in_parts import MOST, Cut, outputs_of
+from tacit.gradients.guard.standing_still import Still, seeded
 from tacit.gradients.guard.storage_guard import Memory
 from tacit.gradients.inputs import divisions
 from tacit.gradients.isolation.compare import Compared, Mixes
@@ -33,6 +34,7 @@ from tacit.gradients.layout import Layout, Total
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.recorder import Recorder
 from tacit.gradients.traced import Traced
 
 log = logging.getLogger(__name__)

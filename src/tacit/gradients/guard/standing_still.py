@@ -1,0 +1,81 @@
+"""Passes without randomness: every dropout is the identity, and noise the same everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tacit.gradients.guard.model_copies import WRITES, NotCompared
+from tacit.gradients.names import writes
+from tacit.gradients.nested import tensors
+from tacit.gradients.traced import Traced
+
+_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
+    ("bernoulli", "bernoulli_"), 1.0
+)
+"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
+
+
+class Still(TorchFunctionMode):
+    """Make every dropout the identity and noise the same everywhere; refuse writes to the parameters of ``model``."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.active = True
+        owned = [] if model is None else list(model.parameters())
+        self._memory = {p.untyped_storage().data_ptr() for p in owned if p.numel()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if not self.active:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], Tensor):
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+        if self._memory and self._writes_to_parameters(func, name, args, kwargs):
+            raise NotCompared(WRITES)
+        found = func(*args, **kwargs)
+        if name in _STANDING:
+            with torch.no_grad():
+                found.fill_(_STANDING[name])
+        return found
+
+    def _writes_to_parameters(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Asked before it is done: the parameters are the model's own."""
+        assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
+        changed = assigned or (writes(func) and name != "requires_grad_")
+        written = tensors((args[:1] if changed else (), kwargs.get("out")))
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+
+
+def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
+    """Return whether a parameter is assigned its own memory, as `module.to` does where nothing has to be moved."""
+    if not isinstance(assigned, Tensor) or assigned.shape != parameter.shape or assigned.dtype != parameter.dtype:
+        return False
+    return assigned.data_ptr() == parameter.data_ptr() and assigned.stride() == parameter.stride()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Everything random begins with a seed, and goes on as if nothing had been drawn."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the model may use it)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002

@@ -1,0 +1,187 @@
+"""Passes of the model: what begins when its forward is called, and ends when it returns."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tacit.gradients import frozen_prefix, shards
+from tacit.gradients.guard import backward
+from tacit.gradients.guard.comparison import Comparison
+from tacit.gradients.guard.hidden_calls import Unseen
+from tacit.gradients.guard.run_in_parts import outputs_of
+from tacit.gradients.guard.storage_guard import Memory
+from tacit.gradients.inputs import Inputs, divisions
+from tacit.gradients.isolation.isolate import Installed
+from tacit.gradients.isolation.module_state import State
+from tacit.gradients.isolation.plan import FEWEST, make_plan
+from tacit.gradients.libraries import data_independent
+from tacit.gradients.libraries.compiled import Eager
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import plain
+
+
+class Passes:
+    """Hooks around the model's forward: tags the inputs, makes the plan, and watches until the pass is over."""
+
+    is_copy = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave everything out: a copy of the model has hooks that follow nothing and hold no record."""
+        return {"is_copy": True}
+
+    def __init__(
+        self, recorder: Recorder, inputs: Inputs, *, isolate: Sequence[str] | bool | None, compares: bool
+    ) -> None:
+        model = recorder.model
+        self._recorder, self._inputs = recorder, inputs
+        self._calls: list[int] = []
+        """Calls of the model that are running, by their frames: one, or more if it calls itself."""
+        self._isolate = ([""] if isolate else []) if isinstance(isolate, bool) else list(isolate or ())
+        for name in self._isolate:
+            model.get_submodule(name)
+        self._planned = isolate is False
+        self._late: Any = None
+        """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
+        self._eager = Eager(model)
+        self._isolated = Installed(recorder, model, {})
+        self._comparison = Comparison(recorder, wanted=compares)
+        self._prefixes = frozen_prefix.Prefixes(model, recorder)
+        self._unseen, self._memory = Unseen(recorder), Memory(recorder)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.is_copy:
+            return None
+        self._forget_ended_calls()
+        self._calls.append(id(sys._getframe(1)))
+        if len(self._calls) > 1:
+            return None
+        if not torch.is_grad_enabled():
+            self._recorder.evaluating = True
+            return None
+        backward.refuse_module_hooks(self._recorder.model)
+        shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
+        self._recorder.problems.enter()
+        marked = self._inputs.marked(args, kwargs)
+        self._eager.put()
+        fresh = self._make_plan(marked)
+        if divisions(marked) and not self._recorder.is_isolated():
+            raise ValueError(
+                "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
+                "at a time than together: somewhere examples influence each other"
+            )
+        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
+            self._comparison.begin(*marked)
+        if fresh and "" in self._recorder.plan:
+            self._late = marked, State(self._recorder.model), torch.get_rng_state()
+            self._late[1].begin()
+            return plain(args), plain(kwargs)
+        self.watch(marked)
+        return marked
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if self.is_copy:
+            return None
+        call = id(sys._getframe(1))
+        failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
+        if failed or not self._calls:
+            self._forget_ended_calls()
+            return None
+        late = self._end_late()
+        if late is not None and output is not None:
+            self.watch(late)
+            output = module.forward(*late[0], **late[1])
+        self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
+        if not self._calls:
+            evaluated = self._recorder.evaluating
+            self.stop_watching()
+            if output is not None:
+                self._recorder.problems.check()
+                if not evaluated:  # else what the last pass left, which was refused, would count
+                    self._comparison.conclude()
+                    self._memory.end()
+                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
+        return None if late is None else output
+
+    def _end_late(self) -> Any:
+        """Of a pass that PyTorch had begun before the plan nothing stays; return the arguments to be followed."""
+        if self._late is None:
+            return None
+        (given, state, random), self._late = self._late, None
+        state.__exit__(None, None, None)
+        torch.set_rng_state(random)
+        return given
+
+    def _forget_ended_calls(self) -> None:
+        """Of calls that failed, or that Ctrl-C ended, for which `leave` is not called at all."""
+        if not self._calls:
+            return
+        running = _running_frames()
+        self._calls = [call for call in self._calls if call in running]
+        if not self._calls:
+            self.abandon()
+
+    def are_running(self) -> bool:
+        """Return whether a call of the model has not come to its end."""
+        self._forget_ended_calls()
+        return bool(self._calls)
+
+    def end(self) -> None:
+        """Follow no more passes."""
+        self._isolated.remove()
+        self.abandon()
+        self._eager.end()
+
+    def abandon(self) -> None:
+        """Forget the pass that runs: it came to no end."""
+        self._calls = []
+        self._end_late()
+        self._recorder.problems.fail()
+        self.stop_watching()
+
+    def _make_plan(self, marked: Any) -> bool:
+        """Before the first batch with somebody in it, decide which modules run one example at a time."""
+        if self._planned or not self._recorder.batch or self._recorder.sharded:
+            return False
+        self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little
+        self._isolated.remove()
+        self._recorder.plan = make_plan(self._recorder, marked[0], marked[1], self._isolate)
+        self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
+        return True
+
+    def watch(self, marked: Any) -> None:
+        """Follow what the model does from here on."""
+        self._recorder.inside = True
+        self._isolated.begin()
+        self._eager.put()
+        data_independent.begin()
+        self._prefixes.put()
+        self._unseen.put()
+        self._memory.put(marked)
+
+    def stop_watching(self) -> None:
+        """Follow it no more."""
+        if self._recorder.inside:
+            data_independent.end()
+        self._recorder.inside = self._recorder.evaluating = False
+        self._memory.remove()
+        self._unseen.remove()
+        self._prefixes.remove()
+        self._eager.remove()
+
+
+def _running_frames() -> set[int]:
+    """All that threads are in the middle of, but for the call that is just beginning (three frames up from here)."""
+    found: set[int] = set()
+    tops = sys._current_frames()
+    tops[threading.get_ident()] = sys._getframe(3)
+    for frame in tops.values():
+        found.update(id(each) for each, _ in traceback.walk_stack(frame))
+    found.discard(id(tops[threading.get_ident()]))
+    return found

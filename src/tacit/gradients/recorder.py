@@ -1,0 +1,228 @@
+"""The core: sees every operation on the batch, and hands it to its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.nn import functional as F
+
+from tacit.gradients.capture import Capture
+from tacit.gradients.empty_batch import run_empty
+from tacit.gradients.factors.parameter_uses import graph_leaves
+from tacit.gradients.layers.generic import generic
+from tacit.gradients.layers.pointwise import lift
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
+from tacit.gradients.libraries import data_independent
+from tacit.gradients.names import (
+    EXPORTS,
+    METADATA,
+    NUMBERS,
+    POINTWISE,
+    PRINTS,
+    READS,
+    SHOWN,
+    canonical,
+    tells_no_number,
+    writes,
+)
+from tacit.gradients.nested import detached, tensors
+from tacit.gradients.problems import EARLIER, TRANSFORMED, CannotCut
+from tacit.gradients.recording import Guard, Recording, Reduction
+from tacit.gradients.traced import Traced, is_compiling, mark_like, opened, plain
+
+COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
+"""Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
+
+_REASONS: dict[type, str] = {
+    Total: "a mean or sum over examples is fed to trainable parameters",
+    Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
+}
+"""Why a tensor of the batch cannot be fed to parameters."""
+
+
+_SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
+"""Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
+
+
+def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
+    """Whether a shared tensor is the same in all the places that `index_select` takes."""
+    return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
+
+
+class Recorder(Capture):
+    """Follows one batch at a time through the model and gathers each parameter's contributions."""
+
+    def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
+        super().__init__(model, reduction)
+        self.guard = guarded_by(self)
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
+    ) -> Any:
+        name = canonical(func)
+        if self.isolating:
+            if any(type(t) is Traced and self._over(t) for t in tensors((args, kwargs))):
+                raise RuntimeError(EARLIER)
+            raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
+        if name in METADATA:
+            return self.guard.metadata(name, func, args, kwargs)
+        self.guard.before(name, args, kwargs)
+        try:
+            out = self._operate(name, func, args, kwargs, own_rule)
+        except (RuntimeError, IndexError) as error:
+            self.guard.failed(error, func, args, kwargs)
+            raise
+        self.guard.after(name, func, args, kwargs, out)
+        return out
+
+    def _operate(
+        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
+    ) -> Any:
+        if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
+            self.problems.refuse_reading(name)
+        if name in SHOWN:
+            if name in PRINTS and self.inside:
+                self.problems.refuse_printing(name)
+            shown = func(plain(args[0]), *args[1:], **kwargs)
+            copied = isinstance(shown, Tensor) and type(args[0]) is Traced
+            return mark_like(shown, args[0], epoch=args[0]._epoch) if copied else shown
+        if args and name == "detach" and self._over(args[0]):
+            return mark_like(plain(args[0]).detach(), args[0], epoch=args[0]._epoch)
+        if args and name in READS and not self.inside and self._over(args[0]):
+            return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
+        if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
+            self.problems.refuse_writing(name)
+        take_over = ALWAYS.get(name) if own_rule else None
+        if take_over is not None:
+            return take_over(self, func, args, kwargs)
+        body = opened(func)
+        if body is not None and (func not in _SIMPLE or len(args) != 1 or kwargs.get("inplace")):
+            with self.memory.working(False) if self.memory is not None else nullcontext():
+                return body(*args, **kwargs)
+        tagged, shared = self.scan(args, kwargs)
+        if self.batch == 0:
+            return run_empty(self, func, args, kwargs, bool(shared))
+        if shared and torch.is_grad_enabled():
+            return self._trainable(name, func, args, kwargs, tagged, shared)
+        frozen = FROZEN.get(name) if own_rule else None
+        if frozen is not None:
+            return frozen(self, func, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        return self.finish(name, func, args, kwargs, out, tagged)
+
+    def follows(self, value: Any) -> bool:
+        """Whether a value is a tensor of the current batch."""
+        return type(value) is Traced and value._recorder is self and value._epoch == self.epoch
+
+    def _over(self, value: Any) -> bool:
+        return type(value) is Traced and value._epoch != self.epoch and value._epoch not in self.dropped
+
+    def scan(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[tuple[Tensor, Tag]], list[Tensor]]:
+        """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
+        tagged: list[tuple[Tensor, Tag]] = []
+        shared: list[Tensor] = []
+        self._scan(args, tagged, shared)
+        if kwargs:
+            self._scan(kwargs.values(), tagged, shared)
+        if tagged and peek_interpreter_stack() is not None:
+            self.problems.refuse_now(TRANSFORMED)
+        return tagged, shared
+
+    def _scan(self, values: Iterable[Any], tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]) -> None:
+        for value in values:
+            if type(value) is Traced:
+                if value._recorder is self and value._epoch == self.epoch:
+                    tagged.append((value, value._tag))
+                elif self.batch is not None and (stale := self.guard.stale(value)) is not None:
+                    tagged.append((value, stale))
+            elif isinstance(value, Tensor):
+                if value.requires_grad:
+                    if value.grad_fn is not None and any(leaf is self.anchor for leaf in graph_leaves(value)):
+                        raise RuntimeError(
+                            f"a tensor of {value.ndim} dimensions was computed from the batch where the engine could "
+                            "not see it (a compiled or scripted function); use ordinary PyTorch operations there"
+                        )
+                    shared.append(value)
+            elif isinstance(value, (tuple, list)):
+                self._scan(value, tagged, shared)
+            elif isinstance(value, dict):
+                self._scan(value.values(), tagged, shared)
+
+    def _trainable(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tagged: list[tuple[Tensor, Tag]],
+        shared: list[Tensor],
+    ) -> Any:
+        tags = [tag for _, tag in tagged]
+        if writes(func) and name not in POINTWISE and name != "setitem":
+            self.problems.refuse_writing(name)
+        if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
+            # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
+            # there, in the backward pass, with the parameter's name.
+            with torch._C.DisableTorchFunctionSubclass():
+                out = func(*args, **kwargs)
+            return self.finish(name, func, args, kwargs, out, tagged)
+        if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order and _is_alike(shared, args):
+            # A learned tensor that is the same for all examples, put in their order.
+            return shared[0].narrow(args[1], 0, len(args[2]))
+        bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
+        if bad is not None:
+            reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
+            if self.inside:  # elsewhere it may be for the log: wrong only if the loss depends on it
+                self.problems.add(reason)
+            with torch._C.DisableTorchFunctionSubclass():
+                out = func(*detached(args, shared), **detached(kwargs, shared))
+            mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
+            return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])
+        rule = OPERATIONS.get(name)
+        if rule is not None and (name in COMPLEX or not any(q.is_complex() for q in shared)):
+            return rule(self, func, args, kwargs)
+        if name in POINTWISE or name in ("cat", "stack"):
+            return lift(self, name, func, args, kwargs, tagged, shared)
+        return generic(self, name, func, args, kwargs, tagged, shared)
+
+    def finish(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        tagged: list[tuple[Tensor, Tag]],
+    ) -> Any:
+        """Tag the outputs of an operation that ran."""
+        if name == "setitem":
+            out_tensors: Any = args[0]
+        elif isinstance(out, Tensor) or (isinstance(out, (tuple, list)) and any(isinstance(t, Tensor) for t in out)):
+            out_tensors = out
+        else:
+            if tagged and writes(func):
+                self.problems.refuse_writing(name)
+            numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
+            reads = numbers and any(type(a) is Traced for a in (*args, *kwargs.values()))
+            if self.inside and reads and not data_independent.only_validates():
+                self.problems.refuse_reading(name)
+            return out
+        if not tagged:
+            if self.evaluating and self.batch is None:
+                self.guard.evaluated(out_tensors, (args, kwargs))
+            return out
+        assert self.batch is not None
+        call = Call(name, func, args, kwargs, out_tensors, self.batch, tagged)
+        tag = self.guard.tag_written(call, out_tensors) if writes(func) else self.guard.tag(call)
+        self.tag_outputs(out_tensors, tag, tagged)
+        self.guard.tagged(call)
+        return out
