@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import shards
+from tacit.gradients import layers, shards
 from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.guard import backward
@@ -18,14 +18,13 @@ from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
-from tacit.gradients.layers import conv, embedding, linear, loss, loss_mean, norm, pooling, recurrent
 from tacit.gradients.passes import Passes
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
 
-RULES = (backward, conv, embedding, linear, loss, loss_mean, norm, pooling, recurrent)
+RULES = (backward, layers)
 """Modules that register rules when they are imported."""
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.guard import reductions, shape_rules
+from tacit.gradients.guard import image_rules, reductions, shape_rules
 from tacit.gradients.guard.data_dependent_order import in_order, inverted
 from tacit.gradients.guard.picked_examples import of_singles
 from tacit.gradients.guard.probing import probed
 from tacit.gradients.guard.shape_rules import is_listing
-from tacit.gradients.layers import matmul, tag_rules
 from tacit.gradients.layers.own_means import own_share
-from tacit.gradients.layers.registry import RULES, Call, broadcast
+from tacit.gradients.layers.registry import RULES, TRY, Call, broadcast
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.traced import Traced
 
-__all__ = ["matmul", "propagate", "reductions", "shape_rules", "tag_rules"]
+__all__ = ["image_rules", "propagate", "reductions", "shape_rules"]
+"""Rooms that register batch rules of operations without parameters."""
 
 
 _LINEAR = words(
@@ -87,9 +87,8 @@ def _propagate(call: Call) -> Any:
     if call.name in POINTWISE and not is_listing(call):
         return broadcast(call)
     known = RULES.get(call.name)
-    if known is not None:
-        return known(call)
-    return probed(call)
+    found = TRY if known is None else known(call)
+    return probed(call) if found is TRY else found
 
 
 def _after_total(call: Call, totals: int) -> Tag | None:

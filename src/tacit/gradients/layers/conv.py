@@ -10,8 +10,16 @@ from torch.nn import functional as F
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.layers.conv_kernel import Formed, Geometry, can_be_formed
 from tacit.gradients.layers.conv_unfold import Convolution
-from tacit.gradients.layers.linear import fallback, finish
-from tacit.gradients.layers.registry import bare, bound, layout_of, operation, trainable
+from tacit.gradients.layers.generic import fallback, finish
+from tacit.gradients.layers.registry import (
+    bare,
+    bound,
+    layout_of,
+    leading,
+    operation,
+    rule_of_one,
+    trainable,
+)
 from tacit.gradients.layout import by_example
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
@@ -96,3 +104,6 @@ def _tap_convolution(
 
     out = recorder.tap(out, [image] if trainable(weight) else [], make)
     return finish(recorder, func.__name__, func, call, {}, out)
+
+
+rule_of_one("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")(leading)

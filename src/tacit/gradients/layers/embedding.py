@@ -9,9 +9,21 @@ from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.sparse import Rows
-from tacit.gradients.layers.linear import fallback, finish
-from tacit.gradients.layers.registry import ALWAYS, bare, bound, layout_of, operation, trainable
-from tacit.gradients.layout import Layout, by_example, owners
+from tacit.gradients.layers.generic import fallback, finish
+from tacit.gradients.layers.registry import (
+    ALWAYS,
+    ELSEWHERE,
+    Call,
+    bare,
+    bound,
+    layout_of,
+    mixes,
+    operation,
+    rule,
+    rule_of_one,
+    trainable,
+)
+from tacit.gradients.layout import Layout, Tag, by_example, owners
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -147,3 +159,15 @@ def assign(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return fallback(recorder, "setitem", func, args, kwargs)
     x[key] = torch.zeros_like(x[key]) + value
     return None
+
+
+@rule("embedding")
+def _embedding(call: Call) -> Tag:
+    return call.layouts()[0][1] if call.has_only(call.arg(1, "input", "indices")) else mixes(call, ELSEWHERE)
+
+
+@rule_of_one("one_hot")
+def _one_hot(call: Call) -> Tag:
+    if call.arg(1, "num_classes", default=-1) < 1:
+        return mixes(call, "without num_classes is as wide as the largest class in the batch")
+    return call.first()[1]

@@ -167,3 +167,13 @@ def _has_slot(q: Tensor, layout: Layout, size: int) -> bool:
 def _as_data(recorder: Recording, q: Tensor, layout: Layout, size: int) -> Tensor:
     """A shared tensor with one slot per example, as data."""
     return mark(personal(recorder, q, layout, size, q.ndim), recorder, layout)
+
+
+def fallback(recorder: Recording, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    tagged, shared = recorder.scan(args, kwargs)
+    return generic(recorder, name, func, args, kwargs, tagged, shared)
+
+
+def finish(recorder: Recording, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+    tagged, _ = recorder.scan(args, kwargs)
+    return recorder.finish(name, func, args, kwargs, out, tagged)  # type: ignore[no-any-return]

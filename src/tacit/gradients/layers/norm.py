@@ -8,9 +8,20 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums, precise
-from tacit.gradients.layers.linear import fallback, finish
-from tacit.gradients.layers.registry import bare, bound, layout_of, operation, trainable
-from tacit.gradients.layout import Layout, by_example
+from tacit.gradients.layers.generic import fallback, finish
+from tacit.gradients.layers.registry import (
+    Call,
+    bare,
+    bound,
+    layout_of,
+    leading,
+    mixes,
+    operation,
+    rule,
+    rule_of_one,
+    trainable,
+)
+from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.names import writes
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
@@ -114,3 +125,31 @@ def masked_fill(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if writes(func):
         recorder.problems.refuse_writing("masked_fill_")
     return torch.where(mask, value, x)
+
+
+@rule_of_one("batch_norm")
+def _batch_norm(call: Call) -> Tag:
+    training = call.arg(5, "training", default=False)
+    if training:
+        return mixes(
+            call,
+            "in training mode normalises with statistics of the whole batch: replace BatchNorm by GroupNorm, "
+            "or put the module in eval mode (frozen statistics)",
+        )
+    layout = call.first()[1]
+    return layout if layout.dim != 1 else mixes(call, "treats examples as channels")
+
+
+@rule_of_one("layer_norm rms_norm")
+def _layer_norm(call: Call) -> Tag:
+    x, layout = call.first()
+    shape = call.arg(1, "normalized_shape")
+    return layout if layout.dim < x.ndim - len(shape) else mixes(call, "normalises across examples")
+
+
+rule_of_one("group_norm instance_norm prelu")(leading)
+
+
+@rule("native_layer_norm")
+def _unknown_form(call: Call) -> Tag:
+    return mixes(call, "was called in a form the engine does not know")

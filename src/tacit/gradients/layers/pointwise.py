@@ -11,10 +11,11 @@ from torch import Tensor
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.factors.sparse import Diagonal
-from tacit.gradients.layers.registry import BESIDE
+from tacit.gradients.layers.registry import ALWAYS, BESIDE, operation
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
+from tacit.gradients.traced import plain
 
 
 def lift(
@@ -113,3 +114,13 @@ def _is_one_for_all(q: Tensor, dim: int) -> bool:
         for given in (seed, seed.roll(1, dim))
     ]
     return all(a is b or torch.allclose(a, b, rtol=1e-3) for a, b in zip(*found))
+
+
+@operation("to type_as", ALWAYS)
+def cast(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Casting a tensor to a batch tensor's dtype does not make it batch data, nor does it combine the two."""
+    like = next((t for t in (*args[1:], *kwargs.values()) if isinstance(t, Tensor)), None)
+    if like is None:
+        return recorder.carry_out(func, args, kwargs)
+    others = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor)}
+    return args[0].to(device=plain(like).device, dtype=plain(like).dtype, **others)

@@ -20,7 +20,14 @@ from torch.autograd.function import once_differentiable
 from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.kernels.loops import readable
-from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
+from tacit.gradients.layers.registry import (
+    ALWAYS,
+    bound,
+    layout_of,
+    leading,
+    operation,
+    rule_of_one,
+)
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
 
@@ -97,3 +104,10 @@ def _is_usual(*sizes: Sequence[int]) -> bool:
 def _compiled() -> Kernels:
     assert kernels is not None, "max_pool has looked"
     return kernels
+
+
+rule_of_one(
+    """max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d_with_indices
+    max_pool2d_with_indices max_pool3d_with_indices"""
+)(leading)

@@ -15,8 +15,18 @@ from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels.batch_invariant_matmul import LINE
 from tacit.gradients.layers import rnn_steps
 from tacit.gradients.layers.pointwise import personal
-from tacit.gradients.layers.registry import ALWAYS, BESIDE, layout_of, operation, tidy, trainable
-from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
+from tacit.gradients.layers.registry import (
+    ALWAYS,
+    BESIDE,
+    Call,
+    layout_of,
+    mixes,
+    operation,
+    rule,
+    tidy,
+    trainable,
+)
+from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
@@ -287,3 +297,8 @@ def _state(recorder: Recording, state: Tensor, columns: Layout) -> Tensor:
     if trainable(state):
         return personal(recorder, state, columns, state.shape[1], 3)
     return plain(state)  # type: ignore[no-any-return]
+
+
+@rule("lstm gru rnn_tanh rnn_relu")
+def _unknown_form(call: Call) -> Tag:
+    return mixes(call, "was called in a form the engine does not know")

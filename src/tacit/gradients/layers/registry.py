@@ -82,6 +82,10 @@ Rule = Callable[[Call], Any]
 
 
 RULES: dict[str, Rule] = {}
+"""Batch rules by the name of the operation."""
+
+TRY: Any = object()
+"""The answer of a batch rule that does not know: the guard tries the operation on single examples."""
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
@@ -208,3 +212,17 @@ def bound(names: str, args: Sequence[Any], kwargs: dict[str, Any], **defaults: A
         return list(args)
     values = {**defaults, **dict(zip(keys, args)), **kwargs}
     return [values.get(k) for k in keys]
+
+
+_RANK = {"1d": 3, "2d": 4, "3d": 5}
+
+
+def leading(call: Call) -> Tag:
+    """Return the tag after an operation that treats every slice of the first dimension by itself."""
+    x, layout = call.first()
+    rank = _RANK.get(call.name[-2:], 4 if call.name in ("im2col", "pixel_shuffle", "pixel_unshuffle") else None)
+    if call.name == "col2im":
+        rank = 3
+    if layout.dim != 0 or (rank is not None and x.ndim != rank and call.batch != 1):
+        return mixes(call, "treats the dimension that holds the examples as channels or space; move the examples first")
+    return layout

@@ -1,0 +1,50 @@
+"""Packing and unpacking sequences: each row of a packed sequence is its example's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tacit.gradients.layers.registry import (
+    BESIDE,
+    Call,
+    mixes,
+    rule,
+    tidy,
+)
+from tacit.gradients.layout import Layout, Mixed, owners, same_everywhere, steps_agree
+
+
+@rule("_pack_padded_sequence")
+def _pack(call: Call) -> Any:
+    if not call.layouts():
+        return call.tagged[0][1]
+    x, layout = call.first()
+    if layout.dim != (0 if call.arg(2, "batch_first") else 1):
+        return mixes(call, "takes the dimension that holds the examples for time (see batch_first)")
+    columns = owners(layout, call.batch, x.shape[layout.dim], x.device)
+    lengths = call.arg(1, "lengths")
+    own = next((tag for t, tag in call.tagged if t is lengths), None)
+    if isinstance(own, Layout) and not torch.equal(owners(own, call.batch, len(lengths)).cpu(), columns.cpu()):
+        return mixes(call, "was given lengths in another order than the examples")
+    if isinstance(own, Mixed) and (layout.before is None or layout.before[0] is not own.sorted_by):
+        return mixes(call, "was given lengths in another order than the examples")
+    if own is None and layout.by_data and not same_everywhere(lengths, 0):
+        return mixes(call, BESIDE)
+    owner = torch.cat([columns[:n] for n in call.out[1].tolist()])
+    by_data = layout.by_data or own is not None
+    return [Layout(0, 1, owner, by_data, not layout.by_data, layout.before), None]
+
+
+@rule("_pad_packed_sequence")
+def _unpack(call: Call) -> Any:
+    if not call.layouts():
+        return call.tagged[0][1]
+    layout = call.first()[1]
+    if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
+        return mixes(call, "was given rows of other examples than those of its first step")
+    owner = layout.owner[: int(call.args[1][0])]
+    by_data = layout.by_data and not layout.packed
+    columns = tidy(Layout(0 if call.args[2] else 1, 1, owner, by_data, before=layout.before), call.batch)
+    return [columns, columns.at(0)]  # every example's length is its own
