@@ -27,7 +27,7 @@ ALL = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 X = ALL[8:16]
 ONE, NEXT = ALL[13:14], ALL[16:18]
 Body = Callable[["Model", Tensor], Tensor]
-LOOKED = (1, 2, 4, 8)
+LOOKED = (1, 2)
 UNFOLLOWED, ORDER = "shows to nobody", "order of a packed sequence"
 
 
@@ -266,7 +266,7 @@ def test_what_may_be_done(name: str, flat: Any) -> None:
         assert torch.allclose(total, torch.stack([one[parameter] for one in alone]).sum(0), atol=1e-5)
 
 
-def test_a_model_is_looked_at_in_its_first_pass_its_second_its_fourth() -> None:
+def test_a_model_is_looked_at_in_its_first_two_passes() -> None:
     for bad in range(1, 10):
         model = Model(lambda m, x, bad=bad: x * torch.Tensor(x).mean(0) if m.calls == bad else x)  # type: ignore[misc]
         with gradients.record(model) as tape:

@@ -72,7 +72,7 @@ class Capture(Recording):
         return Border.apply(self.anchor, out, self.arrival((), lambda grad: ()), upstream)  # type: ignore[no-untyped-call, no-any-return]
 
     def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
-        """What a node does with the gradient that arrives at it; see `tap`."""
+        """Return what a node does with the gradient that arrives at it; see `tap`."""
         watched = [(t, t._version) for t in saved]
         epoch = self.epoch
 

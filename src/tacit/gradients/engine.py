@@ -47,9 +47,9 @@ class Engine:
     beside their results; lengths of sequences that were padded before the model; sizes that
     PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out; and threads of the
     model's own. Code that gets at the batch where PyTorch tells nobody (scripted functions, `torch.Tensor(x)`, `set_`,
-    nodes of the graph called as functions) is found by the memory that it reads (`memory`), in the model's first pass,
-    the second, the fourth, the eighth and so on, not in those between. What comes to depend on the batch's size or on
-    places in it is found by running seven examples of the first batch in parts (`independence` says what). Inside the
+    nodes of the graph called as functions) is found by the memory that it reads (`guard.storage_guard`) while
+    the plan is made and in the model's first two passes, not in later ones. What comes to depend on the batch's size or on
+    places in it is found by running seven examples of the first batch in parts (`guard.run_in_parts` says what). Inside the
     model's forward, reading values, text of them and sizes that they decided is an error, and so are nested tensors of
     the batch; custom autograd functions that gradients pass, backward hooks on modules, hooks that change gradients of
     the batch, and tensors of an earlier batch that gradients depend on are errors anywhere.
@@ -145,7 +145,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether a backward pass has run whose clipped sum was not yet taken."""
+        """Return whether a backward pass has run whose clipped sum was not yet taken."""
         return self._recorder.captures > 0 or (self._recorder.batch == 0)
 
     @property

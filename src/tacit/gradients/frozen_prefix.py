@@ -128,7 +128,7 @@ class Prefix:
         return features
 
     def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
-        """Whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
+        """Return whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename == calling.__file__:
             frame = frame.f_back
@@ -204,7 +204,7 @@ def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
 
 
 def _is_pytorchs(layer: nn.Module) -> bool:
-    """Whether nobody has put code of their own into a layer or its class."""
+    """Return whether nobody has put code of their own into a layer or its class."""
     methods = _METHODS[type(layer)]
     return methods.keys().isdisjoint(vars(layer)) and all(getattr(type(layer), k) is f for k, f in methods.items())
 

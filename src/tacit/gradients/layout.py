@@ -90,7 +90,7 @@ Tag = Layout | Only | Total | Mixed
 
 
 def same_everywhere(t: Tensor, dim: int) -> bool:
-    """Whether a constant has the same entries at every place along a dimension."""
+    """Return whether a constant has the same entries at every place along a dimension."""
     t = t.detach()
     return t.shape[dim] < 2 or not t.stride(dim) or torch.equal(t, t.narrow(dim, 0, 1).expand_as(t))
 
@@ -102,7 +102,7 @@ def steps_agree(owner: Tensor, sizes: Tensor) -> bool:
 
 
 def uneven(layout: Layout, batch: int) -> bool:
-    """Whether some examples have more entries along the layout's dimension than others."""
+    """Return whether some examples have more entries along the layout's dimension than others."""
     if layout.owner is None:
         return False
     counts = torch.bincount(layout.owner, minlength=batch)

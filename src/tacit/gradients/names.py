@@ -57,7 +57,7 @@ _IN_PLACE = frozenset(
 
 @cache
 def writes(func: Callable[..., Any]) -> bool:
-    """Whether an operation changes its first argument in place."""
+    """Return whether an operation changes its first argument in place."""
     schema = getattr(func, "_schema", None)
     if schema is not None and schema.is_mutable:
         return True
@@ -66,7 +66,7 @@ def writes(func: Callable[..., Any]) -> bool:
 
 
 def tells_no_number(name: str) -> bool:
-    """Whether what an operation says in a Python value is known without a tensor's values."""
+    """Return whether what an operation says in a Python value is known without a tensor's values."""
     return name in _TELLING or name.startswith(("is_", "_is_", "has_", "__hash"))
 
 

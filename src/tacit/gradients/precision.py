@@ -88,7 +88,7 @@ def spread(positions: int) -> float:
 
 
 def call_error(records: int, positions: int) -> float:
-    """What one call can be wrong by, in units of u·S: Lemma 2.
+    """Return what one call can be wrong by, in units of u·S: Lemma 2.
 
     A term is a product of three numbers: two roundings. Each of n terms passes through at most n additions, in an
     order that may be another for every entry of the matrix. Not all terms of an entry through as many: the additions
@@ -208,7 +208,7 @@ def _gather(out: Tensor, lo: int, hi: int, sizes: list[int], chain: Chain) -> No
 
 @functools.cache
 def adds_once(outputs: int, inputs: int, terms: int, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
-    """Whether a matrix product that is added to a matrix sums its own terms first and is added in one addition.
+    """Return whether a matrix product that is added to a matrix sums its own terms first and is added in one addition.
 
     Found by trying, on a matrix of these dimensions: with 2^30 in the matrix and terms of a fraction of its last place,
     each addition to the matrix rounds another way, and only one addition, at the end, gives the rounded exact result.

@@ -51,7 +51,7 @@ _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.l
 
 
 def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
-    """Whether a shared tensor is the same in all the places that `index_select` takes."""
+    """Return whether a shared tensor is the same in all the places that `index_select` takes."""
     return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
@@ -120,7 +120,7 @@ class Recorder(Capture):
         return self.finish(name, func, args, kwargs, out, tagged)
 
     def follows(self, value: Any) -> bool:
-        """Whether a value is a tensor of the current batch."""
+        """Return whether a value is a tensor of the current batch."""
         return type(value) is Traced and value._recorder is self and value._epoch == self.epoch
 
     def _over(self, value: Any) -> bool:

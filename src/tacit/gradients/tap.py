@@ -89,7 +89,7 @@ def _gone(grad: Tensor) -> None:
 
 
 def unscaled(seed: Tensor, kind: str, declared: str | None, batch: int) -> Tensor:
-    """What a gradient that arrives at a mean or sum over examples is for each of them, their number taken out.
+    """Return what a gradient that arrives at a mean or sum over examples is for each of them, their number taken out.
 
     Where the caller divided by it (a sum, declared a mean), multiplying does not undo that to the last bit. The factor
     that the caller meant must not depend on how it was rounded for this number, so it must be a fraction that can be

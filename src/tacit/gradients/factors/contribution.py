@@ -91,7 +91,7 @@ def row_squares(x: Tensor) -> Tensor:
 
 
 def _compiled(rows: Tensor) -> bool:
-    """Whether the kernel is faster; not by how many rows there are: one more would change it."""
+    """Return whether the kernel is faster; not by how many rows there are: one more would change it."""
     if kernels is None or rows.dtype != torch.float32 or rows.device.type != "cpu" or rows.is_neg():
         return False
     return rows.shape[1] >= 256

@@ -100,7 +100,7 @@ class Outer(Contribution):
         return self
 
     def alike(self) -> bool:
-        """Whether the matrices of all examples begin at like places in memory, in lines of 64 bytes."""
+        """Return whether the matrices of all examples begin at like places in memory, in lines of 64 bytes."""
         t, i, o = self.positions, self.width_in, self.width_out
         return not any(entries % 16 for entries in (t * i, t * o, i * o))
 
@@ -126,7 +126,7 @@ class Outer(Contribution):
 
     @property
     def bytes_each(self) -> int:
-        """What forming one example's gradient takes, its windows included."""
+        """Return what forming one example's gradient takes, its windows included."""
         return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
 
     def squares(self) -> Tensor:

@@ -83,7 +83,7 @@ def stride(layout: Layout) -> int:
 
 
 def alike(t: Tensor, dim: int, each: int) -> bool:
-    """Whether a constant begins again after every `each` places along a dimension."""
+    """Return whether a constant begins again after every `each` places along a dimension."""
     if t.shape[dim] <= each:
         return True
     if each > 1 and t.shape[dim] % each == 0:

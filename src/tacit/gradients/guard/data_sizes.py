@@ -87,7 +87,7 @@ class Shape(tuple[Any, ...]):
 
 
 def shown(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    """What the model's code sees of a size that PyTorch has read."""
+    """Return what the model's code sees of a size that PyTorch has read."""
     given = [t for t in (*args, *kwargs.values()) if type(t) is Traced]
     free = {d for t in given for d in t._free}
     if not free or _is_called_by_libraries():
@@ -101,7 +101,7 @@ def shown(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _is_called_by_libraries() -> bool:
-    """Whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
+    """Return whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
     frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
@@ -166,7 +166,7 @@ def told_by_data(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: 
 
 
 def _are_numbers_of_the_batch(recorder: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether tensors of the batch are given for whole numbers, beside what an operation is done to."""
+    """Return whether tensors of the batch are given for whole numbers, beside what an operation is done to."""
     whole = [t for t in _beside(args, kwargs) if recorder.follows(t) and not plain(t).dtype.is_floating_point]
     return any(plain(t).ndim < 2 for t in whole)
 
@@ -205,7 +205,7 @@ def _objection(
 
 
 def _decides(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it was data of the batch that decided the size of an operation's output."""
+    """Return whether it was data of the batch that decided the size of an operation's output."""
     if name == "getitem":
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
         return any(_is_mask(recorder, p) or (isinstance(p, slice) and _is_cut_by_data(recorder, p)) for p in parts)
@@ -254,7 +254,7 @@ def _decided(recorder: Recording, call: Call, out: Tensor) -> frozenset[int]:
 
 
 def _is_as_wide_as_the_longest(t: Any) -> bool:
-    """Whether data decided another size than how many rows there are."""
+    """Return whether data decided another size than how many rows there are."""
     return type(t) is Traced and bool(t._free - {t._tag.dim} if isinstance(t._tag, Layout) else t._free)
 
 

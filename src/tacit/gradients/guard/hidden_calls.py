@@ -63,7 +63,7 @@ class Unseen(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _is_found_by_value(self, func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        """Whether something is assigned to a buffer or a parameter, which a run compares with what they were."""
+        """Return whether something is assigned to a buffer or a parameter, which a run compares with what they were."""
         assigned = getattr(func, "__name__", "") == "__set__"
         return assigned and (isinstance(args[0], nn.Parameter) or id(args[0]) in self._recorder.buffers)
 
@@ -95,6 +95,6 @@ def _unwrapped(t: Tensor) -> Tensor:
 
 
 def are_others_packing() -> bool:
-    """Whether hooks on saved tensors are set that are not PyTorch's own."""
+    """Return whether hooks on saved tensors are set that are not PyTorch's own."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)

@@ -18,7 +18,7 @@ _SHAPES = words("transpose t squeeze unsqueeze swapaxes swapdims resize resize_a
 
 
 def known(name: str, pointwise: frozenset[str]) -> bool:
-    """Whether the engine knows what the in-place form of an operation writes where."""
+    """Return whether the engine knows what the in-place form of an operation writes where."""
     return (name in pointwise or name in RULES) and name not in _SHAPES
 
 
@@ -67,7 +67,7 @@ def settle(
 
 
 def _place_in_base(view: Tensor, base: Tensor | None, new: Any) -> Layout | None:
-    """Where the examples are in a constant, if a view that has all of that dimension was written to.
+    """Return where the examples are in a constant, if a view that has all of that dimension was written to.
 
     The rest of the constant is the same whoever is in the batch, so that it may be counted to any example.
     """
@@ -80,7 +80,7 @@ def _place_in_base(view: Tensor, base: Tensor | None, new: Any) -> Layout | None
 
 
 def _onto_itself(x: Tensor, key: Any, value: Any) -> bool:
-    """Whether `x[key] = value` is the end of `x[key] += …`: the value is that part of x, already written."""
+    """Return whether `x[key] = value` is the end of `x[key] += …`: the value is that part of x, already written."""
     keys = key if isinstance(key, tuple) else (key,)
     if not isinstance(value, Tensor) or not all(type(k) in (int, slice) for k in keys):
         return False

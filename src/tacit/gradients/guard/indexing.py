@@ -168,12 +168,12 @@ PLACES = Mixed(
 
 
 def alike_along(constants: list[Tensor], dim: int) -> bool:
-    """Whether constants are the same along a dimension, counted from the last, if they have it."""
+    """Return whether constants are the same along a dimension, counted from the last, if they have it."""
     return all(t.ndim < -dim or same_everywhere(t, dim) for t in constants)
 
 
 def _beside_examples(raw: list[Any], x: Tensor, tags: Mapping[int, Tag]) -> Layout | None:
-    """Where the examples are beside a constant that is put in their order, or cut by their mask, with them."""
+    """Return where the examples are beside a constant that is put in their order, or cut by their mask, with them."""
     for i, p in enumerate(raw):
         tag = tags.get(id(p)) if isinstance(p, Tensor) else None
         order = tag.order if isinstance(tag, Mixed) else tag
@@ -207,7 +207,7 @@ def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int,
 
 
 def is_bounded_by_data(part: Any) -> bool:
-    """Whether a slice, or a list of numbers, has data of the batch in it."""
+    """Return whether a slice, or a list of numbers, has data of the batch in it."""
     inside = (part.start, part.stop, part.step) if isinstance(part, slice) else part
     return isinstance(inside, (tuple, list)) and any(type(t) is Traced for t in tensors(inside))
 
@@ -226,7 +226,7 @@ def _is_permutation(index: Tensor, size: int) -> bool:
 
 
 def is_natural(owner: Tensor, batch: int) -> bool:
-    """Whether the examples are in their own order, all with the same number of rows."""
+    """Return whether the examples are in their own order, all with the same number of rows."""
     each = owner.numel() // batch
     return torch.equal(owner, torch.arange(batch, device=owner.device).repeat_interleave(each))
 

@@ -64,7 +64,7 @@ def silenced(twin: nn.Module) -> nn.Module:
 
 
 def _is_anothers(hook: Any, own: set[int]) -> bool:
-    """Whether somebody else listens with a hook: not the model, with a method of its own."""
+    """Return whether somebody else listens with a hook: not the model, with a method of its own."""
     return isinstance(hook, _FUNCTIONS) and id(getattr(hook, "__self__", None)) not in own
 
 
@@ -78,5 +78,5 @@ def advance(copies: dict[int, Any], seed: int) -> None:
 
 
 def storage_places(model: nn.Module) -> list[tuple[int, int, int]]:
-    """Which tensors the parameters are, where they lie, and how often they were written to."""
+    """Return which tensors the parameters are, where they lie, and how often they were written to."""
     return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]

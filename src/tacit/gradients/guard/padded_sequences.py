@@ -43,7 +43,7 @@ _ALONG = {
 
 
 def stays_zero(call: Call, padded: list[Tensor]) -> bool:
-    """Whether an operation's output is zero in the padding, because its arguments are."""
+    """Return whether an operation's output is zero in the padding, because its arguments are."""
     zero = [t for t in padded if _is_zero(t)]
     if call.name in ("add", "sub", "cat", "stack"):
         joined = call.args if call.name in ("add", "sub") else call.arg(0, "tensors")
@@ -55,7 +55,7 @@ def stays_zero(call: Call, padded: list[Tensor]) -> bool:
 
 
 def _scales(call: Call, zero: list[Tensor]) -> bool:
-    """Whether a product or quotient is zero where these are: not times infinity, nor divided by zero."""
+    """Return whether a product or quotient is zero where these are: not times infinity, nor divided by zero."""
     a, b = call.main(), call.arg(1, "other")
     if call.name == "mul":
         return any((t is a and _is_finite(b, zero)) or (t is b and _is_finite(a, zero)) for t in zero)
@@ -129,7 +129,7 @@ def _stays_whole(old: Sequence[int], dim: int, new: Sequence[int], place: int) -
 
 
 def _begins_at_the_first(key: Any, t: Tensor, dim: int) -> bool:
-    """Whether the part of a key for a dimension counts from its first position (or each example has its own)."""
+    """Return whether the part of a key for a dimension counts from its first position (or each example has its own)."""
     parts = list(key) if isinstance(key, tuple) else [key]
     if any(isinstance(p, Tensor) and p.ndim != 1 for p in parts):
         return False

@@ -13,7 +13,7 @@ from tacit.gradients.layout import Layout, Only, Tag
 
 
 def whole(layout: Layout) -> bool:
-    """Whether a place is one example's, whatever the others are."""
+    """Return whether a place is one example's, whatever the others are."""
     return layout.inner == 1 and layout.owner is None and not layout.by_data
 
 
@@ -31,7 +31,7 @@ def picked(x: Tensor, layout: Layout, key: Any, batch: int) -> Only | None:
 
 
 def of_singles(call: Call, singles: Sequence[Only]) -> Tag:
-    """What an operation makes of tensors that each belong to one example."""
+    """Return what an operation makes of tensors that each belong to one example."""
     if len(singles) == len(call.tagged):
         same = len({single.example for single in singles}) == 1
         if call.name in ("stack", "cat") and (not same or call.batch == 1):

@@ -60,7 +60,7 @@ class Part:
 
 
 def is_influenced(recorder: Recording, args: Any, kwargs: Any) -> bool:
-    """Whether examples influence each other in a model that is given these arguments, which are followed.
+    """Return whether examples influence each other in a model that is given these arguments, which are followed.
 
     The first examples, `MOST` at the most, are run together and, in other orders, in two halves, twice: everybody's
     outputs must be the same, and sums and means over examples must add up, all up to a thousandth. Each run has a copy

@@ -58,6 +58,10 @@ _PACKED = words("lstm gru rnn_tanh rnn_relu _pad_packed_sequence")
 """What it does with them to tensors of the batch."""
 
 
+LOOKED_AT = 2
+"""Passes of a model that are looked at."""
+
+
 class Held(NamedTuple):
     """Part of some memory that nobody may read unfollowed."""
 
@@ -68,7 +72,10 @@ class Held(NamedTuple):
 
 
 class Memory(dispatching.TorchDispatchMode):
-    """Looks closely at the first pass of a model, the second, the fourth and so on: every operation is slower then."""
+    """Looks closely at the plan and at a model's first two passes: every operation is slower then.
+
+    The second shows what a model keeps of the first. Later batches pay nothing.
+    """
 
     supports_higher_order_operators = True
 
@@ -93,7 +100,7 @@ class Memory(dispatching.TorchDispatchMode):
 
     def put(self, inputs: Any) -> None:
         """A pass begins with these tensors of the batch."""
-        if self._passes & (self._passes + 1) or self._recorder.sharded:
+        if self._passes >= LOOKED_AT or self._recorder.sharded:
             return
         self._held = {begin: held for begin in self._held if (held := self._found(begin))}
         for t in tensors(inputs):
@@ -196,7 +203,7 @@ class Memory(dispatching.TorchDispatchMode):
 
 
 def _is_asked_by_pytorch() -> bool:
-    """Whether the code that handles packed sequences is what does something."""
+    """Return whether the code that handles packed sequences is what does something."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and (_brings(frame.f_code) or frame.f_code in _HELPERS):
         frame = frame.f_back
@@ -213,7 +220,7 @@ _BETWEEN = (__file__, hidden_calls.__file__, traced.__file__, overrides.__file__
 
 
 def _range(t: Any) -> tuple[int, int, int] | None:
-    """Where the memory of a tensor or storage begins, and its first byte and the one after its last."""
+    """Return where the memory of a tensor or storage begins, and its first byte and the one after its last."""
     with torch._C.DisableTorchFunction():
         if isinstance(t, torch.UntypedStorage):
             begin, first, length = t.data_ptr(), t.data_ptr(), t.nbytes()

@@ -66,7 +66,7 @@ def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def is_linear(x: Tensor, weight: Any, bias: Any) -> bool:
-    """Whether `linear` is meant for it: in float32, on the processor, of shapes that fit."""
+    """Return whether `linear` is meant for it: in float32, on the processor, of shapes that fit."""
     given = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_autocast_enabled("cpu") or not all(isinstance(t, Tensor) and _is_plain(t) for t in given):
         return False

@@ -88,5 +88,5 @@ def divide(tensors: Sequence[Tensor], by: float) -> None:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether compiled loops can read the memory of all of them as it is."""
+    """Return whether compiled loops can read the memory of all of them as it is."""
     return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in tensors)

@@ -60,7 +60,7 @@ class Formed(Contribution):
         return self
 
     def windows(self, lo: int, hi: int) -> tuple[Any, ...]:
-        """What the kernels are told of the records lo … hi-1, of which there are some."""
+        """Return what the kernels are told of the records lo … hi-1, of which there are some."""
         image, grad = (precise(x[lo:hi]).detach().resolve_neg() for x in (self.image, self.grad))
         image, grad = self.geometry.padded(image), grad.contiguous()
         starts, entries = offsets(self.geometry, tuple(image.shape[2:]), tuple(grad.shape[3:]))
@@ -112,7 +112,7 @@ def compiled() -> Kernels:
 
 
 def can_be_formed(image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> bool:
-    """Whether the loop is compiled for these types, and Gram matrices are not so much cheaper that they pay.
+    """Return whether the loop is compiled for these types, and Gram matrices are not so much cheaper that they pay.
 
     By types, devices and the shape of a record, never by how many there are. (Where records have different numbers of
     images, the shape is that of the longest: assumption 4 of docs/finite-precision.md.)

@@ -149,7 +149,7 @@ def _alone(
     tag: Layout,
     batch: int,
 ) -> bool:
-    """Whether the operation on one example gives exactly that example's share of the output's shape."""
+    """Return whether the operation on one example gives exactly that example's share of the output's shape."""
     expected = list(out.shape)
     expected[tag.dim] //= batch
     call = Call(name, func, args, kwargs, out, batch, list(layouts))

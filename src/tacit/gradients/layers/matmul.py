@@ -55,7 +55,7 @@ def matmul_letters(a: int, b: int) -> tuple[str, str, str]:
 
 
 def operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What is added and multiplied, in PyTorch's order, however it was given."""
+    """Return what is added and multiplied, in PyTorch's order, however it was given."""
     names = ("self", "input", "mat1", "batch1", "mat", "other", "mat2", "batch2", "vec", "tensor")
     return [*args, *(kwargs[name] for name in names if name in kwargs)]
 

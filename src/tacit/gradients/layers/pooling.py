@@ -95,7 +95,7 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 
 def _is_usual(*sizes: Sequence[int]) -> bool:
-    """Whether every window has an entry of the image; what is wrong with others is for PyTorch to say."""
+    """Return whether every window has an entry of the image; what is wrong with others is for PyTorch to say."""
     return all(len(each) == 2 for each in sizes) and all(
         0 < s < 1 << 31 and 0 <= 2 * p <= k and 0 < k <= min(n + 2 * p, 2 * n) for n, k, s, p in zip(*sizes)
     )

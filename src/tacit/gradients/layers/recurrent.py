@@ -179,7 +179,7 @@ def recurrent(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _columns(recorder: Recording, layout: Layout, sizes: Tensor | None) -> Layout:
-    """Whose the columns of states are."""
+    """Return whose the columns of states are."""
     if sizes is None:
         return layout.at(1)
     assert layout.owner is not None

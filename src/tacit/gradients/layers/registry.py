@@ -73,7 +73,7 @@ class Call:
         return self.layouts()[0]
 
     def has_only(self, x: Any) -> bool:
-        """Whether this argument is of the batch and no other is (nor it once more, in another place)."""
+        """Return whether this argument is of the batch and no other is (nor it once more, in another place)."""
         layouts = self.layouts()
         return len(layouts) == 1 and layouts[0][0] is x
 
