@@ -8,6 +8,7 @@ forward, backward, norms and clipped sum.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from types import FrameType
@@ -68,7 +69,7 @@ def counted(model: nn.Module, x: torch.Tensor) -> tuple[int, int, int]:
     batch()
     sys.setprofile(None)
     engine.detach()
-    return len(files), len(set(files)), sum(a != b for a, b in zip(files, files[1:]))
+    return len(files), len(set(files)), sum(a != b for a, b in itertools.pairwise(files))
 
 
 def main() -> None:

@@ -39,20 +39,26 @@ class Engine:
     or the examples of one user. A mean loss is then the mean over records of each record's own mean, a sum the sum over
     records of each record's own sum, and a loss for every row belongs to the row's record.
 
-    What the engine cannot see: a number or tensor that the user's own loop takes from a batch (`loss.item()`, allowed
-    for logging) and puts back into a loss or the model, the batch's size, and labels that never enter the model, beyond
-    the entry that stands beside each example; memory changed without PyTorch (a NumPy array that shares it) or
-    exchanged in a tensor that is not of the batch (`parameter.data = …`); what hooks on nodes of the graph
-    (`grad_fn.register_hook`) do to gradients; what somebody's own operators (`torch.library`) and dispatch modes do
-    beside their results; lengths of sequences that were padded before the model; sizes that
-    PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out; and threads of the
-    model's own. Code that gets at the batch where PyTorch tells nobody (scripted functions, `torch.Tensor(x)`, `set_`,
-    nodes of the graph called as functions) is found by the memory that it reads (`guard.storage_guard`) while
-    the plan is made and in the model's first two passes, not in later ones. What comes to depend on the batch's size or on
-    places in it is found by running seven examples of the first batch in parts (`guard.run_in_parts` says what). Inside the
-    model's forward, reading values, text of them and sizes that they decided is an error, and so are nested tensors of
-    the batch; custom autograd functions that gradients pass, backward hooks on modules, hooks that change gradients of
-    the batch, and tensors of an earlier batch that gradients depend on are errors anywhere.
+    An error, inside the model's forward: reading values of the batch, text of them, or sizes that they decided; nested
+    tensors of the batch. An error anywhere: custom autograd functions that gradients pass, backward hooks on modules,
+    hooks that change gradients of the batch, tensors of an earlier batch that gradients depend on. Where a module can
+    run one example at a time instead, it does (`isolation`).
+
+    Code that reads the batch where PyTorch shows it to nobody (scripted functions, `torch.Tensor(x)`, `set_`, nodes of
+    the graph called as functions) is found by the memory that it reads (`guard.storage_guard`), while the plan is made
+    and in the model's first two passes. What depends on the batch's size or on places in it is found by running seven
+    examples of the first batch in parts (`guard.run_in_parts`).
+
+    The engine cannot see:
+
+    - a number or tensor that the user's loop takes from a batch (`loss.item()`) and puts back into a loss or the model;
+    - labels that never enter the model, beyond the entry that stands beside each example;
+    - memory changed without PyTorch (a NumPy array that shares it), or exchanged in a tensor that is not of the batch;
+    - what hooks on nodes of the graph (`grad_fn.register_hook`) do to gradients;
+    - what somebody's own operators (`torch.library`) and dispatch modes do beside their results;
+    - lengths of sequences that were padded before the model;
+    - sizes that PyTorch's own code reads for the model (`torch.distributions`), or that a `try` finds out;
+    - threads of the model's own.
     """
 
     _stays_readable = False
