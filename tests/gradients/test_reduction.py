@@ -175,10 +175,11 @@ def test_mean_with_class_weights(model: nn.Module, naive: Any, compare: Any) -> 
     compare(tape, naive(model, lambda i: F.cross_entropy(model(X[i : i + 1]), Y[i : i + 1], weight), B))
 
 
-def test_dividing_by_a_count_of_the_batch_is_refused() -> None:
+def test_dividing_by_a_count_of_the_batch_is_refused_where_a_sum_was_declared() -> None:
+    """Undeclared it is the mean of the examples' own means (test_model_patterns)."""
     model = Tokens()
     x = torch.randint(0, 7, (B, 4))
-    with gradients.record(model):
+    with gradients.record(model, reduction="sum"):
         out = model(x)
         mask = (out.argmax(-1) > 2).float()
         loss = (out.square().sum(-1) * mask).sum() / mask.sum()
