@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,24 @@ from tacit.gradients.self_test import prove_hooks
 
 RULES = (backward, layers)
 """Modules that register rules when they are imported."""
+
+
+class Options(TypedDict, total=False):
+    """How an engine follows a model.
+
+    Attributes:
+        reduction: how the loss is reduced over examples; detected unless declared.
+        batch_dim: the dimension that holds the examples, or one for each input.
+        rows_per_record: rows along that dimension that are one record.
+        isolate: modules that run one example at a time: by name, all (True), none (False), or as needed (None).
+        split: cuts a batch that is one object (a batch of graphs) into its examples.
+    """
+
+    reduction: Reduction | None
+    batch_dim: BatchDim
+    rows_per_record: int
+    isolate: Sequence[str] | bool | None
+    split: Split | None
 
 
 class Engine:
@@ -68,16 +86,10 @@ class Engine:
         """Leave everything out: a copy of an engine holds no record."""
         return {}
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        reduction: Reduction | None = None,
-        batch_dim: BatchDim = 0,
-        rows_per_record: int = 1,
-        isolate: Sequence[str] | bool | None = None,
-        split: Split | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, **options: Unpack[Options]) -> None:
+        if unknown := set(options) - set(Options.__annotations__):
+            raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
+        rows_per_record, isolate = options.get("rows_per_record", 1), options.get("isolate")
         prove_hooks(record)
         hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
         if any(isinstance(owner, Passes) and not owner.is_copy for owner in hooks):
@@ -87,9 +99,9 @@ class Engine:
         refuse(module_problems(model))
         modules = shards.sharded_modules(model)
         shards.cut_up(modules)
-        self._recorder = Recorder(model, reduction, BatchGuard)
+        self._recorder = Recorder(model, options.get("reduction"), BatchGuard)
         self._recorder.sharded_modules = modules
-        self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
+        self._inputs = Inputs(model, self._recorder, options.get("batch_dim", 0), rows_per_record, options.get("split"))
         if not self._recorder.parameters:
             raise ValueError("the model has no trainable parameter")
         self._measured = Measured(self._recorder)
@@ -283,41 +295,11 @@ class Tape(Engine, AbstractContextManager["Tape"]):
         return super().clipped_sum(clipping, out=out, overwrite=overwrite, scale=scale, keep=keep)
 
 
-def record(
-    model: nn.Module,
-    *,
-    reduction: Reduction | None = None,
-    batch_dim: BatchDim = 0,
-    rows_per_record: int = 1,
-    isolate: Sequence[str] | bool | None = None,
-    split: Split | None = None,
-) -> Tape:
+def record(model: nn.Module, **options: Unpack[Options]) -> Tape:
     """Record one batch: `with record(model) as tape: …; loss.backward()`, then `tape.norms()`, `tape.clipped_sum()`."""
-    return Tape(
-        model,
-        reduction=reduction,
-        batch_dim=batch_dim,
-        rows_per_record=rows_per_record,
-        isolate=isolate,
-        split=split,
-    )
+    return Tape(model, **options)
 
 
-def attach(
-    model: nn.Module,
-    *,
-    reduction: Reduction | None = None,
-    batch_dim: BatchDim = 0,
-    rows_per_record: int = 1,
-    isolate: Sequence[str] | bool | None = None,
-    split: Split | None = None,
-) -> Engine:
+def attach(model: nn.Module, **options: Unpack[Options]) -> Engine:
     """Record every batch of an ordinary training loop until `detach()`."""
-    return Engine(
-        model,
-        reduction=reduction,
-        batch_dim=batch_dim,
-        rows_per_record=rows_per_record,
-        isolate=isolate,
-        split=split,
-    )
+    return Engine(model, **options)
