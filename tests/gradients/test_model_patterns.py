@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,13 @@ def _asserts(m: Net, h: Tensor) -> Tensor:
     if torch.isnan(h).any():
         raise ValueError("not a number")
     return m.second(h)
+
+
+def _raises_another(m: Net, h: Tensor) -> Tensor:
+    try:
+        return _asserts(m, h)
+    except ValueError as error:
+        raise RuntimeError("a bad batch") from error
 
 
 def _numbered(m: Net, h: Tensor) -> Tensor:
@@ -82,6 +90,7 @@ PATTERNS: dict[str, Body] = {
     "padding the last dimensions only": lambda m, h: m.second(F.pad(h, [0, 0, 1, 2, 0, 0])),
     "a cast to another tensor's type": lambda m, h: m.second(h.double().type_as(h[:, :1, :1])),
     "asserts and errors": _asserts,
+    "errors that become others": _raises_another,
     "rows by their numbers": _numbered,
     "a parameter assigned by a mask": _masked_by_a_parameter,
     "halves of a fresh tensor": _halves,
@@ -120,6 +129,27 @@ def _caught(m: Net, h: Tensor) -> Tensor:
         return m.second(h) * 2
 
 
+def _check(h: Tensor) -> None:
+    if h[:, 0, 0].sum() > 0:
+        raise ValueError
+
+
+def _caught_by_the_caller(m: Net, h: Tensor) -> Tensor:
+    try:
+        _check(h)
+    except ValueError:
+        return m.second(h) * 2
+    return m.second(h)
+
+
+def _suppressed(m: Net, h: Tensor) -> Tensor:
+    factor = 2.0
+    with contextlib.suppress(AssertionError):
+        assert h[:, 0, 0].sum() > 0
+        factor = 1.0
+    return m.second(h) * factor
+
+
 def _both_ways(m: Net, h: Tensor) -> Tensor:
     if h[:, 0, 0].sum() > 0:
         raise ValueError
@@ -144,6 +174,8 @@ def _added_elsewhere(m: Net, h: Tensor) -> Tensor:
 
 MIXING: dict[str, Body] = {
     "an assert that is caught": _caught,
+    "an error that the caller catches": _caught_by_the_caller,
+    "an assert that is suppressed": _suppressed,
     "a condition that goes on": _both_ways,
     "a condition that assigns": _assigned,
     "rows by other numbers": _numbered_backwards,
