@@ -626,6 +626,26 @@ def test_gradients_computed_again_count_a_backward_pass_for_each_output(
     engine.detach()
 
 
+class RandomBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * (1 + torch.rand(()))
+
+
+def test_gradients_that_are_random_are_not_computed_again(flat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
+    model = nn.Sequential(Net(lambda m, h: RandomBackward.apply(m.own(h))), nn.Linear(WIDTH, 2))
+    engine = gradients.attach(model)
+    model(torch.randn(B, WIDTH)).square().sum().backward()
+    with pytest.raises(RuntimeError, match="backward pass of a module .* is random"):
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
 def test_a_gradient_that_is_not_finite_is_left_out_when_gradients_are_computed_again(
     flat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
