@@ -230,6 +230,16 @@ def test_a_masked_mean_is_the_mean_of_the_examples_own_means(naive: Any, compare
     engine.detach()
 
 
+@pytest.mark.parametrize("count", [lambda n: n / B, lambda n: n.view(1), lambda n: n.sum()])
+def test_a_count_that_may_hold_the_number_of_examples_is_refused(count: Any) -> None:
+    model, x = nn.Linear(3, 1), torch.randn(B, T, 3)
+    engine = gradients.attach(model)
+    mask = (engine.trace(x, B)[..., 0] > -0.5).float()
+    with pytest.raises(ValueError, match="quantity of the whole batch"):
+        ((model(x).squeeze(-1).square() * mask).sum() / count(mask.sum())).sum().backward()
+    engine.detach()
+
+
 def test_a_weight_for_each_example_is_not_lost_in_a_mean_of_its_own() -> None:
     model, x = nn.Linear(3, 1), torch.randn(B, 3)
     engine = gradients.attach(model)
@@ -256,6 +266,27 @@ def test_ctc_targets_may_come_one_after_the_other(naive: Any, compare: Any) -> N
     compare(engine, each)
     with pytest.raises(ValueError, match="no per-example gradients"):
         _ctc(model, *engine.trace((x, labels), B), lambda t: t.flip(0)).backward()
+    engine.detach()
+
+
+def test_ctc_targets_of_one_length_may_be_flattened(naive: Any, compare: Any) -> None:
+    model, x = nn.Linear(3, WIDTH).double(), torch.randn(B, T, 3, dtype=torch.float64)
+    labels = torch.tensor([[1, 2], [3, 1], [1, 2], [2, 3], [3, 1]])
+
+    def loss(x: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+        lengths = torch.full((2, len(x)), T)
+        lengths[1] = labels.shape[1]
+        return F.ctc_loss(model(x).log_softmax(-1).transpose(0, 1), targets, lengths[0], lengths[1])
+
+    each = naive(model, lambda i: loss(x[i : i + 1], labels[i : i + 1], labels[i]), B)
+    engine = gradients.attach(model)
+    given, own = engine.trace((x, labels), B)
+    loss(given, own, own.flatten()).backward()
+    compare(engine, each)
+    engine.discard()
+    given, own = engine.trace((x, labels), B)
+    with pytest.raises(ValueError, match="not the examples' own"):
+        loss(given, own, own.t().flatten()).backward()
     engine.detach()
 
 
