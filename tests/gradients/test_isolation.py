@@ -597,6 +597,55 @@ def test_gradients_computed_again_are_those_that_would_be_kept(
     engine.detach()
 
 
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x)
+        return h, self.second(h)
+
+
+def test_gradients_computed_again_count_a_backward_pass_for_each_output(
+    naive: Any, compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
+    model, x = nn.Sequential(TwoOutputs()).double(), torch.randn(B, 3, dtype=torch.float64)
+
+    def losses(x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = model(x)
+        return 3 * first.sin().sum(), second.cos().sum()
+
+    each = naive(model, lambda i: sum(losses(x[i : i + 1])), B)
+    engine = gradients.attach(model, isolate=["0"])
+    first, second = losses(x)
+    first.backward(retain_graph=True)
+    second.backward()
+    compare(engine, each)
+    engine.detach()
+
+
+class RandomBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * (1 + torch.rand(()))
+
+
+def test_gradients_that_are_random_are_not_computed_again(flat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
+    model = nn.Sequential(Net(lambda m, h: RandomBackward.apply(m.own(h))), nn.Linear(WIDTH, 2))
+    engine = gradients.attach(model)
+    model(torch.randn(B, WIDTH)).square().sum().backward()
+    with pytest.raises(RuntimeError, match="backward pass of a module .* is random"):
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
 def test_a_gradient_that_is_not_finite_is_left_out_when_gradients_are_computed_again(
     flat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

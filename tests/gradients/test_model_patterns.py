@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,26 @@ def _asserts(m: Net, h: Tensor) -> Tensor:
     return m.second(h)
 
 
+def _raises_another(m: Net, h: Tensor) -> Tensor:
+    try:
+        return _asserts(m, h)
+    except ValueError as error:
+        raise RuntimeError("a bad batch") from error
+
+
 def _numbered(m: Net, h: Tensor) -> Tensor:
     """A mask made of every example's own length, as speech models do."""
     mask = torch.zeros(h.shape[:2], dtype=torch.long)
     lengths = (h[..., 0] > 0).sum(1).clamp(1, T)
     mask[(torch.arange(len(h)), lengths - 1)] = 1
     return m.second(h) * mask.flip(-1).cumsum(-1).flip(-1).unsqueeze(-1)
+
+
+def _numbered_alike(m: Net, h: Tensor) -> Tensor:
+    """Lengths that happen to be the examples' numbers, which decide nothing in the end."""
+    mask = torch.zeros(h.shape[:2])
+    mask[torch.arange(len(h)), torch.arange(len(h)) + (h[:, 0, 0] * 0).long()] = 1
+    return m.second(h) * mask.sum(1)[:, None, None]
 
 
 def _masked_by_a_parameter(m: Net, h: Tensor) -> Tensor:
@@ -82,7 +97,9 @@ PATTERNS: dict[str, Body] = {
     "padding the last dimensions only": lambda m, h: m.second(F.pad(h, [0, 0, 1, 2, 0, 0])),
     "a cast to another tensor's type": lambda m, h: m.second(h.double().type_as(h[:, :1, :1])),
     "asserts and errors": _asserts,
+    "errors that become others": _raises_another,
     "rows by their numbers": _numbered,
+    "rows by numbers like their own": _numbered_alike,
     "a parameter assigned by a mask": _masked_by_a_parameter,
     "halves of a fresh tensor": _halves,
     "experts by masks": _experts,
@@ -120,6 +137,27 @@ def _caught(m: Net, h: Tensor) -> Tensor:
         return m.second(h) * 2
 
 
+def _check(h: Tensor) -> None:
+    if h[:, 0, 0].sum() > 0:
+        raise ValueError
+
+
+def _caught_by_the_caller(m: Net, h: Tensor) -> Tensor:
+    try:
+        _check(h)
+    except ValueError:
+        return m.second(h) * 2
+    return m.second(h)
+
+
+def _suppressed(m: Net, h: Tensor) -> Tensor:
+    factor = 2.0
+    with contextlib.suppress(AssertionError):
+        assert h[:, 0, 0].sum() > 0
+        factor = 1.0
+    return m.second(h) * factor
+
+
 def _both_ways(m: Net, h: Tensor) -> Tensor:
     if h[:, 0, 0].sum() > 0:
         raise ValueError
@@ -144,12 +182,30 @@ def _added_elsewhere(m: Net, h: Tensor) -> Tensor:
 
 MIXING: dict[str, Body] = {
     "an assert that is caught": _caught,
+    "an error that the caller catches": _caught_by_the_caller,
+    "an assert that is suppressed": _suppressed,
     "a condition that goes on": _both_ways,
     "a condition that assigns": _assigned,
     "rows by other numbers": _numbered_backwards,
     "rows added to others": _added_elsewhere,
     "padding among examples": lambda m, h: m.second(F.pad(h, [0, 0, 0, 0, 1, 0]))[:B],
 }
+
+
+def _written_into_parameters(m: Net, h: Tensor) -> Tensor:
+    out = (m.token * 2).repeat(*h.shape[:2], 1)
+    out[:, :2] = m.second(h)[:, :2]
+    return m.second(out)
+
+
+def test_data_written_into_a_tensor_of_parameters_runs_one_example_at_a_time(naive: Any, compare: Any) -> None:
+    model, x = Net(_written_into_parameters).double(), torch.randn(B, T, 3, dtype=torch.float64)
+    each = naive(model, lambda i: model(x[i : i + 1]).sin().sum(), B)
+    engine = gradients.attach(model)
+    model(x).sin().sum().backward()
+    compare(engine, each)
+    assert engine.isolated == ("",)
+    engine.detach()
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -171,6 +227,16 @@ def test_a_masked_mean_is_the_mean_of_the_examples_own_means(naive: Any, compare
     engine = gradients.attach(model)
     loss(engine.trace(x, B)).backward()
     compare(engine, each)
+    engine.detach()
+
+
+@pytest.mark.parametrize("count", [lambda n: n / B, lambda n: n.view(1), lambda n: n.sum()])
+def test_a_count_that_may_hold_the_number_of_examples_is_refused(count: Any) -> None:
+    model, x = nn.Linear(3, 1), torch.randn(B, T, 3)
+    engine = gradients.attach(model)
+    mask = (engine.trace(x, B)[..., 0] > -0.5).float()
+    with pytest.raises(ValueError, match="quantity of the whole batch"):
+        ((model(x).squeeze(-1).square() * mask).sum() / count(mask.sum())).sum().backward()
     engine.detach()
 
 
@@ -200,6 +266,27 @@ def test_ctc_targets_may_come_one_after_the_other(naive: Any, compare: Any) -> N
     compare(engine, each)
     with pytest.raises(ValueError, match="no per-example gradients"):
         _ctc(model, *engine.trace((x, labels), B), lambda t: t.flip(0)).backward()
+    engine.detach()
+
+
+def test_ctc_targets_of_one_length_may_be_flattened(naive: Any, compare: Any) -> None:
+    model, x = nn.Linear(3, WIDTH).double(), torch.randn(B, T, 3, dtype=torch.float64)
+    labels = torch.tensor([[1, 2], [3, 1], [1, 2], [2, 3], [3, 1]])
+
+    def loss(x: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+        lengths = torch.full((2, len(x)), T)
+        lengths[1] = labels.shape[1]
+        return F.ctc_loss(model(x).log_softmax(-1).transpose(0, 1), targets, lengths[0], lengths[1])
+
+    each = naive(model, lambda i: loss(x[i : i + 1], labels[i : i + 1], labels[i]), B)
+    engine = gradients.attach(model)
+    given, own = engine.trace((x, labels), B)
+    loss(given, own, own.flatten()).backward()
+    compare(engine, each)
+    engine.discard()
+    given, own = engine.trace((x, labels), B)
+    with pytest.raises(ValueError, match="not the examples' own"):
+        loss(given, own, own.t().flatten()).backward()
     engine.detach()
 
 

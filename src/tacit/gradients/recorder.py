@@ -213,7 +213,7 @@ class Recorder(Capture):
                 self.problems.refuse_writing(name)
             numbers = name in READS or (type(out) in NUMBERS and not tells_no_number(name))
             reads = numbers and any(type(a) is Traced for a in (*args, *kwargs.values()))
-            if self.inside and reads and not data_independent.only_validates():
+            if self.inside and reads and not data_independent.only_validates(self.model):
                 self.problems.refuse_reading(name)
             return out
         if not tagged:

@@ -18,11 +18,13 @@ from tacit.gradients.guard.indexing import (
     torch_key,
 )
 from tacit.gradients.layout import Layout, Mixed, Tag, same_everywhere
+from tacit.gradients.traced import Traced
 
 
 def _numbered_rows(x: Tensor, raw: Sequence[Any], keyed: Sequence[Tag], batch: int) -> Layout | None:
     """Where the examples are in a constant of which `x[torch.arange(batch), index]` takes a row for each of them."""
-    places = [d for d, p in enumerate(raw) if isinstance(p, Tensor) and p.shape == (batch,) and is_natural(p, batch)]
+    constants = [(d, p) for d, p in enumerate(raw) if isinstance(p, Tensor) and type(p) is not Traced]
+    places = [d for d, p in constants if p.shape == (batch,) and is_natural(p, batch)]
     regular = all(isinstance(tag, Layout) and tag.owner is None and tag.inner == 1 for tag in keyed)
     plain_key = all(isinstance(p, (Tensor, int)) and not is_single_truth(p) for p in raw)
     fits = regular and plain_key and len(places) == 1 and x.shape[places[0]] == batch

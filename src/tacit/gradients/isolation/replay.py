@@ -19,6 +19,12 @@ from tacit.gradients.precision import TOGETHER
 LARGE = 4 << 20
 """Bytes of a module's parameters above which its gradients are not kept. Public: it does not depend on the batch."""
 
+_RANDOM = (
+    "the backward pass of a module that runs one example at a time is random: its gradients were computed twice, to be "
+    "measured and to be added up, and differed. Take random numbers in the forward pass only, or give it less than "
+    f"{LARGE >> 20} MB of parameters, so that its gradients are kept"
+)
+
 
 class Walk:
     """One call of an isolated module: what it returned, what arrived there, and every example's aliases."""
@@ -35,6 +41,10 @@ class Walk:
         self._again = False
         """Whether a second backward pass added to what arrived, so that the norms of each pass say nothing."""
         self._replaying = False
+        self._replayed: dict[str, dict[int, Tensor]] = {}
+        """Squared norms of gradients that were computed again after several passes."""
+        self._differing: list[Tensor] = []
+        """Whether gradients that were computed again are not those that were measured."""
         self._weights: Tensor | None = None
         self._totals: dict[str, Tensor] = {}
         for i, own in enumerate(aliases):
@@ -54,11 +64,13 @@ class Walk:
             return
         self._again = self._again or place in self._grads
         self._grads[place] = self._grads[place] + grad if place in self._grads else grad
-        self._weights, self._totals = None, {}
+        self._weights, self._totals, self._replayed = None, {}, {}
 
     def _measure(self, i: int, name: str, alias: Tensor) -> None:
         if self.used and alias.grad is not None:
-            self._squares.setdefault(name, {})[i] = row_squares(precise(real(alias.grad)).unsqueeze(0))[0]
+            found = self._squares.setdefault(name, {})
+            self._again = self._again or i in found  # by another way than the first time, perhaps: other outputs
+            found[i] = row_squares(precise(real(alias.grad)).unsqueeze(0))[0]
             alias.grad = None
 
     def names(self) -> list[str]:
@@ -75,12 +87,29 @@ class Walk:
             found = torch.autograd.grad(roots, aliases, grads, retain_graph=True, allow_unused=True)
         finally:
             self._replaying = False
-        return [precise(real(torch.zeros_like(a) if g is None else g)) for a, g in zip(aliases, found)]
+        grads = [precise(real(torch.zeros_like(a) if g is None else g)) for a, g in zip(aliases, found)]
+        self._compare(i, names, [row_squares(g.unsqueeze(0))[0] for g in grads])
+        return grads
+
+    def _compare(self, i: int, names: Sequence[str], squares: Sequence[Tensor]) -> None:
+        """Note whether example i's gradients have other norms than before: what is added must be what was measured."""
+        known = self._replayed if self._again else self._squares
+        before = torch.stack([known.setdefault(n, {}).setdefault(i, s) for n, s in zip(names, squares)])
+        slack = 1e-4 * before + 1e-10 * before.sum()  # of kernels that round in no fixed order
+        self._differing.append(((torch.stack(list(squares)) - before).abs() > slack).any())
+
+    def check(self) -> None:
+        """Raise if gradients were others when they were computed again."""
+        differing, self._differing = self._differing, []
+        if differing and bool(torch.stack(differing).any()):
+            raise RuntimeError(_RANDOM)
 
     def squares(self, name: str) -> Tensor:
         """Return every example's squared norm for a parameter."""
         if self._again:
-            return torch.cat([row_squares(self.gradients(i, [name])[0].unsqueeze(0)) for i in range(len(self.aliases))])
+            each = [row_squares(self.gradients(i, [name])[0].unsqueeze(0)) for i in range(len(self.aliases))]
+            self.check()
+            return torch.cat(each)
         found = self._squares[name]
         zero = torch.zeros_like(next(iter(found.values())))
         return torch.stack([found.get(i, zero) for i in range(len(self.aliases))])
@@ -100,6 +129,7 @@ class Walk:
         for i in weights.nonzero().flatten().tolist():
             for total, grad in zip(totals, self.gradients(i, names)):
                 total.add_(grad.double() * weights[i].double())
+        self.check()
         return dict(zip(names, totals))
 
 
@@ -117,6 +147,7 @@ class Replayed(Contribution):
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         each = [self.walk.gradients(i, [self.name])[0] for i in range(lo, hi)]
+        self.walk.check()
         if self.kept is not None:
             each = [g if k else torch.zeros_like(g) for g, k in zip(each, self.kept[lo:hi].tolist())]
         return torch.stack(each)

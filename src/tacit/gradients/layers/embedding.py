@@ -155,6 +155,11 @@ def lookup(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 def assign(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`x[key] = parameter`: every example is given a copy of its own, which is then written like data."""
     x, key, value = args
+    if trainable(x):  # its graph would not know of the write
+        recorder.problems.refuse_now(
+            "data of the batch is assigned into a tensor that was computed from parameters; put them together with "
+            "torch.cat or torch.where"
+        )
     if not trainable(value) or not recorder.follows(x):
         return fallback(recorder, "setitem", func, args, kwargs)
     x[key] = torch.zeros_like(x[key]) + value

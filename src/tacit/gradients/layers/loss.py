@@ -110,12 +110,13 @@ def _ctc(call: Call) -> Tag:
     x = call.arg(0, "log_probs")
     found: Layout | None = None
     for t, layout in call.layouts():
-        if (t is x and (t.ndim != 3 or layout.dim != 1)) or (t is not x and layout.dim != 0) or layout.inner != 1:
-            return mixes(call, "expects log-probabilities as [time, examples, classes], all else with examples first")
         if t is call.arg(1, "targets") and t.ndim == 1:
-            if not _is_one_after_the_other(layout, call.arg(3, "target_lengths"), call.batch):
+            own = owners(layout, call.batch, t.numel(), t.device)
+            if not _is_one_after_the_other(own, call.arg(3, "target_lengths"), call.batch):
                 return mixes(call, "was given targets one after the other that are not the examples' own")
             continue
+        if (t is x and (t.ndim != 3 or layout.dim != 1)) or (t is not x and layout.dim != 0) or layout.inner != 1:
+            return mixes(call, "expects log-probabilities as [time, examples, classes], all else with examples first")
         if found is not None and not found.same_order(layout):
             return pairs(call)
         found = layout.at(0)
@@ -128,13 +129,11 @@ def _ctc(call: Call) -> Tag:
     return Total("mean" if reduction == 1 else "sum")
 
 
-def _is_one_after_the_other(targets: Layout, lengths: Any, batch: int) -> bool:
+def _is_one_after_the_other(owner: Tensor, lengths: Any, batch: int) -> bool:
     """Return whether each example's targets have its length, and come in the order of the examples."""
-    if targets.owner is None:
-        return False
-    counts = torch.as_tensor(plain(lengths), device=targets.owner.device)
-    ids = torch.arange(batch, device=targets.owner.device)
-    return counts.shape == (batch,) and torch.equal(targets.owner, ids.repeat_interleave(counts))
+    counts = torch.as_tensor(plain(lengths), device=owner.device)
+    ids = torch.arange(batch, device=owner.device)
+    return counts.shape == (batch,) and torch.equal(owner, ids.repeat_interleave(counts))
 
 
 @operation(" ".join(name for name in _POSITION if name not in _CLASSES), ALWAYS)

@@ -15,14 +15,18 @@ from torch import Tensor
 
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed, Only, Total
+from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.traced import Traced
+
+_SCALING = words("mul div true_divide floor_divide remainder fmod")
 
 
 def own_share(call: Call) -> Callable[[], Tensor] | None:
     """Return what computes each example's share of a sum over the batch, or of a function of one such sum.
 
-    Known for a sum over all entries of the batch, several for each example, and for functions of it and of Python's
-    numbers that need no gradient (a count with a lower limit).
+    Known for a sum over all entries of the batch, several for each example, and for functions of that number and of
+    Python's that need no gradient (a count with a lower limit). Not for a count that is multiplied or divided: by the
+    number of examples, perhaps, with which each one's own mean would then grow.
     """
     (t, tag), *others = call.tagged
     if others or not isinstance(t, Tensor):
@@ -32,6 +36,8 @@ def own_share(call: Call) -> Callable[[], Tensor] | None:
         several = t.numel() > call.batch  # the mean of a single entry would lose its weight
         return (lambda: _each(t, tag, call.batch)) if whole and several and tag.owner is None else None
     if isinstance(tag, Only) or tag.own is None or t.requires_grad or call.main() is not t:
+        return None
+    if call.name not in POINTWISE or call.name in _SCALING:
         return None
     of, rest = tag.own, call.args[1:]
     if any(isinstance(v, Tensor) for v in (*rest, *call.kwargs.values())) or not isinstance(call.out, Tensor):

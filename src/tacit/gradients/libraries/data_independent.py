@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import nn
 from torch.distributions import Distribution
 from torch.utils import checkpoint as checkpointing
 
@@ -99,18 +100,32 @@ def paths() -> Iterator[None]:
         end()
 
 
-def only_validates() -> bool:
-    """Return whether the code that asks for a value can only raise an error with it.
+def only_validates(model: nn.Module) -> bool:
+    """Return whether the code that asks for a value can only raise an error with it, which ends the pass of `model`.
 
     That is so where `torch.distributions` validates its arguments, in an `assert`, and in the condition of an `if`
-    that only raises: the value decides whether there is an error, and nothing else.
+    that only raises: the value decides whether there is an error, and nothing else. It is not so where somebody up to
+    the model's call catches errors and goes on: the value would decide which way.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     if frame is None:
         return False
-    return frame.f_code in _VALIDATING or _is_condition_of_error(frame.f_code, frame.f_lineno)
+    if frame.f_code not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
+        return False
+    return not any(_is_caught(caller.f_code, caller.f_lineno) for caller in _up_to_call(frame, model))
+
+
+def _up_to_call(frame: FrameType | None, model: nn.Module) -> Iterator[FrameType]:
+    """Yield the frames of other code than PyTorch's and the engine's, up to the call of the model."""
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__")).startswith(("torch.", "tacit.gradients"))
+        if not library:
+            yield frame
+        elif frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+            return
+        frame = frame.f_back
 
 
 _BETWEEN = ("tacit.gradients", "torch.overrides", "torch._tensor")
@@ -119,18 +134,24 @@ _BETWEEN = ("tacit.gradients", "torch.overrides", "torch._tensor")
 _VALIDATING = frozenset((Distribution.__init__.__code__, Distribution._validate_sample.__code__))
 
 
+@functools.lru_cache(16)
+def _statements(file: str) -> list[ast.stmt]:
+    """Return the statements of a source file; none where there is no source."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
 @functools.cache
 def _is_condition_of_error(code: CodeType, line: int) -> bool:
     """Return whether a line of the source belongs to an `assert`, or to the condition of an `if` that only raises.
 
-    A name that is assigned there (`:=`) could be read elsewhere, and a `try` around it could go on another way: such
-    a condition does not count, nor does one that shares its line with another statement.
+    A name that is assigned there (`:=`) could be read elsewhere: such a condition does not count, nor does one that
+    shares its line with another statement.
     """
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except (SyntaxError, ValueError):
-        return False
-    here = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _covers(node, line)]
+    here = [node for node in _statements(code.co_filename) if _covers(node, line)]
     innermost = min(here, key=lambda node: (node.end_lineno or node.lineno) - node.lineno, default=None)
     if isinstance(innermost, ast.Assert):
         condition: ast.expr = innermost.test
@@ -138,9 +159,35 @@ def _is_condition_of_error(code: CodeType, line: int) -> bool:
         condition = innermost.test
     else:
         return False
-    alone = all(node is innermost or (node.lineno != line and not isinstance(node, ast.Try)) for node in here)
+    alone = all(node is innermost or node.lineno != line for node in here)
     assigns = any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))
     return alone and _covers(condition, line) and not assigns
+
+
+@functools.cache
+def _is_caught(code: CodeType, line: int) -> bool:
+    """Return whether an error in a line of a function need not leave it: a `try`, or `suppress`, may go on there."""
+    inside = [node for node in _statements(code.co_filename) if _covers(node, code.co_firstlineno)]
+    around = {id(node) for node in inside if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    for node in _statements(code.co_filename):
+        if id(node) in around or not any(_covers(s, line) for s in getattr(node, "body", ())):
+            continue  # what is around the function's definition is over when it runs
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            if any("suppress" in ast.unparse(item.context_expr) for item in node.items):
+                return True
+        elif isinstance(node, (ast.Try, ast.TryStar)):
+            if any(_goes_on(handler.body) for handler in node.handlers) or _leaves(node.finalbody):
+                return True
+    return False
+
+
+def _goes_on(handler: list[ast.stmt]) -> bool:
+    """Return whether what handles an error may end otherwise than with one."""
+    return not isinstance(handler[-1], ast.Raise) or _leaves(handler)
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return any(isinstance(node, (ast.Return, ast.Break, ast.Continue)) for stmt in body for node in ast.walk(stmt))
 
 
 def _covers(node: ast.stmt | ast.expr, line: int) -> bool:
