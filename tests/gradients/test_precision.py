@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients import precision
+from tacit.gradients.cancellation import bounded_squares
 from tacit.gradients.outer import Outer
 from tacit.gradients.precision import BLOCKS, CALLS, MARGIN, UNIT, call_error, chain_error, gather, one_by_one, per_call
 from tacit.gradients.sources import Part, Uses
@@ -262,7 +263,7 @@ def test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_al
     x, c = cancelling(20, positions)
     x[10:], c[10:] = torch.randn(10, positions, 6), torch.randn(10, positions, 40)
     uses = Uses([Part(Outer(x.unsqueeze(1), c.unsqueeze(1), (40, 6)), None)], torch.Size((40, 6)))
-    norms = uses.squares().double().sqrt()
+    norms = bounded_squares([uses])[0].double().sqrt()
     mass = (x.double().norm(dim=2) * c.double().norm(dim=2)).sum(1)
     together = [i for i in range(20) if i not in uses.apart]
     assert (mass[together] <= precision.spread(positions) * norms[together] * (1 + 1e-3)).all()

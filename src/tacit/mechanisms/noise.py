@@ -100,14 +100,14 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
         else:
             part.zero_()
     noisy = room.to(pieces[0].device)
-    parts = torch.split(noisy, sizes)
-    for part, piece, grid in zip(parts, pieces, grids):
-        part.add_(piece, alpha=1 / grid)
+    parts = list(torch.split(noisy, sizes))
+    in_units = torch._foreach_mul([piece.to(dtype) for piece in pieces], [1 / grid for grid in grids])
+    torch._foreach_add_(parts, in_units)
     if source.join_ is not None:
         source.join_(noisy)
     noisy.round_()
-    for part, piece, grid in zip(parts, pieces, grids):
-        torch.mul(part, grid, out=piece)
+    torch._foreach_mul_(parts, grids)
+    torch._foreach_copy_(pieces, parts)
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:
