@@ -5,7 +5,8 @@
 //                     `_foreach` operation works on, by the group sizes of CUDA (110, 64, 48, 36, 30 for 1 to 5 lists);
 //                     views and allocations count nothing;
 //   synchronisations  wherever the host waits for the device: reading a number, copies in either direction except
-//                     non-blocking ones from pinned memory, and operations whose output size depends on values.
+//                     non-blocking ones from pinned memory, and operations whose output size depends on values. Events
+//                     are recorded for copies alone, which wait for no kernel: waiting for one counts nothing.
 // A non-blocking copy from pinned memory reads that memory as late as it may: when the next operation begins. Memory
 // that is written to too early therefore gives wrong numbers, as on a GPU.
 
@@ -169,6 +170,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kind> {
   Device exchangeDevice(Device) const override { return Device(kind, 0); }
   Device getDevice() const override { return Device(kind, 0); }
   c10::Stream getStream(Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, Device(kind, 0)); }
+  c10::Stream getNewStream(Device, int) const override { return c10::Stream(c10::Stream::UNSAFE, Device(kind, 0), 1); }
   c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return stream; }
   void record(void**, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}

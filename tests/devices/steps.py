@@ -6,6 +6,7 @@ Prints one JSON object: for each model, what an ordinary step and a private step
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import sys
@@ -46,8 +47,9 @@ class Block(nn.Module):
         return F.relu(inner + self.short(x))
 
 
-def mlp() -> Case:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+def mlp(layers: int = 2) -> Case:
+    hidden = [nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(layers - 2)]
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *hidden, nn.Linear(16, 3))
     return model, (torch.randn(64, 8), torch.randint(0, 3, (64,))), _classify
 
 
@@ -82,11 +84,38 @@ def gpt2(layers: int = 12) -> Case:
     return GPT2LMHeadModel(config), (torch.randint(0, 101, (64, 8)),), _predict
 
 
-CASES: dict[str, Callable[[], Case]] = {"mlp": mlp, "resnet18": resnet18, "gpt2": gpt2}
+class Tables(nn.Module):
+    """Several tables, one of them also the output matrix, buffers of several types, and widths of no power of two."""
+
+    def __init__(self, words: int = 13, width: int = 6) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(9, width)
+        self.conv, self.norm = nn.Conv1d(width, width, 3, padding=1), nn.LayerNorm(width)
+        self.register_buffer("scale", torch.full((width,), 0.5))
+        self.register_buffer("narrow", torch.ones(3, dtype=torch.bfloat16))
+        self.register_buffer("mask", torch.ones(words, dtype=torch.bool))
+        self.register_buffer("number", torch.tensor(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device)
+        hidden = self.words(x) * self.scale + self.places(places)
+        hidden = self.norm(hidden + self.conv(hidden.transpose(1, 2)).transpose(1, 2))
+        return F.linear(hidden, self.words.weight)
+
+
+def tables() -> Case:
+    return Tables(), (torch.randint(0, 13, (64, 9)),), _next_word
+
+
+CASES: dict[str, Callable[..., Case]] = {"mlp": mlp, "tables": tables, "resnet18": resnet18, "gpt2": gpt2}
 
 
 def _classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
+
+
+def _next_word(model: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(model(x)[:, :-1].transpose(1, 2), x[:, 1:], reduction="none").mean(1).mean()
 
 
 def _predict(model: nn.Module, x: Tensor) -> Tensor:
@@ -99,13 +128,14 @@ def ordinary(device: SecondDevice, case: Case) -> Counts:
     model, data, loss = case
     model = model.to(NAME)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    counts = Counts()
+    found = []
     for _ in range(2):
         with device.counting() as counts:
             loss(model, *(each[:LOT].to(NAME) for each in data)).backward()
             optimizer.step()
             optimizer.zero_grad()
-    return counts
+        found.append(counts)
+    return found[-1]
 
 
 class Sites:
@@ -136,22 +166,24 @@ def private(device: SecondDevice, case: Case, sites: Sites | None = None) -> Cou
         noise_multiplier=1.0,
         sampling="fixed-size",
     )
-    batches, counts = run.batches(), Counts()
+    batches, found = run.batches(), []
     while run.step < run.steps:
         with device.counting(sites if run.step == run.steps - 1 else None) as counts:
             batch = next(batches)
             loss(model, *(each.to(NAME) for each in batch)).backward()
             optimizer.step()
             optimizer.zero_grad()
+        found.append(counts)
     batches.close()
     run.close()
-    return counts
+    return found[-1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[*CASES])
     parser.add_argument("--sites", action="store_true", help="print where, most first, before the JSON")
+    parser.add_argument("--layers", type=int, help="how many layers, for mlp and gpt2")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -160,9 +192,10 @@ def main() -> None:
     for name in options.models:
         sites = Sites() if options.sites else None
         result: dict[str, Any] = {}
+        make = functools.partial(CASES[name], options.layers) if options.layers else CASES[name]
         for mode, counts in (
-            ("ordinary", ordinary(device, CASES[name]())),
-            ("private", private(device, CASES[name](), sites)),
+            ("ordinary", ordinary(device, make())),
+            ("private", private(device, make(), sites)),
         ):
             result[mode] = {
                 "launches": counts.launches.total(),

@@ -113,7 +113,8 @@ def _read(recorder: Recorder) -> None:
     away = [seed for seeds in several for _, seed in seeds if not seed.is_cpu]
     if not away:
         return
-    read = torch.cat([seed.reshape(-1) for seed in away]).cpu().split([seed.numel() for seed in away])
+    together = torch.cat([seed.reshape(-1) for seed in away]).cpu()
+    read = torch.split(together, [seed.numel() for seed in away])
     known = {id(seed): here.view(seed.shape) for seed, here in zip(away, read)}
     for seeds in several:
         seeds[:] = [(kind, known.get(id(seed), seed)) for kind, seed in seeds]

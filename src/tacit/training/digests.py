@@ -42,7 +42,7 @@ def digests(several: Sequence[Tensor]) -> list[Digest]:
         if len(each) == 1 and id(each[0]) in found:
             result.append(found[id(each[0])])
         else:
-            result.append(tuple(n for part in each for n in _read(found[id(part)] if id(part) in found else part)))
+            result.append(tuple(n for part in each for n in _read(found.get(id(part), part))))
     return result
 
 
@@ -116,8 +116,8 @@ def _words(tensor: Tensor) -> Tensor:
 def _by_arrays(several: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Row by row, and then of the rows, the sum of the words times odd random numbers, modulo 2^64.
 
-    A word differs by less than 2^33, so that the sum of its row is another with a probability of 1 - 2^-30. A tensor has
-    one sum for each `_ROW` · `_ROWS` words. Whole numbers are added, so that the order does not matter.
+    A word differs by less than 2^33, so that the sum of its row is another with a probability of 1 - 2^-30. A tensor
+    has one sum for each `_ROW` · `_ROWS` words. Whole numbers are added, so that the order does not matter.
     """
     plan = _plan(tuple(map(len, several)), device)
     found = torch.zeros(sum(plan.sums), dtype=torch.int64, device=device)
@@ -150,7 +150,7 @@ class _Plan:
 
 @functools.lru_cache(maxsize=32)
 def _plan(lengths: tuple[int, ...], device: torch.device) -> _Plan:
-    """Cut tensors of so many words into pieces, and put small ones together, at most `_ROWS` rows or one piece a time."""
+    """Cut tensors of so many words into pieces, and put small ones together, at most `_ROWS` rows a time."""
     along, down = torch.split(_FACTORS, [_ROW, _ROWS])
     most = _ROW * _ROWS
     trays: list[_Tray] = []
@@ -162,7 +162,8 @@ def _plan(lengths: tuple[int, ...], device: torch.device) -> _Plan:
         if pieces:
             owners = torch.tensor(sums).to(device)
             trays.append(_Tray(tuple(pieces), owners, torch.cat(factors).to(device)))
-            pieces.clear(), sums.clear(), factors.clear()
+            for each in (pieces, sums, factors):
+                each.clear()
 
     counts = [-(-length // most) for length in lengths]
     number = 0

@@ -137,11 +137,16 @@ class PrivateRun:
 
     def lot(self) -> Iterator[Any]:
         """The batches of one lot, for loops of one's own. Raises `BudgetExceeded` before anyone is drawn."""
+        if self._attached and self._lot is None:
+            self._buffers.check()
+        yield from self.following_lot()
+
+    def following_lot(self) -> Iterator[Any]:
+        """The batches of the next lot where nothing ran since the last one ended, which has looked at the buffers."""
         if not self._attached:
             raise RuntimeError("the run was closed; make a new one.")
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
-        self._buffers.check()
         self._weights.refuse_lost()
         questions = self._questionnaire.at(self.step, self.recipe)
         if self.abandoned and self.team.size > 1:
@@ -261,6 +266,8 @@ class PrivateRun:
         # Taken from here on: after a failure half-way the batch must not be added a second time, nor at all where the
         # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
+        if lot.last and not self._trial.running:
+            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.questions.lot_size)
         try:
             self._buffers.check()
         finally:
