@@ -30,6 +30,7 @@ from tacit.mechanisms import AdaptiveClipping, Clipping
 from tacit.randomness import Integers, SeededSource, Source
 from tacit.sampling import LotReader, Sampler, ShuffledSampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
+from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
@@ -329,8 +330,13 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None) -> str:
         """The guarantee in full sentences, for a report or a model card."""
-        isolated = self.engine.isolated
-        return statement(self.guarantee(delta), self.ledger, records=self.sampler.records, isolated=isolated)
+        return statement(
+            self.guarantee(delta),
+            self.ledger,
+            records=self.sampler.records,
+            isolated=self.engine.isolated,
+            missing=missing_kernels(self.model),
+        )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
