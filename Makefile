@@ -6,13 +6,18 @@ STAMP := $(VENV)/.installed
 
 FLOWER := .venv-flower
 
-.PHONY: demo test test-all test-flower bench zoo clean help
+# The lowest torch that is supported, and the newest; and which tests they run.
+TORCH_VERSIONS ?= 2.11.0 2.15.0
+TORCH_TESTS ?= tests/gradients
+
+.PHONY: demo test test-all test-flower test-torch bench zoo clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
 	@echo "make test      everything CI runs (under 12 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
+	@echo "make test-torch   the engine's tests with the lowest and the newest torch (TORCH_VERSIONS), each in its environment"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 	@echo "make zoo       models of other packages, trained privately (writes docs/zoo.md)"
 
@@ -48,6 +53,23 @@ test-flower:
 	$(FLOWER)/bin/mypy -p tacit
 	$(FLOWER)/bin/python -m pytest -m "slow or not slow" tests/flower tests/test_journey.py src/tacit/flower
 
+# constraints.txt pins one torch, and packages that go with it alone: these lines are left out.
+test-torch: $(addprefix test-torch-,$(TORCH_VERSIONS))
+
+test-torch-%: export OMP_NUM_THREADS = 1
+
+test-torch-%: .venv-torch-%/.installed
+	.venv-torch-$*/bin/python -c 'import torch; assert torch.__version__.split("+")[0] == "$*", torch.__version__'
+	.venv-torch-$*/bin/python -m pytest $(TORCH_TESTS)
+
+.PRECIOUS: .venv-torch-%/.installed
+
+.venv-torch-%/.installed: pyproject.toml setup.py constraints.txt
+	test -x .venv-torch-$*/bin/python || $(PYTHON) -m venv .venv-torch-$*
+	grep -vE '^torch(vision|-geometric)?==' constraints.txt > .venv-torch-$*/constraints.txt
+	.venv-torch-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-torch-$*/constraints.txt "torch==$*" -e ".[dev]"
+	touch $@
+
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
 	$(BIN)/python benchmarks/accounting.py --write
@@ -62,4 +84,4 @@ zoo: $(STAMP)
 	$(BIN)/python benchmarks/zoo.py --public --time --write
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(FLOWER) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -39,6 +39,9 @@ from tacit._normal import noise
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+Drawn = Callable[[int, torch.dtype, torch.device], torch.Tensor | None]
+"""So many values of this type on this device, each handed out once and to be overwritten; or None."""
+
 _ZEROS = memoryview(bytes(1 << 16))
 
 
@@ -55,6 +58,9 @@ class Source(ABC):
 
     join_: Callable[[torch.Tensor], torch.Tensor] | None = None
     """Add, in place, what other processes have for the same sum, where a subclass knows some."""
+
+    drawn: Drawn | None = None
+    """Hand out standard normal values that were drawn from here before and are on a device, where a run has some."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

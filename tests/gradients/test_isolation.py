@@ -641,7 +641,7 @@ def test_gradients_that_are_random_are_not_computed_again(flat: Any, monkeypatch
     model = nn.Sequential(Net(lambda m, h: RandomBackward.apply(m.own(h))), nn.Linear(WIDTH, 2))
     engine = gradients.attach(model)
     model(torch.randn(B, WIDTH)).square().sum().backward()
-    with pytest.raises(RuntimeError, match="backward pass of a module .* is random"):
+    with pytest.raises(RuntimeError, match=r"backward pass of a module .* is random"):
         engine.clipped_sum(flat(1.0))
     engine.detach()
 

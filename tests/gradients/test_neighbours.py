@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tacit import gradients
 from tacit.gradients import precision
+from tacit.gradients.factors.cancellation import bounded_squares
 from tacit.gradients.factors.contribution import guarded_squares, row_rounding
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.factors.parameter_uses import Part, Region
@@ -183,7 +184,7 @@ def test_regions_of_one_parameter_are_summed_by_the_rule_they_are_judged_by(monk
         for k in range(8)
     ]
     uses = Uses(parts, torch.Size((24, 5)))
-    uses.squares()
+    bounded_squares([uses])
     seen: list[int] = []
     original = precision.gather
 

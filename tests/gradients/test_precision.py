@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit import gradients
 from tacit.gradients import precision
+from tacit.gradients.factors.cancellation import bounded_squares
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.factors.parameter_uses import Part
 from tacit.gradients.factors.uses import Uses
@@ -263,7 +264,7 @@ def test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_al
     x, c = cancelling(20, positions)
     x[10:], c[10:] = torch.randn(10, positions, 6), torch.randn(10, positions, 40)
     uses = Uses([Part(Outer(x.unsqueeze(1), c.unsqueeze(1), (40, 6)), None)], torch.Size((40, 6)))
-    norms = uses.squares().double().sqrt()
+    norms = bounded_squares([uses])[0].double().sqrt()
     mass = (x.double().norm(dim=2) * c.double().norm(dim=2)).sum(1)
     together = [i for i in range(20) if i not in uses.apart]
     assert (mass[together] <= precision.spread(positions) * norms[together] * (1 + 1e-3)).all()

@@ -150,11 +150,9 @@ def norms_in_half_precision(patch: Patch) -> None:
     "tests/gradients/test_influence.py::test_one_record_changes_the_sum_by_at_most_its_bound",
 )
 def cancellation_ignored(patch: Patch) -> None:
-    for module in (outer, sources):
-        patch.setattr(
-            module, "cancelled", lambda squares, sizes, positions: torch.zeros_like(squares, dtype=torch.bool)
-        )
-    patch.setattr(sources.Uses, "squares", lambda self: self._measured()[0])  # nor is the norm enlarged for it
+    patch.setattr(outer, "cancelled", lambda squares, sizes, largest: torch.zeros_like(squares, dtype=torch.bool))
+    # nor is the norm enlarged for it
+    patch.setattr(measured, "bounded_squares", lambda several: [uses.measured()[0] for uses in several])
 
 
 @mutant(

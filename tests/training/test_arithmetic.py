@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,3 +163,34 @@ def test_the_devices_of_parameters_and_buffers_count() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("constant", torch.zeros(1, device="meta"))
     assert arithmetic.devices(model) == [CPU, torch.device("meta")]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "the compiled kernels are missing: no C compiler was found when tacit was installed"),
+        (SimpleNamespace(wide=0), "the processor has no registers of 32 bytes for the compiled kernels"),
+    ],
+)
+def test_missing_kernels_are_warned_about_and_are_in_the_statement(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: Any, said: str
+) -> None:
+    monkeypatch.setattr(arithmetic, "kernels", found)
+    with caplog.at_level(logging.WARNING, "tacit"):
+        *_, run = make()
+    assert said in caplog.text
+    assert f"Kernels: {said}." in run.statement(1e-5)
+
+
+def test_kernels_that_are_there_are_not_mentioned(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(arithmetic, "kernels", SimpleNamespace(wide=1))
+    with caplog.at_level(logging.WARNING, "tacit"):
+        *_, run = make()
+    assert "kernels" not in caplog.text and "Kernels:" not in run.statement(1e-5)
+
+
+def test_a_model_off_the_cpu_does_without_the_compiled_kernels(monkeypatch: pytest.MonkeyPatch, on_cuda: None) -> None:
+    monkeypatch.setattr(arithmetic, "kernels", None)
+    assert arithmetic.missing_kernels(nn.Linear(1, 1)) is None

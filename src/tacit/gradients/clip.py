@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tacit._transfer import sent
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
+from tacit.gradients.factors.cancellation import bounded_squares
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
 from tacit.gradients.factors.uses import Uses
@@ -55,8 +57,8 @@ class Measured:
         """
         return self._norms(partition, once=once)[0]
 
-    def _norms(self, partition: Sequence[tuple[str, ...]], *, once: bool) -> tuple[Tensor, bool]:
-        """And whether all of them are finite."""
+    def _norms(self, partition: Sequence[tuple[str, ...]], *, once: bool) -> tuple[Tensor, bool | None]:
+        """And whether all of them are finite, where that was found on the way."""
         squares = self.squares(once=once)
         groups = [[squares[name] for name in group] for group in partition]
         type_info = torch.finfo(groups[0][0].dtype)
@@ -68,8 +70,7 @@ class Measured:
             finite = roots(groups[0], lost, factor, norms)
             if finite is not None:
                 return norms, finite
-        norms = torch.stack([added(group) for group in groups], 1).sqrt_().add_(lost).mul_(factor)
-        return norms, not norms.numel() or float(norms.max()) < math.inf  # the largest of some NaN is NaN
+        return torch.stack([added(group) for group in groups], 1).sqrt_().add_(lost).mul_(factor), None
 
     def squares(self, *, once: bool = False) -> dict[str, Tensor]:
         """Every example's squared norm for every parameter; not kept for another time if they are needed ``once``."""
@@ -88,17 +89,17 @@ class Measured:
         gather_gradients(recorder)
         if recorder.parts:
             loss_mean.check_reduction(recorder)
-        squares: dict[str, Tensor] = {}
         with torch.no_grad(), unmixed(device):
-            for name, parameter in recorder.parameters.items():
+            for name in recorder.parameters:
                 parts = recorder.parts.get(name)
                 if parts:
                     uses = self.uses[name] = Uses(parts, self.shapes[name])
                     recorder.parts[name] = uses.parts
-                    found = uses.squares()
-                    squares[name] = precise(found)
-                else:
-                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
+            found = dict(zip(self.uses, bounded_squares(list(self.uses.values()))))
+            squares = {
+                name: precise(found[name]) if name in found else torch.zeros(recorder.batch, device=parameter.device)
+                for name, parameter in recorder.parameters.items()
+            }
         if len({s.dtype for s in squares.values()}) > 1:
             squares = {name: s.double() for name, s in squares.items()}
         if once:
@@ -132,15 +133,19 @@ class Measured:
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Each parameter's weights w_i, and which examples have finite gradients, or None if all have."""
         partition = checked_partition(clipping.partition(self.shapes), self.shapes)
-        norms, all_finite = self._norms(partition, once=once)
+        found, all_finite = self._norms(partition, once=once)
+        norms = found.cpu()  # few numbers: looking at them there makes the host wait once
         finite: Tensor | None = None
+        if all_finite is None:
+            all_finite = not norms.numel() or float(norms.max()) < math.inf  # the largest of some NaN is NaN
         if not all_finite:
             finite = torch.isfinite(norms).all(1)
             norms = torch.where(finite.unsqueeze(1), norms, 0.0)
         weights = checked_weights(clipping.weights(norms), norms)
         if finite is not None:
             weights = torch.where(finite.unsqueeze(1), weights, 0.0)
-        columns = (weights * scale if scale != 1 else weights).unbind(1)
+        columns = sent(weights * scale if scale != 1 else weights, found.device).unbind(1)
+        finite = None if finite is None else sent(finite, found.device)
         return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
 
     def sum_up(

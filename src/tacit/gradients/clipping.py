@@ -27,7 +27,7 @@ class Clipping(Protocol):
         ...
 
     def weights(self, norms: Tensor) -> Tensor:
-        """A factor ≥ 0 for every example and group, both arguments of shape [batch, groups]."""
+        """A factor ≥ 0 for every example and group; norms and factors are [batch, groups] and on the CPU."""
         ...
 
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from tacit.randomness import Source
+from tacit.mechanisms.noise_ahead import PIECE as _PIECE
+from tacit.randomness import Drawn, Source
 
 _GRID_BITS = 14
-_PIECE = 1 << 18
 
 Noisy = Sequence[tuple[torch.Tensor, float]]
 """Sums and the standard deviation (or scale) of the noise that each is to get."""
@@ -30,7 +30,7 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
     if source.join_ is None and all(total.is_contiguous() and total.device.type == "cpu" for total, _ in sums):
         source.add_normals_([(total, std, _grid(std)) for total, std in sums])
     else:
-        _add_(sums, source.normal_, source)
+        _add_(sums, source.normal_, source, source.drawn)
 
 
 def add_laplace_(sums: Noisy, source: Source) -> None:
@@ -57,11 +57,11 @@ def _grid(scale: float) -> float:
     return math.ldexp(1.0, math.frexp(scale)[1] - 1 - _GRID_BITS)
 
 
-def _add_(sums: Noisy, draw_: Draw, source: Source) -> None:
+def _add_(sums: Noisy, draw_: Draw, source: Source, drawn: Drawn | None = None) -> None:
     with torch.no_grad():
         flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
         for tray in _trays(flats):
-            _add_to_tray_(tray, draw_, source)
+            _add_to_tray_(tray, draw_, source, drawn)
         for (total, _), (flat, _) in zip(sums, flats):
             if flat.data_ptr() != total.data_ptr():
                 total.copy_(flat.view(total.shape))
@@ -83,7 +83,7 @@ def _trays(flats: Noisy) -> Iterator[Noisy]:
         yield tray
 
 
-def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
+def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source, drawn: Drawn | None) -> None:
     """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does.
 
     Where several processes hold parts of a sum, they come together between the noise and the rounding.
@@ -93,21 +93,31 @@ def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source) -> None:
     sizes = [piece.numel() for piece in pieces]
     # Where noise is split between processes, each adds its part of it: rounding that would not be one of the whole sum.
     dtype = torch.float64 if 0 < source.share < 1 else pieces[0].dtype
-    room = _scratch(dtype)[: sum(sizes)]
-    for part, (_, scale), grid in zip(torch.split(room, sizes), tray, grids):
-        if source.share:
-            draw_(part, source.share * scale / grid)
-        else:
-            part.zero_()
-    noisy = room.to(pieces[0].device)
-    parts = torch.split(noisy, sizes)
-    for part, piece, grid in zip(parts, pieces, grids):
-        part.add_(piece, alpha=1 / grid)
+    noisy = drawn(sum(sizes), dtype, pieces[0].device) if drawn is not None and source.share == 1 else None
+    if noisy is not None:
+        torch._foreach_mul_(list(torch.split(noisy, sizes)), [scale / grid for (_, scale), grid in zip(tray, grids)])
+    else:
+        noisy = _fresh(tray, draw_, source.share, dtype)
+    parts = list(torch.split(noisy, sizes))
+    in_units = torch._foreach_mul([piece.to(dtype) for piece in pieces], [1 / grid for grid in grids])
+    torch._foreach_add_(parts, in_units)
     if source.join_ is not None:
         source.join_(noisy)
     noisy.round_()
-    for part, piece, grid in zip(parts, pieces, grids):
-        torch.mul(part, grid, out=piece)
+    torch._foreach_mul_(parts, grids)
+    torch._foreach_copy_(pieces, parts)
+
+
+def _fresh(tray: Noisy, draw_: Draw, share: float, dtype: torch.dtype) -> torch.Tensor:
+    """Noise for a tray, in units of the grids, on its device."""
+    sizes = [piece.numel() for piece, _ in tray]
+    room = _scratch(dtype)[: sum(sizes)]
+    for part, (_, scale) in zip(torch.split(room, sizes), tray):
+        if share:
+            draw_(part, share * scale / _grid(scale))
+        else:
+            part.zero_()
+    return room.to(tray[0][0].device)
 
 
 def _scratch(dtype: torch.dtype) -> torch.Tensor:

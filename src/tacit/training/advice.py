@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 from tacit.accounting.advice import budget_advice
 from tacit.ledger import GaussianSum
 from tacit.sampling import UserSampler
+from tacit.training.arithmetic import missing_kernels
 
 if TYPE_CHECKING:
     from tacit.training.run import PrivateRun
@@ -33,6 +34,9 @@ def advise(run: PrivateRun, dataset: Any) -> None:
     if run.budget is not None:
         records = run.sampler.records
         advice += budget_advice(epsilon=run.budget.epsilon, delta=run.budget.delta, records=records)
+    missing = missing_kernels(run.model)
+    if missing is not None:
+        advice.append(f"{missing}.")
     for sentence in advice:
         log.warning("%s", sentence)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from tacit._compiled import kernels
 from tacit.gradients.float32_settings import ieee_float32
 from tacit.gradients.precision import check_precision
 
@@ -18,6 +19,28 @@ log = logging.getLogger("tacit")
 def devices(model: nn.Module) -> list[torch.device]:
     """Return the devices that the model's parameters and buffers are on."""
     return list(dict.fromkeys(tensor.device for tensor in (*model.parameters(), *model.buffers())))
+
+
+def missing_kernels(model: nn.Module) -> str | None:
+    """Return a sentence if a model on the CPU has to do without compiled kernels or wide registers, else None.
+
+    The premise that a record is rounded alike beside any others then holds for linear maps because the library was
+    found to compute them so, and no longer by construction.
+    """
+    if all(device.type != "cpu" for device in devices(model)):
+        return None
+    if kernels is None:
+        found = "the compiled kernels are missing: no C compiler was found when tacit was installed"
+        remedy = "install a C compiler, and then tacit again"
+    elif not kernels.wide:
+        found = "the processor has no registers of 32 bytes for the compiled kernels"
+        remedy = "train on a processor with AVX2"
+    else:
+        return None
+    return (
+        f"{found}. PyTorch's own kernels then compute the linear maps, and that they round a record alike beside any "
+        f"others was tested and does not hold by construction (docs/finite-precision.md); {remedy}"
+    )
 
 
 @contextmanager

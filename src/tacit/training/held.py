@@ -1,27 +1,18 @@
-"""What the model holds, as it should be: to see that it changed, however it was written, and to put it back."""
+"""Snapshots of parameters and buffers, to detect writes, however they were made, and to undo them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tacit._compiled import KEY_WORDS, kernels
-from tacit._threads import threads
 from tacit.gradients.traced import Traced
+from tacit.training.digests import Digest, bits_of, digests, equal, parts_of
 from tacit.training.pieces import is_shard, local
 
 Kind = Literal["_buffers", "_parameters"]
-
-_KEY = np.frombuffer(os.urandom(4 * KEY_WORDS), dtype=np.uint32)
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ROW, _ROWS = 1024, 4096  # words of a row and rows at a time, of a digest by arrays
-_FACTORS = torch.from_numpy(np.frombuffer(os.urandom(8 * (_ROW + _ROWS)), dtype=np.int64) | 1)
 
 
 class Held:
@@ -33,7 +24,7 @@ class Held:
 
     _memory: Tensor
     _rooms: list[int]
-    _digest: tuple[int, ...]
+    _digest: Digest
     _copy: Tensor | None
 
     def __init__(self, tensor: Tensor, *, copied: bool) -> None:
@@ -77,7 +68,7 @@ class Held:
             self.tensor.data = self._memory
         here = local(self.tensor)  # of a wrapper or a sparse tensor not what was put back
         if self._has_room(here):
-            if digests([here]) == [self._digest]:
+            if equal([(digests([here])[0], self._digest)]) == [True]:
                 return True
         else:
             for part, room in zip(_dense_parts(here), self._rooms):
@@ -85,7 +76,7 @@ class Held:
         if self._copy is not None:
             here.copy_(self._copy)
             return True
-        for part in _parts(here):
+        for part in parts_of(here):
             _overwrite(part)
         return False
 
@@ -101,8 +92,10 @@ def renew_all(several: Sequence[Held]) -> None:
 def are_same(pairs: Sequence[tuple[Held, Tensor | None]]) -> list[bool]:
     """For each pair whether the second is the tensor that the first holds, with the same values."""
     there = [held._is_there(now) for held, now in pairs]
-    found = iter(digests([local(held.tensor) for (held, _), here in zip(pairs, there) if here]))
-    return [here and next(found) == held._digest for (held, _), here in zip(pairs, there)]
+    several = [held for (held, _), here in zip(pairs, there) if here]
+    found = digests([local(held.tensor) for held in several])
+    same = iter(equal([(now, held._digest) for now, held in zip(found, several)]))
+    return [here and next(same) for here in there]
 
 
 def _overwrite(tensor: Tensor) -> None:
@@ -159,79 +152,17 @@ def _walk(module: nn.Module, path: str, kind: Kind, found: dict[str, Tensor]) ->
             _walk(child, f"{path}{name}.", kind, found)
 
 
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a wrapper around others (a quantised weight, say) consists of; any other by itself."""
-    if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _parts(getattr(tensor, name))]
-
-
 def _dense_parts(tensor: Tensor) -> list[Tensor]:
-    return [part for part in _parts(tensor) if part.layout is torch.strided]
+    return [part for part in parts_of(tensor) if part.layout is torch.strided]
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.layout == b.layout
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
-    plain = tensor.detach().resolve_neg()
-    if plain.layout is not torch.strided:
-        plain = plain.to_dense()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain.resolve_conj())
-    return plain.view(_WORDS[plain.element_size()])
-
-
-def digests(several: Sequence[Tensor]) -> list[tuple[int, ...]]:
-    """What other values have with a probability of 2^-27, by a key of this process; see `Kernels.digests`."""
-    if kernels is not None and all(map(_is_usual, several)):
-        return [(found,) for found in kernels.digests(_KEY, threads(), *several)]
-    return [tuple(each for part in _parts(tensor) for each in _digest(part)) for tensor in several]
-
-
-def _is_usual(tensor: Tensor) -> bool:
-    """Whether compiled loops can read it as it is."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in (torch.float32, torch.float64):
-        return False
-    return (
-        tensor.layout is torch.strided
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and tensor.data_ptr() % 4 == 0
-    )
-
-
-def _digest(tensor: Tensor) -> tuple[int, ...]:
-    bits = tensor if _is_usual(tensor) else _bits(tensor).contiguous()
-    if kernels is None or bits.device.type != "cpu" or bits.nbytes % 4 or bits.data_ptr() % 4:
-        return _digest_by_arrays(_bits(bits))
-    return kernels.digests(_KEY, threads(), bits)
-
-
-def _digest_by_arrays(bits: Tensor) -> tuple[int, ...]:
-    """Row by row, and then of the rows, the sum of the words times odd random numbers, modulo 2^64.
-
-    A word differs by less than 2^33, so that the sum of its row is another with a probability of 1 - 2^-30.
-    """
-    words = bits.view(-1)
-    if words.element_size() == 8:
-        words = words.view(torch.int32)
-    along, down = torch.split(_FACTORS.to(words.device), [_ROW, _ROWS])
-    found = []
-    for piece in torch.split(words, _ROW * _ROWS):
-        whole = F.pad(piece, (0, -len(piece) % _ROW))
-        rows = whole.view(len(whole) // _ROW, _ROW).to(torch.int64)
-        found.append((rows.mul_(along).sum(1) * down[: len(rows)]).sum())
-    return tuple(torch.stack(found).tolist())
-
-
 def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of the bits, modulo 2⁶⁴: any one changed value changes it; where the values lie in memory does not."""
-    bits = _bits(local(tensor)).contiguous()
+    bits = bits_of(local(tensor)).contiguous()
     if bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
         if bits.storage_offset() * bits.element_size() % 8:
             bits = bits.clone()

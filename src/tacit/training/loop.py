@@ -75,9 +75,11 @@ def _read(run: PrivateRun, progress: _Progress) -> Generator[Any]:
     end = progress.end = progress.last(run)
     if run.step >= run.steps:
         log.warning("this loop has no batches: the run has taken all its %d steps. %s", run.steps, _REMEDY)
+    lot = run.lot
     while run.step < end:
         try:
-            yield from run.lot()
+            yield from lot()
+            lot = run.following_lot
         except BudgetExceeded as error:
             progress.stopped = True
             log.warning("stopped after %d of %d steps: %s", run.step, run.steps, error)

@@ -30,6 +30,7 @@ from tacit.mechanisms import AdaptiveClipping, Clipping
 from tacit.randomness import Integers, SeededSource, Source
 from tacit.sampling import LotReader, Sampler, ShuffledSampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
+from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
@@ -137,11 +138,16 @@ class PrivateRun:
 
     def lot(self) -> Iterator[Any]:
         """The batches of one lot, for loops of one's own. Raises `BudgetExceeded` before anyone is drawn."""
+        if self._attached and self._lot is None:
+            self._buffers.check()
+        yield from self.following_lot()
+
+    def following_lot(self) -> Iterator[Any]:
+        """The batches of the next lot where nothing ran since the last one ended, which has looked at the buffers."""
         if not self._attached:
             raise RuntimeError("the run was closed; make a new one.")
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
-        self._buffers.check()
         self._weights.refuse_lost()
         questions = self._questionnaire.at(self.step, self.recipe)
         if self.abandoned and self.team.size > 1:
@@ -261,6 +267,8 @@ class PrivateRun:
         # Taken from here on: after a failure half-way the batch must not be added a second time, nor at all where the
         # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
+        if lot.last and not self._trial.running:
+            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.questions.lot_size)
         try:
             self._buffers.check()
         finally:
@@ -322,8 +330,13 @@ class PrivateRun:
 
     def statement(self, delta: float | None = None) -> str:
         """The guarantee in full sentences, for a report or a model card."""
-        isolated = self.engine.isolated
-        return statement(self.guarantee(delta), self.ledger, records=self.sampler.records, isolated=isolated)
+        return statement(
+            self.guarantee(delta),
+            self.ledger,
+            records=self.sampler.records,
+            isolated=self.engine.isolated,
+            missing=missing_kernels(self.model),
+        )
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -100,6 +100,9 @@ class ShardedSums(GradientSums):
         self._exchange(waiting)
         self._batches += 1
 
+    def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
+        """Draw nothing: a second copy of the shards is what there is no memory for."""
+
     def _exchange(self, totals: Mapping[str, Tensor]) -> None:
         for name, mine in zip(totals, self._scatter(list(totals.values())), strict=True):
             self._sums[name] += mine

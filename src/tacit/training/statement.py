@@ -27,10 +27,12 @@ _ADJACENCY = {
 }
 
 
-def statement(found: Guarantee, ledger: Ledger, *, records: int, isolated: Sequence[str] = ()) -> str:
+def statement(
+    found: Guarantee, ledger: Ledger, *, records: int, isolated: Sequence[str] = (), missing: str | None = None
+) -> str:
     """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226).
 
-    ``isolated`` are the modules that ran one example at a time.
+    ``isolated`` are the modules that ran one example at a time; ``missing`` says which compiled code was not there.
     """
     header = ledger.header
     entries = ledger.entries
@@ -83,6 +85,7 @@ def statement(found: Guarantee, ledger: Ledger, *, records: int, isolated: Seque
         _tuning(found),
         "Audit: no audit result is attached to this statement.",
         _arithmetic(entries),
+        *([f"Kernels: {missing}."] if missing else []),
         f"Software: tacit {__version__}; ledger written by {header.library}; "
         f"receipt: {len(ledger)} steps, ledger digest {ledger.digest}.",
     ]

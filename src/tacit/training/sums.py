@@ -13,6 +13,7 @@ from tacit.gradients.kernels.loops import divide
 from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
 from tacit.mechanisms import Clipping
+from tacit.mechanisms.noise_ahead import NoiseAhead
 from tacit.randomness import Source
 from tacit.training.pieces import as_part_of, local
 
@@ -32,10 +33,32 @@ class GradientSums:
         self._batches = 0
         self.source: Source | None = None
         """Where the noise comes from, if not from the run's own source."""
+        self._ahead: NoiseAhead | None = None
 
     def clear(self) -> None:
         """Begin a lot."""
         self._sums, self._batches = {}, 0
+        if self._ahead is not None:
+            self._ahead.discard()
+
+    def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
+        """Draw the noise of the lot while the device still computes gradients, where it has pinned memory.
+
+        Called after the step was recorded and before anything waits for the device. What is drawn depends on public
+        sizes alone, and is used in `release` or not at all.
+        """
+        devices = {parameter.device for parameter in self._parameters.values()}
+        dtypes = {released_in(dtype, lot_size) for dtype in self._dtypes.values()}
+        queries = [query for query in receipt.step.queries if isinstance(query, GaussianSum)]
+        plain = source.share == 1 and source.join_ is None and all(query.lattice is None for query in queries)
+        if not plain or len(devices) != 1 or len(dtypes) != 1 or not NoiseAhead.suits(next(iter(devices))):
+            return
+        (dtype,) = dtypes
+        if self._ahead is None or self._ahead.dtype is not dtype:
+            count = sum(real(parameter).numel() for parameter in self._parameters.values())
+            self._ahead = NoiseAhead(count, dtype, next(iter(devices)))
+        self._ahead.draw(source)
+        source.drawn = self._ahead.take
 
     def add(self, engine: Engine, clipping: Clipping) -> None:
         """Add the current batch, every record clipped."""
@@ -57,7 +80,12 @@ class GradientSums:
             raise RuntimeError("no batch was added to the sums of this lot; there is nothing to release.")
         # The type that a sum is released in is public: it does not depend on how many batches there were.
         sums = {name: _as(self._sums.pop(name), released_in(kind, lot_size)) for name, kind in self._dtypes.items()}
-        self._add_noise_(sums, receipt, clipping, source)
+        try:
+            self._add_noise_(sums, receipt, clipping, source)
+        finally:
+            source.drawn = None
+            if self._ahead is not None:
+                self._ahead.release()
         divide(list(sums.values()), lot_size)
         for name, parameter in self._parameters.items():
             mean = _as(sums.pop(name), real(parameter).dtype)

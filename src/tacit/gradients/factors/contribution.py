@@ -6,7 +6,6 @@ the squared norms |G_i|², a few of the G_i themselves, and the weighted sum Σ_
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,12 @@ FEW = 16
 """Gradients of so few entries are summed in float64, which costs less than several calls."""
 
 
-def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
+def largest_mass(positions: int) -> float:
+    """ρ²: the largest M_i²/|G_i|² of an example that is summed with others; see `cancelled`."""
+    return max(64.0, 4.0 * positions)
+
+
+def cancelled(squares: Tensor, sizes: Tensor, largest: float | Tensor) -> Tensor:
     """Which examples consist of terms that cancel, so that their gradients must be formed before they meet others.
 
     Let M_i = Σ_t |a_t|·|g_t| be the size of all the terms whose sum is G_i. Summed in factored form, these terms go one
@@ -42,7 +46,7 @@ def cancelled(squares: Tensor, sizes: Tensor, positions: int) -> Tensor:
 
     For the others weight·M_i ≤ ρ·S, from which `precision` bounds what rounding adds to the sensitivity.
     """
-    return (squares * max(64.0, 4.0 * positions) < sizes) & torch.isfinite(sizes)
+    return (squares * largest < sizes) & torch.isfinite(sizes)
 
 
 def precise(x: Tensor) -> Tensor:
@@ -69,8 +73,15 @@ def own_sums(x: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) ->
 
 
 def added(terms: Iterable[Tensor]) -> Tensor:
-    """The sum of several tensors entry by entry: a kernel that sums over all at once may round by place."""
-    return functools.reduce(torch.add, terms)
+    """The sum of several tensors entry by entry: a kernel that sums over all at once may round by place.
+
+    Pairs are added, then pairs of these: each addition is that of two entries, and a few kernels serve many tensors.
+    """
+    left = list(terms)
+    while len(left) > 1:
+        pairs = len(left) // 2
+        left = [*torch._foreach_add(left[:pairs], left[pairs : 2 * pairs]), *left[2 * pairs :]]
+    return left[0]
 
 
 def row_squares(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from tacit.gradients.factors.contribution import (
     chunks,
     cleared,
     guarded_squares,
+    largest_mass,
     precise,
     precise_dtype,
     row_rounding,
@@ -75,6 +76,10 @@ class Outer(Contribution):
         return precise(self.a[lo:hi]), precise(self.g[lo:hi])
 
     @property
+    def is_cpu(self) -> bool:
+        return self.a.is_cpu
+
+    @property
     def size(self) -> int:
         return self.blocks * self.width_in * self.width_out
 
@@ -88,10 +93,13 @@ class Outer(Contribution):
     def settle(self) -> Contribution:
         """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
         if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
+            alike = self.alike()
+            if not alike and not self.is_cpu:
+                return self  # whose terms cancel is asked for all parameters at once, so that the host waits once
             formed = Dense(self.formed())
-            if self.alike():
+            if alike:
                 return formed
-            apart = cancelled(formed.squares(), self.term_sizes(), self.positions)
+            apart = cancelled(formed.squares(), self.term_sizes(), largest_mass(self.positions))
             if bool(apart.any()):
                 for i in apart.nonzero().flatten().tolist():
                     formed.grads[i] = self.alone(i)[0]

@@ -20,14 +20,14 @@ class Rows(Contribution):
 
     def lookups(self) -> Tensor:
         """How many lookups each example made."""
-        return torch.bincount(self.owner, minlength=self.batch)
+        return self.owner.new_zeros(self.batch).index_add_(0, self.owner, torch.ones_like(self.owner))
 
     def settle(self) -> Rows:
         """Add up repeated lookups of the same row by the same example, so that no two entries overlap.
 
         In the order of examples and rows, whether or not anybody repeats a lookup: all are added up in this order.
         """
-        key, place = torch.unique(self.owner * self.shape[0] + self.index, return_inverse=True)
+        key, place = _merged(self.owner * self.shape[0] + self.index)
         grads = precise(self.grads)
         merged = grads.new_zeros((key.numel(), grads.shape[1])).index_add_(0, place, grads)
         owner = torch.div(key, self.shape[0], rounding_mode="floor")
@@ -60,8 +60,25 @@ class Rows(Contribution):
         return type(self)(self.index[good], self.owner[good], self.grads[good], self.shape, self.batch)
 
 
+def _merged(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys in increasing order, and for every given key the one place among them where it is added up.
+
+    How many different ones there are is a number of the batch, for which the host would have to wait: off the CPU a
+    repeated key keeps its places, of which all but the first receive nothing.
+    """
+    if keys.is_cpu:
+        distinct, place = torch.unique(keys, return_inverse=True)
+        return distinct, place
+    ordered, given = torch.sort(keys, stable=True)
+    here = torch.arange(keys.numel(), device=keys.device)
+    repeated = torch.zeros_like(keys, dtype=torch.bool)
+    repeated[1:] = ordered[1:] == ordered[:-1]
+    first = here.masked_fill(repeated, 0).cummax(0).values
+    return ordered, torch.empty_like(given).index_copy_(0, given, first)
+
+
 class MergedRows(Rows):
-    """Rows in which every (example, row) pair occurs once, so that squared norms add."""
+    """Rows in which every (example, row) pair has one entry that is not zero, so that squared norms add."""
 
     def settle(self) -> Rows:
         return self

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit._transfer import sent
 from tacit.gradients.factors.contribution import (
     Contribution,
     Dense,
     Rounding,
     added,
-    cancelled,
     chunks,
     precise,
     precise_dtype,
@@ -23,7 +23,7 @@ from tacit.gradients.factors.contribution import (
 from tacit.gradients.factors.outer import Outer, concatenated
 from tacit.gradients.factors.parameter_uses import Part
 from tacit.gradients.factors.sparse import Rows, together
-from tacit.gradients.precision import NORM_SHARE, UNIT, check_positions, own_rounding, per_call
+from tacit.gradients.precision import UNIT, check_positions, own_rounding, per_call
 
 
 class Uses:
@@ -38,24 +38,21 @@ class Uses:
         self.apart: list[int] = []
         """Examples whose terms cancel; their gradients are formed by themselves (see `cancelled`)."""
         self.relative = 0.0
-        """Relative error of what `squares` returns."""
+        """Relative error of `cancellation.bounded_squares`."""
+        self.unit = UNIT
+        """The unit roundoff of the type in which it was measured."""
 
-    def squares(self) -> Tensor:
-        """Upper bounds of |Σ_parts G_i|², up to `relative`; infinite where a term is."""
+    def measured(self) -> tuple[Tensor, Tensor, Rounding]:
+        """|Σ_parts G_i|² up to rounding, the squared sizes of what is summed, and errors (`bounded_squares`).
+
+        The same tensor twice where the G_i themselves are summed, formed one by one.
+        """
         found, sizes, rounding = self._measured()
-        unit = UNIT if found.dtype is torch.float32 else torch.finfo(precise_dtype(found)).eps / 2
+        self.unit = UNIT if found.dtype is torch.float32 else torch.finfo(precise_dtype(found)).eps / 2
         formed = row_rounding(self.shape.numel()) if sizes is not found else 0.0
-        self.relative = max(rounding.relative, formed) * unit
-        if sizes is found:
-            return found
-        apart = cancelled(found, sizes, self.positions)
-        self.apart = apart.nonzero().flatten().tolist()
-        above = torch.addcmul(found, sizes, torch.as_tensor(unit * rounding.gram, dtype=found.dtype)).sqrt_()
-        above.add_(sizes.sqrt(), alpha=rounding.own * unit).mul_(1 - NORM_SHARE)
-        enlarged = torch.maximum(found, above.square_())
-        for i in self.apart:
-            enlarged[i] = row_squares(instantiate(self.parts, self.shape, i, i + 1))[0]
-        return enlarged
+        self.relative = max(rounding.relative, formed) * self.unit
+        self.apart = []
+        return found, sizes, rounding
 
     def _measured(self) -> tuple[Tensor, Tensor, Rounding]:
         """Squared norms, cross terms between several uses included, the squared sizes of what is summed, and errors."""
@@ -86,7 +83,7 @@ class Uses:
         """total = Σ_i weights[i]·G_i over all uses, whatever it held."""
         together = weights
         if self.apart:
-            together = weights.index_fill(0, torch.tensor(self.apart, device=weights.device), 0)
+            together = weights.index_fill(0, sent(torch.tensor(self.apart), weights.device), 0)
         if not self.separate:
             self._assign_wide(total, weights, together)
             return

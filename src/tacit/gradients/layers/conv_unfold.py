@@ -29,6 +29,10 @@ class Convolution(Outer):
         self.positions = grad.shape[1] * math.prod(self.space)
         self.sizes, self.order, self.output = (), (), None
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.image.is_cpu
+
     def factor_numel(self) -> int:
         return self.image.numel() + self.grad.numel()
 

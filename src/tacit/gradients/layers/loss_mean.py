@@ -81,6 +81,7 @@ def check_reduction(recorder: Recording) -> None:
     the declaration is refused.
     """
     batch = recorder.batch or 1
+    _read(recorder)
     seeds = [*recorder.inner_seeds, *recorder.seeds]
     kinds = {kind for kind, _ in seeds}
     untouched = {kind for kind, seed in seeds if _is_one(seed)}
@@ -104,6 +105,19 @@ def check_reduction(recorder: Recording) -> None:
     wrong = "sum" if declared == "mean" else "mean"
     if batch > 1 and wrong in untouched:
         raise ValueError(f"reduction={declared!r} was declared, but the loss, or a part, is a {wrong} over examples")
+
+
+def _read(recorder: Recording) -> None:
+    """Copy what arrived at the reductions to the CPU, all of it at once: every copy makes the host wait."""
+    several = [recorder.inner_seeds, recorder.seeds, recorder.output_seeds]
+    away = [seed for seeds in several for _, seed in seeds if not seed.is_cpu]
+    if not away:
+        return
+    together = torch.cat([seed.reshape(-1) for seed in away]).cpu()
+    read = torch.split(together, [seed.numel() for seed in away])
+    known = {id(seed): here.view(seed.shape) for seed, here in zip(away, read)}
+    for seeds in several:
+        seeds[:] = [(kind, known.get(id(seed), seed)) for kind, seed in seeds]
 
 
 def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) -> bool:
