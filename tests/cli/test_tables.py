@@ -280,3 +280,41 @@ def test_a_delta_of_one_in_the_number_of_records_is_warned_of(table: Path, capsy
     assert "warning: δ = 0.001 is not below 1/" in captured.err
     notes = json.loads((Path(json.loads(captured.out)["out"]) / "run.json").read_text())["notes"]
     assert any("is not below 1/3000" in note for note in notes)
+
+
+def test_a_boosted_model_is_chosen_explained_drawn_and_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    hour, work = draw.integers(0, 24, 3000), draw.integers(0, 2, 3000)
+    rides = np.where(work == 1, 300 * np.exp(-((hour - 8) ** 2) / 6), 300 * np.exp(-((hour - 15) ** 2) / 9)).round()
+    write_csv(tmp_path / "bikes.csv", {"hour": hour, "work": work, "rides": rides})
+    words = ("--target", "rides", "--task", "regression", "--target-bounds", "0", "300", "--epsilon", "3")
+    assert tacit("train", "bikes.csv", *words, "--out", "run") == 0
+    assert "The model is boosted: " in capsys.readouterr().out
+    shapes = json.loads((tmp_path / "run" / "shapes.json").read_text())
+    assert {"hour", "work"} <= {column for term in shapes["terms"] for column in term["columns"]}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<h2>The model</h2>" in page and "<h3>hour × work</h3>" in page
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["name"] == "table/boosted"
+    assert tacit("train", "bikes.csv", *words, "--model", "boosted", "--clip", "1", "--out", "other") == 2
+    assert "for models trained by descent" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert tacit("predict", "run", "bikes.csv", "--json") == 0
+
+
+def test_damaged_shapes_are_left_out_of_the_report(tmp_path: Path, table: Path) -> None:
+    from tacit.reports import report
+
+    words = ("--target", "employed", "--epsilon", "4", "--model", "boosted", "--out", tmp_path / "run")
+    assert tacit("train", table, *words) == 0
+    path = tmp_path / "run" / "shapes.json"
+    for text in (
+        "[1]",
+        '{"terms": [{"columns": ["<b>"], "cells": 3, "edges": [], "adds": []}, 5]}',
+        "{",
+        '{"terms": 1}',
+    ):
+        path.write_text(text)
+        assert "<b>" not in report(tmp_path / "run").read_text()

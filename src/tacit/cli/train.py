@@ -43,7 +43,9 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: linear or mlp."),
+        typer.Option(
+            help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: auto, linear, mlp, boosted."
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of a table: the column to predict; the schema's own.")] = None,
     task: Annotated[
@@ -100,7 +102,7 @@ def train(
             target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
             test=test,
             test_fraction=test_fraction,
-            model=model or "linear",
+            model=model or ("auto" if epochs is None and lot_size is None and clip is None else "linear"),
             epsilon=epsilon,
             delta=delta,
             epochs=epochs,

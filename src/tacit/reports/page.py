@@ -9,7 +9,7 @@ from importlib import resources
 
 from tacit._version import __version__
 from tacit.accounting.guarantee import rounded_up
-from tacit.reports import charts, events, statement
+from tacit.reports import charts, events, shapes, statement
 from tacit.reports.findings import Findings, Run
 from tacit.reports.said import clean
 
@@ -30,6 +30,7 @@ def page(run: Run, facts: Findings) -> str:
             _tiles(run, facts),
             _statement(run, facts),
             _section("Privacy, from the ledger", _privacy(run, facts)),
+            _model(run),
             _section("Training", _training(run)),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
@@ -91,6 +92,16 @@ def _statement(run: Run, facts: Findings) -> str:
 def _privacy(run: Run, facts: Findings) -> str:
     seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
     return seeded + _panels(charts.privacy(run, facts))
+
+
+def _model(run: Run) -> str:
+    """Return the shapes of a boosted model, which can be read; nothing for other models."""
+    found = shapes.shapes(run)
+    words = (
+        "The model adds up what each column, and some pairs of columns, say. The shapes were made from the noisy sums "
+        "in the ledger, so they may be shown to anybody; all of them are in shapes.json."
+    )
+    return _section("The model", f'<p class="soft">{words}</p>' + _panels(found)) if found else ""
 
 
 def _training(run: Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tacit.tables.boosting.shapes import Shapes
 from tacit.tables.encoding import Encoding
 from tacit.tables.reading import Columns
 from tacit.tables.schema import Schema
 
 HIDDEN = 32
-KINDS = ("linear", "mlp")
-"""``linear`` is logistic regression for a target with classes and least squares for a number; ``mlp`` has a layer."""
+KINDS = ("linear", "mlp", "boosted")
+"""``linear`` is logistic regression for a target with classes and least squares for a number; ``mlp`` has a layer;
+``boosted`` is a sum of shapes of columns and of pairs of columns (`tacit.tables.boosting`)."""
 
 _FORMAT = 1
 
@@ -37,6 +39,8 @@ class TableModel:
 
     @classmethod
     def new(cls, kind: str, schema: Schema, *, seed: int | None = None) -> TableModel:
+        if kind == "boosted":
+            return cls(kind=kind, encoding=Encoding(schema), network=Shapes.of(schema))
         encoding, outputs = Encoding(schema), max(len(schema.classes), 1)
         fresh = network(kind, encoding.width, outputs, norm=math.sqrt(len(schema.features)), seed=seed)
         return cls(kind=kind, encoding=encoding, network=fresh)
@@ -52,7 +56,10 @@ class TableModel:
 
     def outputs(self, compact: Tensor) -> Tensor:
         """A score for every class, or the number in [-1, 1]."""
-        scores: Tensor = self.network(self.encoding.expand(compact))
+        boosted = isinstance(self.network, Shapes)
+        scores: Tensor = self.network(compact if boosted else self.encoding.expand(compact))
+        if boosted and len(self.classes) == 2:  # how much the second is ahead
+            return torch.cat([torch.zeros_like(scores), scores], dim=1)
         return scores if self.classes else scores[:, 0]
 
     def probabilities(self, rows: Columns) -> NDArray[np.float32]:
@@ -87,7 +94,14 @@ class TableModel:
     def save(self, directory: Path) -> None:
         """Write ``model.safetensors`` and ``model.json``."""
         save_file({name: value.contiguous() for name, value in self.network.state_dict().items()}, _weights(directory))
-        facts = {"format": _FORMAT, "kind": "table", "model": self.kind, "schema": self.encoding.schema.to_json()}
+        facts: dict[str, Any] = {
+            "format": _FORMAT,
+            "kind": "table",
+            "model": self.kind,
+            "schema": self.encoding.schema.to_json(),
+        }
+        if isinstance(self.network, Shapes):
+            facts["terms"] = self.network.structure()
         (directory / "model.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -100,6 +114,9 @@ class TableModel:
             if not isinstance(facts, dict) or facts.get("kind") != "table" or facts.get("format") != _FORMAT:
                 raise ValueError("it is not a model of a table written by this version")
             model = cls.new(str(facts.get("model")), Schema.from_json(facts.get("schema")))
+            if isinstance(model.network, Shapes):
+                terms = Shapes.terms_of(facts.get("terms"), model.network.axes)
+                model = replace(model, network=Shapes.of(model.encoding.schema, terms))
             model.network.load_state_dict(load_file(_weights(directory)))
         except (ValueError, SafetensorError, RuntimeError, RecursionError) as error:
             raise ValueError(f"{directory} holds no model that can be read: {error}") from None
@@ -117,7 +134,7 @@ def network(kind: str, width: int, outputs: int, *, norm: float, seed: int | Non
         nn.init.normal_(first.weight, std=1 / norm, generator=generator)
         nn.init.zeros_(first.bias)
         return nn.Sequential(first, nn.Tanh(), zeroed(nn.Linear(HIDDEN, outputs)))
-    raise ValueError(f"model is {kind!r}; choose one of {', '.join(KINDS)}.")
+    raise ValueError(f"model is {kind!r}; choose one of linear, mlp.")
 
 
 def zeroed(layer: nn.Linear) -> nn.Linear:

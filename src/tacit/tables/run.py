@@ -14,6 +14,7 @@ from tacit.accounting import Filter
 from tacit.ledger import Budget, Header, Ledger
 from tacit.recipes.folder import Folder
 from tacit.recipes.outcome import FORMAT, described, versions, write_json
+from tacit.tables.boosting import Shapes, exported
 from tacit.tables.descent import Progress
 from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
@@ -68,12 +69,18 @@ def run_table(
     ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. Settings are
     checked before the first record is read; all that can be wrong with the table is found before ``out`` is made.
     """
-    if model not in KINDS:
-        raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
+    if model not in ("auto", *KINDS):
+        raise ValueError(f"model is {model!r}; choose one of auto, {', '.join(KINDS)}.")
     _check_settings(changes or {}, epochs, test_fraction)
+    if model in ("auto", "boosted") and (changes or epochs is not None):
+        raise ValueError(
+            f"a lot size, clip norm or epochs are for models trained by descent, and the model is {model}; leave them "
+            "out, or choose the model linear or mlp."
+        )
     folder = Folder(out)
     folder.check()
-    split = Split(table.pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
+    fraction = 0.0 if test is not None else test_fraction
+    split = Split(table.pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
     if test is not None:
         check(test(), schema)
         check_rows_differ(table.pieces, test, schema, records=split.records)
@@ -121,8 +128,10 @@ def run_table(
                 folder.discard()
             raise
     outcome.model.save(out)
+    if isinstance(outcome.model.network, Shapes):
+        write_json(out / "shapes.json", exported(outcome.model.network, outcome.model.encoding))
     seconds = time.monotonic() - started
-    facts["recipe"] = {"name": f"table/{model}", **described(outcome.settings), "target": schema.target}
+    facts["recipe"] = {"name": f"table/{outcome.model.kind}", **described(outcome.settings), "target": schema.target}
     if outcome.score is not None:
         facts["dataset"]["test_records"] = outcome.score.records
         facts["history"] = [_point(outcome, outcome.score)]
@@ -180,13 +189,15 @@ def delta_notes(budget: Budget, records: int) -> list[str]:
 
 
 def found_notes(outcome: TableOutcome) -> list[str]:
-    """Return what a reader of the scores must know of classes that were discovered."""
+    """Return what a reader must know: why this model, and of scores where classes were discovered."""
+    why = [outcome.why] if outcome.why else []
     if outcome.undiscovered is None:
-        return []
+        return why
     missed, target = outcome.undiscovered, outcome.model.encoding.schema.target
     notes = [
+        *why,
         f"About {missed.share:.1%} of the records (noise ± {missed.noise_std:.1%}, paid for) have a value of "
-        f"{target!r} that was not discovered; each counts as a wrong prediction."
+        f"{target!r} that was not discovered; each counts as a wrong prediction.",
     ]
     if len(outcome.model.classes) == 1:
         notes.append(
@@ -203,13 +214,15 @@ def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:
         else "computed on a table that is taken to be public"
     )
     chosen = outcome.settings
+    descent: dict[str, float] = {"epoch": outcome.steps}
+    if isinstance(chosen, Settings):
+        epoch = outcome.steps * chosen.lot_size / outcome.records
+        descent = {"epoch": epoch, "clip_norm": chosen.clip_norm, "learning_rate": chosen.learning_rate}
     return {
         "step": outcome.steps,
-        "epoch": outcome.steps * chosen.lot_size / outcome.records,
         "epsilon": outcome.guarantee.epsilon,
         "noise_multiplier": outcome.noise_multiplier,
-        "clip_norm": chosen.clip_norm,
-        "learning_rate": chosen.learning_rate,
+        **descent,
         "metrics": {score.name: {"value": score.value, "private": score.private, "note": note}},
     }
 

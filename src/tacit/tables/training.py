@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,14 +14,17 @@ from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
-from tacit.tables.descent import Progress, descend
+from tacit.tables.binning import lacking_bins
+from tacit.tables.boosting import BoostSettings
+from tacit.tables.descent import Progress
 from tacit.tables.discovery import Discovery, Estimate, as_number
 from tacit.tables.encoding import Encoding
 from tacit.tables.looks import Pieces
+from tacit.tables.methods import method_for
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode
-from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
+from tacit.tables.rule import Settings, choose_model
 from tacit.tables.schema import Category, Schema
 from tacit.tables.split import Split
 
@@ -55,7 +58,7 @@ class TableOutcome:
     """What training on a table gave."""
 
     model: TableModel
-    settings: Settings
+    settings: Settings | BoostSettings
     noise_multiplier: float
     steps: int
     guarantee: Guarantee
@@ -63,6 +66,8 @@ class TableOutcome:
     records: int
     undiscovered: Estimate | None = None
     """The share of records whose class is none of the model's, where its classes were discovered."""
+    why: str = ""
+    """Why this kind of model, where the rule chose it."""
 
 
 def train_table(
@@ -82,6 +87,7 @@ def train_table(
 ) -> TableOutcome:
     """Train a model of ``schema``'s target on the table that ``pieces`` reads.
 
+    * ``model`` is one of `tacit.tables.model.KINDS`, or ``"auto"``: the rule chooses by public numbers.
     * ``numbers_are_classes``: the owner has said that the target has classes. Otherwise a target of which more than
       30 numbers are found as classes is taken for a number, and the run fails with the question.
     * ``chosen`` may change the settings of the rule (`tacit.tables.rule`), given them and the number of records.
@@ -100,83 +106,53 @@ def train_table(
     train: the model always predicts it, and no step is charged.
     """
     if split is None:
-        split = Split(pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
+        fraction = 0.0 if test is not None else test_fraction
+        split = Split(pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
     count, held, source = split.records, split.held, split.source
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
     if held == count:
         raise ValueError(f"none of {count} records is left to train on; a table needs hundreds.")
     examination = _examination(schema, count, held, budget) if held else None
-    discovery = None
-    if schema.private:
-        noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
-        knots = most_knots(
+    why = ""
+    if model == "auto":
+        model, why = choose_model(
             records=count - held,
-            epsilon=budget.epsilon,
-            outputs=max(len(schema.classes), 2 if isinstance(schema.columns[schema.target], Category) else 1),
             columns=len(schema.features),
+            epsilon=budget.epsilon,
+            classes=isinstance(schema.columns[schema.target], Category),
         )
-        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=knots)
+    method = method_for(model, schema, records=count - held, epsilon=budget.epsilon, chosen=chosen)
+    discovery = None
+    if schema.private or (method.bins and lacking_bins(schema)):
+        noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
+        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=method.knots, bins=method.bins)
     unit = ledger.header.unit
     owed = discovery.steps(unit) if discovery is not None else []
     owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
-
-    def chosen_for(parameters: int) -> Settings:
-        rule = settings(
-            records=count - held,
-            parameters=parameters,
-            epsilon=budget.epsilon,
-            squared=None if isinstance(schema.columns[schema.target], Category) else len(schema.features),
-            hidden=model != "linear",
-        )
-        return chosen(rule, count - held) if chosen is not None else rule
-
-    fewest = TableModel.new(model, schema if discovery is None else discovery.least).size
-    outline = chosen_for(fewest)
-    noise = plan(
-        records=count - held,
-        lot_size=outline.lot_size,
-        steps=outline.steps,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        also=[*ledger.entries, *((step, 1) for step in owed)],
-    ).noise_multiplier
-    check_enough(
-        records=count - held, parameters=fewest, epsilon=budget.epsilon, noise_multiplier=noise, chosen=outline
-    )
+    least = schema if discovery is None else discovery.least
+    method.plan(least, budget=budget, ledger=ledger, owed=[(step, 1) for step in owed])
     undiscovered = None
     if discovery is not None:
         _check_findable(discovery, schema, count, budget)
-        most = most_parameters(noise_multiplier=noise, chosen=outline)
         missed = discovery.find_classes(pieces, records=count, ledger=ledger, source=source)
         _check_found(missed, schema, ledger, budget)
         if not numbers_are_classes:
             _check_not_a_number(discovery.classes, schema, ledger, budget)
-        schema, undiscovered = discovery.release(
-            pieces,
-            records=count,
-            ledger=ledger,
-            source=source,
-            fits=lambda found: TableModel.new(model, found).size <= most,
-        )
+        schema, undiscovered = discovery.release(pieces, records=count, ledger=ledger, source=source, fits=method.fits)
         _check_found(undiscovered, schema, ledger, budget)
-    fresh = TableModel.new(model, schema, seed=seed)
-    train, tested = split.parts(fresh.encoding)
-    known = chosen_for(fresh.size)
-    final = replace(outline, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
-    steps = 0
-    if len(schema.classes) != 1:
-        steps = descend(
-            fresh.network,
-            train,
-            chosen=final,
-            noise_multiplier=noise,
-            budget=budget,
-            ledger=ledger,
-            unknown=undiscovered is not None,
-            seed=seed,
-            progress=progress,
-        )
+    schema = method.encoded(schema)
+    train, tested = split.parts(Encoding(schema))
+    fresh, steps = method.fit(
+        schema,
+        train,
+        budget=budget,
+        ledger=ledger,
+        source=source,
+        unknown=undiscovered is not None,
+        seed=seed,
+        progress=progress,
+    )
     score = None
     if test is not None:
         score = _public_score(fresh, test)
@@ -184,13 +160,14 @@ def train_table(
         score = _private_score(fresh, tested, examination, ledger, source)
     return TableOutcome(
         model=fresh,
-        settings=final,
-        noise_multiplier=noise,
+        settings=method.settings,
+        noise_multiplier=method.noise_multiplier,
         steps=steps,
         guarantee=account(ledger, delta=budget.delta),
         score=score,
         records=count - held,
         undiscovered=undiscovered,
+        why=why,
     )
 
 
