@@ -105,7 +105,7 @@ def test_everything_is_in_the_ledger_and_within_the_budget() -> None:
 
 def test_the_looks_cost_what_was_planned() -> None:
     """Each step's noise multiplier is the schedule's, whatever was found: the budget was shared out before."""
-    cells, ledger = Cells(_encoded(rides(2000, 0)), axes(_schema())), Ledger(Header(secure_randomness=False))
+    cells, ledger = Cells.of(_encoded(rides(2000, 0)), axes(_schema())), Ledger(Header(secure_randomness=False))
     chosen = boost_settings(records=2000, columns=3, epsilon=3.0)
     boost(cells, 0, noise_multiplier=5.0, chosen=chosen, ledger=ledger, source=SeededSource(4))
     loud = schedule(5.0, 3).values()
@@ -120,7 +120,7 @@ def test_one_record_moves_no_sum_by_more_than_its_clip_norm(classes: int) -> Non
     """All sums, of residuals and of counts, with and without one record, at scores that are anything."""
     table = rides(400, 5)
     records = _encoded(table, classes)
-    cells = Cells(records, axes(_schema(classes)))
+    cells = Cells.of(records, axes(_schema(classes)))
     draw = np.random.default_rng(0)
     work = _Boosting(cells, loss_for(classes), schedule(1.0, 3), Ledger(Header()), SeededSource(0))
     work.scores[:] = draw.normal(0, 30, work.scores.shape)
@@ -261,10 +261,10 @@ def test_merged_cells_keep_neighbours_together_and_common_values_apart() -> None
 
 def test_cells_on_disk_are_those_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     records = _encoded(rides(3000, 0))
-    memory = Cells(records, axes(_schema()))
+    memory = Cells.of(records, axes(_schema()))
     monkeypatch.setattr("tacit.tables.boosting.cells._IN_MEMORY", 0)
     monkeypatch.setattr("tacit.tables.boosting.cells._CHUNK", 700)
-    disk = Cells(records, axes(_schema()))
+    disk = Cells.of(records, axes(_schema()))
     for place in range(3):
         one, other = (np.concatenate([codes for _, (codes,) in cells.chunks(place)]) for cells in (memory, disk))
         assert len(one) == 3000 and (one == other).all()

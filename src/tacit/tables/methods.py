@@ -181,7 +181,7 @@ class ByBoosting:
             return fresh, 0
         before = len(ledger)
         shapes = boost(
-            Cells(train, axes(schema)),
+            Cells.of(train, axes(schema)),
             len(schema.classes),
             noise_multiplier=self.noise_multiplier,
             chosen=self.settings,
@@ -211,11 +211,13 @@ def one_look(columns: int, *, budget: Budget, ledger: Ledger, owed: Owed = ()) -
     raise ValueError(f"epsilon {budget.epsilon:g} is too small for boosting; use model linear, or a larger epsilon.")
 
 
-def check_bins(noise_multiplier: float, *, records: int, columns: int, epsilon: float) -> None:
+def check_bins(
+    noise_multiplier: float, *, records: int, columns: int, epsilon: float, word: str = "records to train on"
+) -> None:
     """Refuse a budget under which the noise on a bin of an eighth of the records would be what they can add at most."""
     needed = math.ceil(8 * noise_multiplier * math.sqrt(columns * 20 / 3))
     if records < needed:
         raise ValueError(
-            f"{records} records to train on are too few for boosting {columns} columns at epsilon {epsilon:g}: noise "
+            f"{records} {word} are too few for boosting {columns} columns at epsilon {epsilon:g}: noise "
             f"would drown every bin. About {needed} are needed, or a larger epsilon, or fewer columns."
         )

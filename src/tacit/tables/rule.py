@@ -29,7 +29,7 @@ _MOST = 65_536
 _LOUDEST = 1 / 3
 _KNOTS = 16
 _FOR_A_KNOT = 50
-_ROOM_FOR_NUMBERS = 300
+_ROOM_FOR_NUMBERS = 250
 _ROOM_FOR_CLASSES = 3000
 
 
@@ -65,7 +65,7 @@ def settings(
 def choose_model(*, records: int, columns: int, epsilon: float, classes: bool) -> tuple[str, str]:
     """Return ``linear`` or ``boosted`` and a sentence that says why, from public numbers alone.
 
-    Records times ε over columns says how well the shape of a column can be seen through noise. Boosting needs 300 of it
+    Records times ε over columns says how well the shape of a column can be seen through noise. Boosting needs 250 of it
     for a number; for classes, which say less, 3000: below, the smoother linear model loses less than it gains. A small
     network is better than both on no table that was tried (`docs/tables.md`), so it is never chosen.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from tacit.tables.schema import Category, Column, Number, Schema
 
 Codes = NDArray[np.int64]
 Array = NDArray[np.float64]
+Chunk = tuple[Codes, NDArray[np.generic]]
+"""The cells of some records, a row each, and their targets."""
 
 _IN_MEMORY = 2**26
 """Columns of up to so many bytes together are kept in memory; others in a file without a name."""
@@ -52,10 +54,10 @@ def cells_of(compact: NDArray[np.float32], columns: Sequence[Axis]) -> Codes:
 
 
 class Cells:
-    """The cells of all records, stored by column, and their targets."""
+    """The cells of all records, stored by column, and their targets; ``chunks`` are both, of some records each."""
 
-    def __init__(self, records: Records, columns: Sequence[Axis]) -> None:
-        self.axes, self._count = tuple(columns), len(records)
+    def __init__(self, columns: Sequence[Axis], count: int, chunks: Iterable[Chunk]) -> None:
+        self.axes, self._count = tuple(columns), count
         self._dtype = np.dtype(np.uint8 if max(axis.size for axis in columns) <= 256 else np.uint16)
         self._column = self._count * self._dtype.itemsize
         self._file = None
@@ -65,12 +67,17 @@ class Cells:
         else:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it lives as long as the cells)
         targets, first = [], 0
-        for rows, wanted in records.slices():
-            codes = cells_of(rows.numpy(), columns).astype(self._dtype)
-            self._put(first, codes)
-            targets.append(wanted.numpy())
+        for codes, wanted in chunks:
+            self._put(first, codes.astype(self._dtype))
+            targets.append(wanted)
             first += len(codes)
         self.targets: NDArray[np.generic] = np.concatenate(targets)
+
+    @classmethod
+    def of(cls, records: Records, columns: Sequence[Axis]) -> Cells:
+        """Return the cells of a table's encoded rows."""
+        slices = ((cells_of(rows.numpy(), columns), wanted.numpy()) for rows, wanted in records.slices())
+        return cls(columns, len(records), slices)
 
     def __len__(self) -> int:
         return self._count
