@@ -318,3 +318,48 @@ def test_damaged_shapes_are_left_out_of_the_report(tmp_path: Path, table: Path) 
     ):
         path.write_text(text)
         assert "<b>" not in report(tmp_path / "run").read_text()
+
+
+def test_predictions_come_with_chances_kept_columns_and_notes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    assert tacit("train", table, "--epsilon", "2", "--out", "run") == 0
+    capsys.readouterr()
+    rows = people(6, seed=5)
+    new = {"id": np.array(list("abcdef")), **rows, "town": np.array(["A", "B", "Z", "Z", "A", "B"])}
+    write_csv(table.parent / "new.csv", new)
+    assert tacit("predict", "run", "new.csv", "--proba", "--keep", "id, town", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unseen"] == {"town": 2} and facts["missing"] == {}
+    lines = [line.split(",") for line in Path(facts["output"]).read_text().splitlines()]
+    assert lines[0] == ["id", "town", "employed", "P(no)", "P(yes)"] and [line[0] for line in lines[1:]] == list(
+        "abcdef"
+    )
+    for line in lines[1:]:
+        chances = dict(zip(("no", "yes"), map(float, line[3:]), strict=True))
+        assert abs(sum(chances.values()) - 1) < 1e-4 and line[2] == max(chances, key=lambda name: chances[name])
+    assert tacit("predict", "run", "new.csv", "--keep", "height", "--output", "x.csv") == 2
+    assert "no column 'height'" in capsys.readouterr().err
+    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--output", "x.csv") == 2
+    assert "not the target" in capsys.readouterr().err and not Path("x.csv").exists()
+
+
+def test_a_run_is_loaded_in_python_and_predicts_frames(table: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from tacit.tables import load_model
+
+    assert tacit("train", table, "--target", "employed", "--epsilon", "4", "--out", "run") == 0
+    frame = pandas.DataFrame(people(50, seed=9))
+    model = load_model("run")
+    assert set(model.predict(frame)) <= {"no", "yes"}
+    assert np.allclose(model.probabilities(frame).sum(axis=1), 1)
+    assert model.encoding.schema.to_json()["target"] == "employed"
+
+
+def test_a_table_comes_in_on_standard_input(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with table.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert tacit("train", "-", "--target", "employed", "--epsilon", "4", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["test_accuracy"] > 0.75 and Path(facts["out"]).name == "stdin"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.cli.output import show
+from tacit.tables.formats import divided, is_file_of_a_table, kind_of
 from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 if TYPE_CHECKING:
@@ -59,8 +64,21 @@ class Target:
 
 
 def is_table(dataset: str) -> bool:
-    """Whether the data set of a command is a table: a file, or one that is known by name."""
-    return dataset in ("adult", "pums") or Path(dataset).suffix.lower() in (".csv", ".parquet", ".pq")
+    """Return whether the data set of a command is a table: a file, or one that is known by name."""
+    return dataset in ("adult", "pums") or is_file_of_a_table(dataset)
+
+
+@contextmanager
+def from_standard_input() -> Iterator[str]:
+    """Yield the name of a file with what comes in on standard input, as CSV; it is gone afterwards.
+
+    A table is read more than once, so it must be somewhere. Only this user can read the directory.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "stdin.csv"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield str(path)
 
 
 def train_table(
@@ -90,7 +108,7 @@ def train_table(
 
     budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
     table, declared, own_test = _opened(dataset, schema, target)
-    place = out or next_free(Path("runs"), Path(dataset).stem)
+    place = out or next_free(Path("runs"), _stem(dataset))
     pieces = None
     if test is not None:
         check_files_differ(Path(dataset), test)
@@ -135,16 +153,24 @@ def _opened(dataset: str, schema: Path | None, target: Target) -> tuple[TableFil
         held = TableInMemory(found.name, found.source, found.fingerprint, found.train, declared)
         return held, declared, found.test
     path = Path(dataset)
-    if not path.exists():
-        raise ValueError(f"there is no file {dataset}.")
+    kind_of(path)  # a file that is not there or not read is refused before anything else
     place = _schema_of(path, schema)
     declared = target.declared_in(Schema.load(place, target=target.name)) if place else _undeclared(path, target)
     return TableFile(path, declared), declared, None
 
 
+def _stem(dataset: str) -> str:
+    """Return a name for the run: that of the file, and of the table in it."""
+    file, table = divided(Path(dataset))
+    stem = Path(file.stem).stem if file.suffix.lower() == ".gz" else file.stem
+    return f"{stem}-{table}" if table else stem
+
+
 def _schema_of(path: Path, schema: Path | None) -> Path | None:
     """Return the file with the schema: the one that is named, or the one beside the table."""
-    beside = path.with_suffix(".schema.json")
+    file, table = divided(path)
+    bare = file.with_suffix("") if file.suffix.lower() == ".gz" else file
+    beside = bare.with_name(f"{bare.stem}{f'.{table}' if table else ''}.schema.json")
     return schema or (beside if beside.exists() else None)
 
 

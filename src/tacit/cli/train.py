@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import number, show, whole
-from tacit.cli.table import Target, is_table, train_table
+from tacit.cli.table import Target, from_standard_input, is_table, train_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     dataset: Annotated[
         str | None,
-        typer.Argument(help="mnist, fashion, cifar10, svhn, digits, adult, pums or a CSV or Parquet file; else MNIST."),
+        typer.Argument(help="mnist, fashion, cifar10, svhn, digits, adult, pums, or a table: FILE, FILE.db::TABLE, -."),
     ] = None,
     recipe: Annotated[str, typer.Option(help="How to train; an unknown name gives the list.")] = "best",
     epsilon: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = 2.0,
@@ -93,25 +93,26 @@ def train(
       tacit train people.csv --target wage --task regression --target-bounds 0 100
       tacit train --out runs/careful --epsilon 0.5 --resume
     """
-    if dataset is not None and is_table(dataset):
+    if dataset == "-" or (dataset is not None and is_table(dataset)):
         if resume or norms or accountant != "pld" or recipe != "best":
             raise ValueError(f"--resume, --norms, --accountant and --recipe are for images; {dataset} is a table.")
-        train_table(
-            dataset,
-            schema=schema,
-            target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
-            test=test,
-            test_fraction=test_fraction,
-            model=model or ("auto" if epochs is None and lot_size is None and clip is None else "linear"),
-            epsilon=epsilon,
-            delta=delta,
-            epochs=epochs,
-            lot_size=lot_size,
-            clip=clip,
-            out=out,
-            seed=seed,
-            as_json=as_json,
-        )
+        with from_standard_input() if dataset == "-" else nullcontext(dataset) as file:
+            train_table(
+                file,
+                schema=schema,
+                target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+                test=test,
+                test_fraction=test_fraction,
+                model=model or ("auto" if epochs is None and lot_size is None and clip is None else "linear"),
+                epsilon=epsilon,
+                delta=delta,
+                epochs=epochs,
+                lot_size=lot_size,
+                clip=clip,
+                out=out,
+                seed=seed,
+                as_json=as_json,
+            )
         return
     if any(option is not None for option in (schema, target, test, task, target_bounds, classes)):
         raise ValueError(
