@@ -11,6 +11,7 @@ import typer
 from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.audit import audit
+from tacit.cli.budget import budget
 from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.plan import plan
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(account)
+app.command()(budget)
 app.command()(plan)
 app.command()(train)
 app.command()(predict)

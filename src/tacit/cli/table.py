@@ -96,14 +96,17 @@ def train_table(
     clip: float | None,
     out: Path | None,
     seed: int | None,
+    data_name: str | None,
     as_json: bool,
 ) -> None:
     """Train on the table and write model, ledger, run.json and the report to ``out``."""
     from tacit.ledger import Budget
     from tacit.recipes.folder import next_free
     from tacit.reports import report
+    from tacit.tables.known import KNOWN
     from tacit.tables.overlap import check_files_differ
     from tacit.tables.reading import check_columns, from_columns, read
+    from tacit.tables.registry import registry_for
     from tacit.tables.run import delta_notes, found_notes, result, run_table
 
     budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
@@ -130,6 +133,7 @@ def train_table(
         epochs=epochs,
         seed=seed,
         progress=_bar(sys.stderr.isatty() and not as_json),
+        registry=None if dataset in KNOWN else registry_for(Path(dataset), data_name),
     )
     page = report(place)
     facts = {**result(outcome), "seconds": time.monotonic() - started, "out": str(place), "report": str(page)}

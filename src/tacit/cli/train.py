@@ -65,6 +65,9 @@ def train(
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Of a table without --test: share tested privately.")
     ] = 0.2,
+    data_name: Annotated[
+        str | None, typer.Option(help="Of a table: runs on data of this name are added up; by the file if left out.")
+    ] = None,
     norms: Annotated[
         bool, typer.Option("--norms", help="Of images: release a histogram of gradient norms as well, and pay for it.")
     ] = False,
@@ -111,13 +114,14 @@ def train(
                 clip=clip,
                 out=out,
                 seed=seed,
+                data_name=data_name,
                 as_json=as_json,
             )
         return
-    if any(option is not None for option in (schema, target, test, task, target_bounds, classes)):
+    if any(option is not None for option in (schema, target, test, task, target_bounds, classes, data_name)):
         raise ValueError(
-            "--schema, --target, --test, --task, --target-bounds and --classes are for tables; give a CSV or Parquet "
-            "file."
+            "--schema, --target, --test, --task, --target-bounds, --classes and --data-name are for tables; give a file "
+            "of one."
         )
     from tacit.ledger import Budget
     from tacit.recipes.catalogue import check_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
 from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read
+from tacit.tables.registry import Registry
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
 from tacit.tables.split import Split, check
@@ -63,11 +65,13 @@ def run_table(
     epochs: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
+    registry: Registry | None = None,
 ) -> TableOutcome:
     """Train as `train_table` does and leave model, ledger and run.json in ``out``.
 
     ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. Settings are
     checked before the first record is read; all that can be wrong with the table is found before ``out`` is made.
+    ``registry`` adds the run up with others on the same data, and may refuse it.
     """
     if model not in ("auto", *KINDS):
         raise ValueError(f"model is {model!r}; choose one of auto, {', '.join(KINDS)}.")
@@ -79,6 +83,8 @@ def run_table(
         )
     folder = Folder(out)
     folder.check()
+    if registry is not None:
+        registry.check(budget)
     fraction = 0.0 if test is not None else test_fraction
     split = Split(table.pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
     if test is not None:
@@ -104,8 +110,13 @@ def run_table(
         "history": [],
         "notes": [*_notes(test is not None, test_fraction, seed), *delta_notes(budget, split.records)],
     }
-    header = Header(secure_randomness=seed is None, purpose=f"predict {schema.target} from {table.name}")
-    with Ledger.open(folder.ledger, header) as ledger:
+    header = Header(
+        secure_randomness=seed is None,
+        purpose=f"predict {schema.target} from {table.name}",
+        fingerprint="" if registry is None else registry.identity,
+    )
+    reserved = nullcontext() if registry is None else registry.reserved(folder.ledger, budget)
+    with reserved, Ledger.open(folder.ledger, header) as ledger:
         write_json(folder.facts, facts)
         ledger.guard(Filter(budget))
         try:
