@@ -14,6 +14,7 @@ from tacit.cli.audit import audit
 from tacit.cli.budget import budget
 from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
+from tacit.cli.describe import describe
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
 from tacit.cli.report import report
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(account)
 app.command()(budget)
 app.command()(plan)
+app.command()(describe)
 app.command()(train)
 app.command()(predict)
 app.command()(report)

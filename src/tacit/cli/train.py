@@ -120,8 +120,8 @@ def train(
         return
     if any(option is not None for option in (schema, target, test, task, target_bounds, classes, data_name)):
         raise ValueError(
-            "--schema, --target, --test, --task, --target-bounds, --classes and --data-name are for tables; give a file "
-            "of one."
+            "--schema, --target, --test, --task, --target-bounds, --classes and --data-name are for tables; give a "
+            "file of one."
         )
     from tacit.ledger import Budget
     from tacit.recipes.catalogue import check_name

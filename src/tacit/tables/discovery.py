@@ -29,7 +29,7 @@ class Estimate:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What was released of one column: its histogram over powers of two, its values, and counts of finer cells."""
 
     std: float
@@ -81,7 +81,7 @@ class Discovery:
         self._looks = [Look(part, loud, slack / max(texts, 1)) for part, loud in looks]
         self._classes: Look | None = self._looks[0] if apart else None
         self._quantile_noise = noise.get("quantiles", 0.0)
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, Seen] = {}
 
     def steps(self, unit: str) -> list[Step]:
         """Return what the looks will be in the ledger, if every column that can need quantiles does."""
@@ -133,7 +133,7 @@ class Discovery:
     def _look(self, look: Look, pieces: Pieces, records: int, ledger: Ledger, source: Source) -> None:
         bins, values = look.release(pieces, records=records, ledger=ledger, source=source)
         for name in look.wanted:
-            self._seen[name] = _Seen(look.std, bins.get(name), values.get(name, {}))
+            self._seen[name] = Seen(look.std, bins.get(name), values.get(name, {}))
 
     def _find_quantiles(self, pieces: Pieces, ledger: Ledger, source: Source) -> None:
         """Release finer counts for the columns that are numbers, and whose values are not known one by one."""
@@ -163,7 +163,7 @@ class Discovery:
     def _found(self, most: int) -> Schema:
         target = self._schema.target
         found: dict[str, Column | None] = {
-            name: _column(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots, self._bins)
+            name: column_from(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots, self._bins)
             for name, seen in self._seen.items()
         }
         found |= {name: replace(self._declared[name], knots=points) for name, points in self._declared_knots.items()}
@@ -195,7 +195,7 @@ def _category(column: Column, values: Mapping[str, float], most: int) -> Categor
     return Category(values=tuple(names), other=True, missing=column.missing)
 
 
-def _column(column: Column, seen: _Seen, most: int, knots: int, rough: bool) -> Column | None:
+def column_from(column: Column, seen: Seen, most: int, knots: int, rough: bool) -> Column | None:
     """Return what a column is, by noisy counts of its numbers and of its values; None if all is noise.
 
     A column whose entries are mostly numbers stays a number, however few values it has: those become its knots where

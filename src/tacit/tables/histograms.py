@@ -88,10 +88,7 @@ def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int, rough: 
     parts = min(most - 1, math.floor(total / (wide / 4 if rough else 2 * wide))) if total > 0 else 0
     if parts < 2:
         return ()
-    sums = np.concatenate([[0.0], np.cumsum(cells)])
-    # Half way between the least rising line above the sums and the greatest below them: noise raises one, lowers other.
-    below = (np.maximum.accumulate(sums) + np.minimum.accumulate(sums[::-1])[::-1]) / 2
-    below = np.clip(below / total, 0.0, 1.0)
+    below, _ = cumulative(noisy)
     outer = min(max(0.1 / parts, wide / total / 4), 0.5 / parts)
     wanted = np.concatenate([[outer], np.arange(1, parts) / parts, [1 - outer]])
     at = np.interp(wanted, below, edges)
@@ -100,6 +97,17 @@ def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int, rough: 
         if value > knots[-1] + 1e-9 * max(abs(value), abs(knots[-1])):
             knots.append(value)
     return tuple(knots) if len(knots) > 2 else ()
+
+
+def cumulative(noisy: Array) -> tuple[Array, float]:
+    """Return the share of records below every edge of the cells, rising, and how many there are, from `tree_counts`."""
+    cells = _consistent(noisy)
+    total = float(cells.sum())
+    sums = np.concatenate([[0.0], np.cumsum(cells)])
+    # Half way between the least rising line above the sums and the greatest below them: noise raises one, lowers other.
+    below = (np.maximum.accumulate(sums) + np.minimum.accumulate(sums[::-1])[::-1]) / 2
+    shares: Array = np.clip(below / max(total, 1.0), 0.0, 1.0)
+    return shares, total
 
 
 def _consistent(noisy: Array) -> Array:
