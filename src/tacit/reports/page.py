@@ -30,6 +30,7 @@ def page(run: Run, facts: Findings) -> str:
             _tiles(run, facts),
             _statement(run, facts),
             _section("Privacy, from the ledger", _privacy(run, facts)),
+            _compared(run),
             _model(run),
             _section("Training", _training(run)),
             _section("Everything that was released", _events(run)),
@@ -92,6 +93,27 @@ def _statement(run: Run, facts: Findings) -> str:
 def _privacy(run: Run, facts: Findings) -> str:
     seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
     return seeded + _panels(charts.privacy(run, facts))
+
+
+def _compared(run: Run) -> str:
+    """Return the score of a table's model beside its baseline, and by class; nothing where run.json has neither."""
+    tested, baseline = statement.score(run), run.said.number("result", "test_baseline")
+    if tested is None or baseline is None:
+        return ""
+    shown = f"{100 * baseline:.2f} %" if "accuracy" in tested.title else f"{baseline:.4g}"
+    words = (
+        f"{tested.title}: {tested.value}. A model that always says the same, the commonest class or the mean: {shown}."
+    )
+    by_class = run.said.object("result").object("test_by_class")
+    rows = []
+    for name in list(by_class.values)[:50]:
+        share, right = by_class.number(name, "share"), by_class.number(name, "accuracy")
+        cells = ["–" if value is None else f"{100 * value:.1f} %" for value in (share, right)]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (clean(name), *cells)) + "</tr>")
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("class", "share of the records", "predicted right"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    note = "Noisy, and paid for." if tested.paid else "On a table that is taken to be public: exact."
+    return _section("How good it is", f"<p>{escape(words)} {note}</p>{table}")
 
 
 def _model(run: Run) -> str:

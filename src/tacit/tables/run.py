@@ -24,8 +24,9 @@ from tacit.tables.reading import Columns, check_columns, from_columns, read
 from tacit.tables.registry import Registry
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
+from tacit.tables.scoring import Score
 from tacit.tables.split import Split, check
-from tacit.tables.training import Score, TableOutcome, train_table
+from tacit.tables.training import TableOutcome, train_table
 
 
 class TableFile:
@@ -180,6 +181,8 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
         **scores,
         "test_is_private": None if outcome.score is None else outcome.score.private,
         "test_noise_std": None if outcome.score is None else outcome.score.noise_std,
+        "test_baseline": None if outcome.score is None else outcome.score.baseline,
+        "test_by_class": {} if outcome.score is None else outcome.score.by_class,
         "epsilon": outcome.guarantee.epsilon,
         "delta": outcome.guarantee.delta,
         "steps": outcome.steps,
