@@ -34,6 +34,7 @@ def test_from_a_file_to_predictions(table: Path, capsys: pytest.CaptureFixture[s
         "ledger.jsonl",
         "model.json",
         "model.safetensors",
+        "privacy.json",
         "report.html",
         "run.json",
     }
@@ -363,3 +364,35 @@ def test_a_table_comes_in_on_standard_input(
         assert tacit("train", "-", "--target", "employed", "--epsilon", "4", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["test_accuracy"] > 0.75 and Path(facts["out"]).name == "stdin"
+
+
+def test_a_draft_is_said_to_be_one_after_its_comment_was_deleted(table: Path) -> None:
+    assert tacit("data", "schema", table, "--target", "employed") == 0
+    path = table.with_suffix(".schema.json")
+    draft = json.loads(path.read_text())
+    del draft["comment"]
+    draft["columns"]["age"] |= {"low": 0, "high": 100}  # known without looking
+    path.write_text(json.dumps(draft))
+    assert tacit("train", table, "--epsilon", "2", "--out", "run") == 0
+    columns = json.loads(Path("run/run.json").read_text())["columns"]
+    assert "READ OFF THE RECORDS" in columns["town"]["origin"] and "declared" in columns["age"]["origin"]
+    assert "READ OFF" not in columns["age"]["origin"]
+    assert "READ OFF THE RECORDS" in Path("run/report.html").read_text()
+
+
+def test_the_report_can_be_signed_and_has_a_twin_for_programs(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tacit("train", table, "--target", "employed", "--epsilon", "4", "--out", "run") == 0
+    twin = json.loads(Path("run/privacy.json").read_text())
+    assert twin["private"] and 3.5 < twin["guarantee"]["epsilon"] <= 4 and twin["signoff"]["who"] is None
+    assert twin["columns"]["age"] == {"type": "number", "origin": "discovered with noise, and charged"}
+    assert twin["data"]["runs"] == 1 and twin["ledger"]["steps"] > 0 and twin["score"]["paid"]
+    documented = (Path(__file__).parents[2] / "docs" / "privacy-json.md").read_text()
+    assert all(f"`{name}`" in documented for name in twin)
+    Path("run/signoff.toml").write_text('who = "A. <b>Officer"\ndate = 2026-11-18\njustification = "agreed"\n')
+    assert tacit("report", "run") == 0
+    page = Path("run/report.html").read_text()
+    assert "A. &lt;b&gt;Officer" in page and "2026-11-18" in page and "How good it is" in page and "The data" in page
+    assert json.loads(Path("run/privacy.json").read_text())["signoff"]["justification"] == "agreed"
+    Path("bad.toml").write_text("boss = 1\n")
+    assert tacit("report", "run", "--signoff", "bad.toml") == 2
+    assert "'boss'; a sign-off has who" in capsys.readouterr().err

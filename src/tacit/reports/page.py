@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 
@@ -14,11 +14,19 @@ from tacit.reports.findings import Findings, Run
 from tacit.reports.said import clean
 
 # The browser itself refuses whatever escaping might have missed: no scripts, no frames, nothing from elsewhere.
+SIGNOFF = {
+    "who": "Responsible",
+    "purpose": "Purpose",
+    "unit": "Is the protected unit a person?",
+    "justification": "Why this ε",
+    "date": "Date",
+}
+"""The fields of a sign-off, and their titles."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def page(run: Run, facts: Findings) -> str:
-    """The whole report."""
+def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> str:
+    """Return the whole report; ``signed`` fills the lines of its sign-off."""
     title = f"Privacy report: {named(run)}"
     css = resources.files("tacit.reports").joinpath("style.css").read_text("utf-8")
     body = "\n".join(
@@ -30,11 +38,13 @@ def page(run: Run, facts: Findings) -> str:
             _tiles(run, facts),
             _statement(run, facts),
             _section("Privacy, from the ledger", _privacy(run, facts)),
+            _columns(run),
             _compared(run),
             _model(run),
             _section("Training", _training(run)),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
+            _section("Sign-off", _signoff(signed or {})),
         )
     )
     return (
@@ -93,6 +103,38 @@ def _statement(run: Run, facts: Findings) -> str:
 def _privacy(run: Run, facts: Findings) -> str:
     seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
     return seeded + _panels(charts.privacy(run, facts))
+
+
+def _columns(run: Run) -> str:
+    """Return what each column of a table is, and where that is from; nothing for other runs."""
+    columns = run.said.object("columns")
+    rows = [
+        (clean(name), columns.text(name, "type") or "–", columns.text(name, "origin") or "–")
+        for name in list(columns.values)[:500]
+    ]
+    if not rows:
+        return ""
+    told = run.said.object("data")
+    runs, epsilon = told.number("runs"), told.number("epsilon")
+    words = ""
+    if runs is not None and epsilon is not None:
+        words = (
+            f"{runs:.0f} runs on this data, this one included, have spent ε ≤ {rounded_up(epsilon)} together when it "
+            "ended (basic composition; on this machine, by this user)."
+        )
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
+    table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _section("The data", f"<p>{escape(words)}</p>{table}")
+
+
+def _signoff(signed: Mapping[str, str]) -> str:
+    """Return who answers for the run: as the file says, or lines to be filled in by hand."""
+    pairs = "".join(
+        f"<dt>{escape(title)}</dt><dd>{escape(clean(signed[key])) if signed.get(key) else '_' * 40}</dd>"
+        for key, title in SIGNOFF.items()
+    )
+    return f'<dl class="statement">{pairs}</dl>'
 
 
 def _compared(run: Run) -> str:

@@ -29,6 +29,7 @@ from tacit._files import sync, write_whole
 from tacit.accounting import account
 from tacit.ledger import Budget, Ledger
 from tacit.tables.formats import divided
+from tacit.tables.schema import Schema
 
 _CHUNK = 1 << 22
 _ROUNDING = 1e-9
@@ -62,7 +63,8 @@ class Registry:
         root = directory()
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.title = name or str(data)
-        self.identity = hmac.new(_key(root), _contents(data, name), hashlib.sha256).hexdigest()
+        self._key = _key(root)
+        self.identity = hmac.new(self._key, _contents(data, name), hashlib.sha256).hexdigest()
         self._place = root / f"{self.identity}.jsonl"
 
     @property
@@ -127,6 +129,22 @@ class Registry:
                 f"spent epsilon {epsilon:.4g} and delta {delta:.3g}, and this one asks for {budget.epsilon:g} and "
                 f"{budget.delta:g}. Ask for at most epsilon {left:.4g} and delta {rest:.3g}."
             )
+
+    def note_draft(self, columns: dict[str, Any]) -> None:
+        """Remember, by keyed hashes, what a draft of a schema read off the records, column by column."""
+        with self._locked():
+            self._append({"draft": [self._drafted(name, facts) for name, facts in columns.items()], "at": _now()})
+
+    def drafted(self, schema: Schema) -> frozenset[str]:
+        """Return the columns whose declared bounds or values are those that a draft read off the records."""
+        known = {one for line in self._lines() for one in line.get("draft", ())}
+        columns = schema.to_json()["columns"]
+        return frozenset(name for name, facts in columns.items() if self._drafted(name, facts) in known)
+
+    def _drafted(self, name: str, facts: dict[str, Any]) -> str:
+        content = {key: facts.get(key) for key in ("type", "low", "high", "values")}
+        text = json.dumps([name, content], sort_keys=True)
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self._place.exists():

@@ -23,7 +23,7 @@ from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read
 from tacit.tables.registry import Registry
 from tacit.tables.rule import Settings
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Category, Number, Schema
 from tacit.tables.scoring import Score
 from tacit.tables.split import Split, check
 from tacit.tables.training import TableOutcome, train_table
@@ -148,9 +148,32 @@ def run_table(
         facts["dataset"]["test_records"] = outcome.score.records
         facts["history"] = [_point(outcome, outcome.score)]
     facts["notes"] += found_notes(outcome)
+    drafted = frozenset[str]() if registry is None else registry.drafted(schema)
+    facts["columns"] = provenance(schema, outcome.model.encoding.schema, drafted)
+    if registry is not None:
+        epsilon, delta = registry.spent()
+        facts["data"] = {"runs": len(registry.costs()), "epsilon": epsilon, "delta": delta}
     facts |= {"finished": True, "seconds": seconds, "result": result(outcome) | {"seconds": seconds}}
     folder.finish(facts)
     return outcome
+
+
+def provenance(declared: Schema, final: Schema, drafted: frozenset[str]) -> dict[str, dict[str, str]]:
+    """Return what each column is, and where that is from: declared, read off the records, discovered, or dropped."""
+    found = {}
+    for name, column in declared.columns.items():
+        now = final.columns.get(name)
+        if now is None:
+            kind, origin = "none", "dropped: nothing stood out of the noise"
+        else:
+            kind = "category" if isinstance(now, Category) else "number"
+            origin = "discovered with noise, and charged" if column.private else "declared"
+            if not column.private and name in drafted:
+                origin = "declared as in a draft that was READ OFF THE RECORDS: not private, and not charged"
+            elif not column.private and isinstance(now, Number) and now != column:
+                origin = "bounds declared; bins discovered with noise, and charged"
+        found[name] = {"type": kind, "origin": origin}
+    return found
 
 
 def _check_settings(changes: dict[str, Any], epochs: float | None, test_fraction: float) -> None:
