@@ -6,11 +6,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from tacit.cli.output import show
 from tacit.tables.formats import divided, is_file_of_a_table, kind_of
@@ -120,21 +122,27 @@ def train_table(
     elif own_test is not None:
         pieces = lambda: from_columns(own_test, declared.columns)  # noqa: E731
     changes: dict[str, Any] = {"lot_size": lot_size, "clip_norm": clip}
-    outcome = run_table(
-        table,
-        declared,
-        budget=budget,
-        out=place,
-        model=model,
-        numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
-        test=pieces,
-        test_fraction=test_fraction,
-        changes={name: value for name, value in changes.items() if value is not None},
-        epochs=epochs,
-        seed=seed,
-        progress=_bar(sys.stderr.isatty() and not as_json),
-        registry=None if dataset in KNOWN else registry_for(Path(dataset), data_name),
-    )
+    registry = None if dataset in KNOWN else registry_for(Path(dataset), data_name)
+    try:
+        with _bar(sys.stderr.isatty() and not as_json) as progress:
+            outcome = run_table(
+                table,
+                declared,
+                budget=budget,
+                out=place,
+                model=model,
+                numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
+                test=pieces,
+                test_fraction=test_fraction,
+                changes={name: value for name, value in changes.items() if value is not None},
+                epochs=epochs,
+                seed=seed,
+                progress=progress,
+                registry=registry,
+            )
+    except KeyboardInterrupt:
+        print(_stopped(place, delta), file=sys.stderr)
+        raise typer.Exit(130) from None
     page = report(place)
     facts = {**result(outcome), "seconds": time.monotonic() - started, "out": str(place), "report": str(page)}
     score = outcome.score
@@ -208,20 +216,36 @@ def _undeclared(path: Path, target: Target) -> Schema:
     return Schema(columns=columns, target=target.name)
 
 
-def _bar(wanted: bool) -> Any:
+@contextmanager
+def _bar(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a bar on standard error from the first second: reading and discovering, then training."""
     if not wanted:
-        return None
+        yield None
+        return
     from rich.console import Console
     from rich.progress import Progress
 
-    bar = Progress(console=Console(stderr=True))
-    task = bar.add_task("training", total=None)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading, discovering", total=None)
 
-    def tell(step: int, steps: int) -> None:
-        if step == 1:
-            bar.start()
-        bar.update(task, completed=step, total=steps)
-        if step == steps:
-            bar.stop()
+        def tell(step: int, steps: int) -> None:
+            bar.update(task, description="training", completed=step, total=steps)
 
-    return tell
+        yield tell
+
+
+def _stopped(place: Path, delta: float) -> str:
+    """Return what a run that was broken off leaves behind."""
+    from tacit.accounting import account
+    from tacit.accounting.guarantee import rounded_up
+    from tacit.ledger import Ledger
+
+    path = place / "ledger.jsonl"
+    steps = len(book) if path.exists() and (book := Ledger.load(path)) else 0
+    if not steps:
+        return "stopped before anything was released; nothing was spent."
+    spent = rounded_up(account(Ledger.load(path), delta=delta).epsilon)
+    return (
+        f"stopped; no model was kept. ε {spent} is spent, as {path} says, and counts for this data set. A run on a "
+        "table is not resumed: begin a new one."
+    )

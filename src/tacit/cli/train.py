@@ -75,7 +75,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run on images in --out.")] = False,
     seed: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="For debugging: the run is then NOT private.")
     ] = None,
@@ -84,7 +84,7 @@ def train(
     """Train privately within a budget; writes the model, its ledger, run.json and a report.
 
     Everything learned from the training records is paid for, the features included. The test set is taken to be
-    public. Ctrl-C leaves a run that --resume goes on with.
+    public. Ctrl-C leaves a run on images that --resume goes on with; of a table, what was spent.
 
     \b
     Examples:

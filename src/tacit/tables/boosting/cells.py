@@ -66,12 +66,14 @@ class Cells:
             self._stored = np.empty((len(self.axes), self._count), dtype=self._dtype)
         else:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it lives as long as the cells)
-        targets, first = [], 0
+        first = 0
         for codes, wanted in chunks:
+            if not first:
+                kind = np.float32 if wanted.dtype.kind == "f" else np.int16
+                self.targets: NDArray[np.generic] = np.empty(count, dtype=kind)
             self._put(first, codes.astype(self._dtype))
-            targets.append(wanted)
+            self.targets[first : first + len(codes)] = wanted
             first += len(codes)
-        self.targets: NDArray[np.generic] = np.concatenate(targets)
 
     @classmethod
     def of(cls, records: Records, columns: Sequence[Axis]) -> Cells:
