@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,12 @@ from tacit.ledger import Header, Ledger, Query, Receipt, Sampling, Step
 # change that is green stays green; `make test-all` (TACIT_EXPLORE=1) tries others each time.
 settings.register_profile("tacit", deadline=None, derandomize="TACIT_EXPLORE" not in os.environ)
 settings.load_profile("tacit")
+
+
+@pytest.fixture(autouse=True)
+def _budgets_of_their_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a test are not added up with those of others, nor with the user's."""
+    monkeypatch.setenv("TACIT_STATE", str(tmp_path_factory.getbasetemp() / "state" / secrets.token_hex(4)))
 
 
 @pytest.fixture

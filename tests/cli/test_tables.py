@@ -34,6 +34,7 @@ def test_from_a_file_to_predictions(table: Path, capsys: pytest.CaptureFixture[s
         "ledger.jsonl",
         "model.json",
         "model.safetensors",
+        "privacy.json",
         "report.html",
         "run.json",
     }
@@ -280,3 +281,118 @@ def test_a_delta_of_one_in_the_number_of_records_is_warned_of(table: Path, capsy
     assert "warning: δ = 0.001 is not below 1/" in captured.err
     notes = json.loads((Path(json.loads(captured.out)["out"]) / "run.json").read_text())["notes"]
     assert any("is not below 1/3000" in note for note in notes)
+
+
+def test_a_boosted_model_is_chosen_explained_drawn_and_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    hour, work = draw.integers(0, 24, 3000), draw.integers(0, 2, 3000)
+    rides = np.where(work == 1, 300 * np.exp(-((hour - 8) ** 2) / 6), 300 * np.exp(-((hour - 15) ** 2) / 9)).round()
+    write_csv(tmp_path / "bikes.csv", {"hour": hour, "work": work, "rides": rides})
+    words = ("--target", "rides", "--task", "regression", "--target-bounds", "0", "300", "--epsilon", "3")
+    assert tacit("train", "bikes.csv", *words, "--out", "run") == 0
+    assert "The model is boosted: " in capsys.readouterr().out
+    shapes = json.loads((tmp_path / "run" / "shapes.json").read_text())
+    assert {"hour", "work"} <= {column for term in shapes["terms"] for column in term["columns"]}
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<h2>The model</h2>" in page and "<h3>hour × work</h3>" in page
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"]["name"] == "table/boosted"
+    assert tacit("train", "bikes.csv", *words, "--model", "boosted", "--clip", "1", "--out", "other") == 2
+    assert "for models trained by descent" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    assert tacit("predict", "run", "bikes.csv", "--json") == 0
+
+
+def test_damaged_shapes_are_left_out_of_the_report(tmp_path: Path, table: Path) -> None:
+    from tacit.reports import report
+
+    words = ("--target", "employed", "--epsilon", "4", "--model", "boosted", "--out", tmp_path / "run")
+    assert tacit("train", table, *words) == 0
+    path = tmp_path / "run" / "shapes.json"
+    for text in (
+        "[1]",
+        '{"terms": [{"columns": ["<b>"], "cells": 3, "edges": [], "adds": []}, 5]}',
+        "{",
+        '{"terms": 1}',
+    ):
+        path.write_text(text)
+        assert "<b>" not in report(tmp_path / "run").read_text()
+
+
+def test_predictions_come_with_chances_kept_columns_and_notes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (table.parent / "people.schema.json").write_text(json.dumps(SCHEMA))
+    assert tacit("train", table, "--epsilon", "2", "--out", "run") == 0
+    capsys.readouterr()
+    rows = people(6, seed=5)
+    new = {"id": np.array(list("abcdef")), **rows, "town": np.array(["A", "B", "Z", "Z", "A", "B"])}
+    write_csv(table.parent / "new.csv", new)
+    assert tacit("predict", "run", "new.csv", "--proba", "--keep", "id, town", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["unseen"] == {"town": 2} and facts["missing"] == {}
+    lines = [line.split(",") for line in Path(facts["output"]).read_text().splitlines()]
+    assert lines[0] == ["id", "town", "employed", "P(no)", "P(yes)"] and [line[0] for line in lines[1:]] == list(
+        "abcdef"
+    )
+    for line in lines[1:]:
+        chances = dict(zip(("no", "yes"), map(float, line[3:]), strict=True))
+        assert abs(sum(chances.values()) - 1) < 1e-4 and line[2] == max(chances, key=lambda name: chances[name])
+    assert tacit("predict", "run", "new.csv", "--keep", "height", "--output", "x.csv") == 2
+    assert "no column 'height'" in capsys.readouterr().err
+    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--output", "x.csv") == 2
+    assert "not the target" in capsys.readouterr().err and not Path("x.csv").exists()
+
+
+def test_a_run_is_loaded_in_python_and_predicts_frames(table: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    from tacit.tables import load_model
+
+    assert tacit("train", table, "--target", "employed", "--epsilon", "4", "--out", "run") == 0
+    frame = pandas.DataFrame(people(50, seed=9))
+    model = load_model("run")
+    assert set(model.predict(frame)) <= {"no", "yes"}
+    assert np.allclose(model.probabilities(frame).sum(axis=1), 1)
+    assert model.encoding.schema.to_json()["target"] == "employed"
+
+
+def test_a_table_comes_in_on_standard_input(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with table.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert tacit("train", "-", "--target", "employed", "--epsilon", "4", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["test_accuracy"] > 0.75 and Path(facts["out"]).name == "stdin"
+
+
+def test_a_draft_is_said_to_be_one_after_its_comment_was_deleted(table: Path) -> None:
+    assert tacit("data", "schema", table, "--target", "employed") == 0
+    path = table.with_suffix(".schema.json")
+    draft = json.loads(path.read_text())
+    del draft["comment"]
+    draft["columns"]["age"] |= {"low": 0, "high": 100}  # known without looking
+    path.write_text(json.dumps(draft))
+    assert tacit("train", table, "--epsilon", "2", "--out", "run") == 0
+    columns = json.loads(Path("run/run.json").read_text())["columns"]
+    assert "READ OFF THE RECORDS" in columns["town"]["origin"] and "declared" in columns["age"]["origin"]
+    assert "READ OFF" not in columns["age"]["origin"]
+    assert "READ OFF THE RECORDS" in Path("run/report.html").read_text()
+
+
+def test_the_report_can_be_signed_and_has_a_twin_for_programs(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tacit("train", table, "--target", "employed", "--epsilon", "4", "--out", "run") == 0
+    twin = json.loads(Path("run/privacy.json").read_text())
+    assert twin["private"] and 3.5 < twin["guarantee"]["epsilon"] <= 4 and twin["signoff"]["who"] is None
+    assert twin["columns"]["age"] == {"type": "number", "origin": "discovered with noise, and charged"}
+    assert twin["data"]["runs"] == 1 and twin["ledger"]["steps"] > 0 and twin["score"]["paid"]
+    documented = (Path(__file__).parents[2] / "docs" / "privacy-json.md").read_text()
+    assert all(f"`{name}`" in documented for name in twin)
+    Path("run/signoff.toml").write_text('who = "A. <b>Officer"\ndate = 2026-11-18\njustification = "agreed"\n')
+    assert tacit("report", "run") == 0
+    page = Path("run/report.html").read_text()
+    assert "A. &lt;b&gt;Officer" in page and "2026-11-18" in page and "How good it is" in page and "The data" in page
+    assert json.loads(Path("run/privacy.json").read_text())["signoff"]["justification"] == "agreed"
+    Path("bad.toml").write_text("boss = 1\n")
+    assert tacit("report", "run", "--signoff", "bad.toml") == 2
+    assert "'boss'; a sign-off has who" in capsys.readouterr().err

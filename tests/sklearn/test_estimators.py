@@ -42,6 +42,8 @@ LEFT_OUT = {
     [
         PrivateClassifier(epsilon=LARGE, debug_seed=1),  # several checks compare two fits
         PrivateRegressor(epsilon=LARGE, target_bounds=(-3.0, 3.0), debug_seed=1),
+        PrivateClassifier(epsilon=LARGE, model="boosted", debug_seed=1),
+        PrivateRegressor(epsilon=LARGE, model="boosted", target_bounds=(-3.0, 3.0), debug_seed=1),
         PrivateScaler(epsilon=LARGE, debug_seed=1),
         PrivatePCA(n_components=1, epsilon=LARGE, debug_seed=1),
     ],
@@ -328,3 +330,51 @@ def test_noise_differs_from_fit_to_fit() -> None:
     X, y = data(1000)
     model = PrivateClassifier(classes=["poor", "rich"], bounds=(-200, 200))
     assert not np.array_equal(model.fit(X, y).predict_proba(X), clone(model).fit(X, y).predict_proba(X))
+
+
+def hours(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    X = np.column_stack([draw.uniform(0, 24, count), draw.integers(0, 2, count), draw.normal(size=count)])
+    middle = np.where(X[:, 1] > 0, 8, 16)
+    return X, 100 * np.exp(-((X[:, 0] - middle) ** 2) / 8)
+
+
+def test_a_boosted_regressor_learns_what_a_linear_one_cannot() -> None:
+    (X, y), (new, truth) = hours(5000, 0), hours(1000, 1)
+    bounds = ([0, 0, -4], [24, 1, 4])
+    boosted = PrivateRegressor(epsilon=3.0, model="boosted", bounds=bounds, target_bounds=(0, 100)).fit(X, y)
+    linear = PrivateRegressor(epsilon=3.0, bounds=bounds, target_bounds=(0, 100)).fit(X, y)
+    assert boosted.score(new, truth) > 0.8 > 0.3 > linear.score(new, truth)
+    assert boosted.guarantee_.epsilon <= 3.0
+    shares = boosted.feature_importances_
+    assert shares.argmin() == 2 and abs(shares.sum() - 1) < 1e-9
+
+
+def test_a_boosted_classifier_finds_classes_and_bins_and_pays_for_them() -> None:
+    X, y = data(6000)
+    account = Account(records=6000, epsilon=4.0)
+    model = PrivateClassifier(epsilon=None, model="boosted", account=account).fit(X, y)
+    assert model.score(*data(1000, 1)) > 0.85 and account.guarantee().epsilon <= 4.0
+    groups = {query.group for step, _ in account.ledger.entries for query in step.queries}
+    assert {"classes", "bounds/0", "quantiles/2", "shape/1"} <= groups
+    chances = model.predict_proba(X[:20])
+    assert np.allclose(chances.sum(axis=1), 1)
+    assert (np.sign(model.decision_function(X[:20])) == np.where(chances[:, 1] > 0.5, 1, -1)).all()
+    with pytest.raises(AttributeError, match="model='linear'"):
+        model.coef_  # noqa: B018
+    with pytest.raises(BudgetExceeded):
+        PrivateClassifier(epsilon=1.0, model="boosted", account=account).fit(X, y)
+
+
+def test_weights_of_a_linear_model_are_in_the_features_units() -> None:
+    X, y = data(3000)
+    bounds = ([40, -7, -10], [160, -3, 10])
+    model = PrivateClassifier(epsilon=3.0, bounds=bounds, classes=["poor", "rich"]).fit(X, y)
+    inside = np.clip(X, *map(np.array, bounds))
+    assert np.allclose(inside @ model.coef_[0] + model.intercept_, model.decision_function(X), atol=1e-4)
+    wanted = 2 * X[:, 0] + 10
+    number = PrivateRegressor(epsilon=3.0, bounds=bounds, target_bounds=(100, 320)).fit(X, wanted)
+    found = np.clip(inside @ number.coef_ + number.intercept_, 100, 320)
+    assert np.allclose(found, number.predict(X), atol=1e-3)
+    with pytest.raises(AttributeError, match="model='boosted'"):
+        model.feature_importances_  # noqa: B018

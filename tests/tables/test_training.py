@@ -60,7 +60,7 @@ def test_a_private_test_is_charged_and_close() -> None:
     outcome = trained(SCHEMA, ledger)
     assert outcome.score is not None and outcome.score.private and outcome.score.noise_std > 0
     last = ledger.entries[-1][0].queries
-    assert [query.group for query in last] == ["metrics/test_accuracy"]
+    assert [query.group for query in last] == ["metrics/test_accuracy", "metrics/test_by_class"]
     exact = trained(SCHEMA, test=from_columns(people(2000, seed=9), SCHEMA["columns"])).score
     assert exact is not None and abs(outcome.score.value - exact.value) < 0.06
     assert account(ledger, delta=1e-5).epsilon <= 2.0

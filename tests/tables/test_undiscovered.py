@@ -114,7 +114,7 @@ def test_five_classes_without_a_schema_report_the_accuracy_that_predictions_have
     facts = json.loads(capsys.readouterr().out)
     predicted = TableModel.load(Path(facts["out"]))
     schema = predicted.encoding.schema
-    true = np.concatenate(list(predicted.predict_pieces(read(new, schema.features, numbers=schema.numbers))))
+    true = np.concatenate([predicted.predict(piece) for piece in read(new, schema.features, numbers=schema.numbers)])
     accuracy = float((true == fresh["kind"]).mean())
     assert facts["test_accuracy"] == pytest.approx(accuracy, abs=5 * facts["test_noise_std"] + 0.03)
     assert facts["undiscovered_share"] == pytest.approx(0.11, abs=0.03) and facts["undiscovered_noise_std"] > 0

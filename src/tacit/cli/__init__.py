@@ -11,8 +11,10 @@ import typer
 from tacit._version import __version__
 from tacit.cli.account import account
 from tacit.cli.audit import audit
+from tacit.cli.budget import budget
 from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
+from tacit.cli.describe import describe
 from tacit.cli.plan import plan
 from tacit.cli.predict import predict
 from tacit.cli.report import report
@@ -29,7 +31,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(account)
+app.command()(budget)
 app.command()(plan)
+app.command()(describe)
 app.command()(train)
 app.command()(predict)
 app.command()(report)

@@ -34,6 +34,10 @@ def account(
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A data set's file: what all runs on it cost together (see `tacit budget`).")
+    ] = None,
+    data_name: Annotated[str | None, typer.Option(help="The data set's name instead of its file.")] = None,
     expect: Annotated[
         str | None, typer.Option(metavar="DIGEST", help="Fail unless the ledger holds the state of this receipt.")
     ] = None,
@@ -50,6 +54,7 @@ def account(
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
       tacit account runs/mnist/ledger.jsonl --expect 5b2c…
+      tacit account --data people.csv
     """
     from tacit.accounting import guarantee
     from tacit.accounting.plan import gradients
@@ -58,6 +63,14 @@ def account(
 
     planned = {"--sampling-rate": sampling_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
     given = [name for name, value in planned.items() if value is not None]
+    if data is not None or data_name is not None:
+        if ledger is not None or given or delta is not None or epsilon is not None or plot is not None:
+            raise ValueError("--data adds up whole runs, each at its own δ; leave the other options out.")
+        from tacit.cli.budget import summed
+        from tacit.tables.registry import Registry
+
+        show(*summed(Registry(data, name=data_name)), as_json=as_json)
+        return
     if ledger is not None:
         given += ["--adjacency"] * (adjacency != "add/remove") + ["--noise"] * (noise != "gaussian")
         if given:

@@ -97,11 +97,15 @@ def schema(
     import json
 
     from tacit.tables.proposal import propose
+    from tacit.tables.registry import registry_for
 
     place = output or table.with_suffix(".schema.json")
     if place.exists():
         raise ValueError(f"{place} exists; edit it, or choose another file with --output.")
     draft = propose(table, target=target)
+    registry = registry_for(table, None)
+    if registry is not None:
+        registry.note_draft(draft["columns"])
     place.write_text(json.dumps(draft, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     lines = [
         f"draft in {place}",

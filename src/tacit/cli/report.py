@@ -18,6 +18,9 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="A model card section instead, printed unless --output is given.")
     ] = False,
+    signoff: Annotated[
+        Path | None, typer.Option(help="TOML file with who, purpose, date and justification; else signoff.toml.")
+    ] = None,
     delta: Annotated[
         float | None,
         typer.Option(parser=number, metavar="NUMBER", help="δ of the claim; the run's own if not given, else 1e-5."),
@@ -26,7 +29,8 @@ def report(
 ) -> None:
     """The privacy report of a run: one HTML file that opens from disk, or a model card section.
 
-    Every number on privacy is computed anew from the ledger; run.json is only asked for names and accuracy.
+    Every number on privacy is computed anew from the ledger; run.json is only asked for names and accuracy. Beside the
+    page, privacy.json says the same to programs (docs/privacy-json.md).
 
     \b
     Examples:
@@ -34,6 +38,7 @@ def report(
       tacit report runs/mnist --output mnist.html --json
       tacit report runs/mnist --markdown >> MODEL_CARD.md
       tacit report old/ledger.jsonl --delta 1e-6
+      tacit report runs/people --signoff signed.toml
     """
     from tacit.reports.card import card
     from tacit.reports.findings import Run, find
@@ -56,6 +61,6 @@ def report(
         write(output, text, keep=left.files)
         path = output
     else:
-        path = write_page(left, facts, output)
+        path = write_page(left, facts, output, signoff=signoff)
     lines = [*facts.alarms, claim(facts.guarantee), f"report: {path}"]
     show(found | {"report": str(path)}, lines, as_json=as_json)

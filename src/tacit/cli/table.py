@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tacit.cli.output import show
+from tacit.tables.formats import divided, is_file_of_a_table, kind_of
 from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 if TYPE_CHECKING:
@@ -59,8 +66,21 @@ class Target:
 
 
 def is_table(dataset: str) -> bool:
-    """Whether the data set of a command is a table: a file, or one that is known by name."""
-    return dataset in ("adult", "pums") or Path(dataset).suffix.lower() in (".csv", ".parquet", ".pq")
+    """Return whether the data set of a command is a table: a file, or one that is known by name."""
+    return dataset in ("adult", "pums") or is_file_of_a_table(dataset)
+
+
+@contextmanager
+def from_standard_input() -> Iterator[str]:
+    """Yield the name of a file with what comes in on standard input, as CSV; it is gone afterwards.
+
+    A table is read more than once, so it must be somewhere. Only this user can read the directory.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "stdin.csv"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield str(path)
 
 
 def train_table(
@@ -78,19 +98,22 @@ def train_table(
     clip: float | None,
     out: Path | None,
     seed: int | None,
+    data_name: str | None,
     as_json: bool,
 ) -> None:
     """Train on the table and write model, ledger, run.json and the report to ``out``."""
     from tacit.ledger import Budget
     from tacit.recipes.folder import next_free
     from tacit.reports import report
+    from tacit.tables.known import KNOWN
     from tacit.tables.overlap import check_files_differ
     from tacit.tables.reading import check_columns, from_columns, read
+    from tacit.tables.registry import registry_for
     from tacit.tables.run import delta_notes, found_notes, result, run_table
 
     budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
     table, declared, own_test = _opened(dataset, schema, target)
-    place = out or next_free(Path("runs"), Path(dataset).stem)
+    place = out or next_free(Path("runs"), _stem(dataset))
     pieces = None
     if test is not None:
         check_files_differ(Path(dataset), test)
@@ -99,27 +122,35 @@ def train_table(
     elif own_test is not None:
         pieces = lambda: from_columns(own_test, declared.columns)  # noqa: E731
     changes: dict[str, Any] = {"lot_size": lot_size, "clip_norm": clip}
-    outcome = run_table(
-        table,
-        declared,
-        budget=budget,
-        out=place,
-        model=model,
-        numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
-        test=pieces,
-        test_fraction=test_fraction,
-        changes={name: value for name, value in changes.items() if value is not None},
-        epochs=epochs,
-        seed=seed,
-        progress=_bar(sys.stderr.isatty() and not as_json),
-    )
+    registry = None if dataset in KNOWN else registry_for(Path(dataset), data_name)
+    try:
+        with _bar(sys.stderr.isatty() and not as_json) as progress:
+            outcome = run_table(
+                table,
+                declared,
+                budget=budget,
+                out=place,
+                model=model,
+                numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
+                test=pieces,
+                test_fraction=test_fraction,
+                changes={name: value for name, value in changes.items() if value is not None},
+                epochs=epochs,
+                seed=seed,
+                progress=progress,
+                registry=registry,
+            )
+    except KeyboardInterrupt:
+        print(_stopped(place, delta), file=sys.stderr)
+        raise typer.Exit(130) from None
     page = report(place)
     facts = {**result(outcome), "seconds": time.monotonic() - started, "out": str(place), "report": str(page)}
     score = outcome.score
     lines = [f"{outcome.guarantee}"]
     if score is not None:
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
-        lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how})")
+        against = "" if score.baseline is None else f"; always saying the same: {score.baseline:.4g}"
+        lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how}{against})")
     for note in delta_notes(budget, outcome.records):
         print(f"warning: {note}", file=sys.stderr)
     show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)
@@ -135,16 +166,24 @@ def _opened(dataset: str, schema: Path | None, target: Target) -> tuple[TableFil
         held = TableInMemory(found.name, found.source, found.fingerprint, found.train, declared)
         return held, declared, found.test
     path = Path(dataset)
-    if not path.exists():
-        raise ValueError(f"there is no file {dataset}.")
+    kind_of(path)  # a file that is not there or not read is refused before anything else
     place = _schema_of(path, schema)
     declared = target.declared_in(Schema.load(place, target=target.name)) if place else _undeclared(path, target)
     return TableFile(path, declared), declared, None
 
 
+def _stem(dataset: str) -> str:
+    """Return a name for the run: that of the file, and of the table in it."""
+    file, table = divided(Path(dataset))
+    stem = Path(file.stem).stem if file.suffix.lower() == ".gz" else file.stem
+    return f"{stem}-{table}" if table else stem
+
+
 def _schema_of(path: Path, schema: Path | None) -> Path | None:
     """Return the file with the schema: the one that is named, or the one beside the table."""
-    beside = path.with_suffix(".schema.json")
+    file, table = divided(path)
+    bare = file.with_suffix("") if file.suffix.lower() == ".gz" else file
+    beside = bare.with_name(f"{bare.stem}{f'.{table}' if table else ''}.schema.json")
     return schema or (beside if beside.exists() else None)
 
 
@@ -177,20 +216,36 @@ def _undeclared(path: Path, target: Target) -> Schema:
     return Schema(columns=columns, target=target.name)
 
 
-def _bar(wanted: bool) -> Any:
+@contextmanager
+def _bar(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a bar on standard error from the first second: reading and discovering, then training."""
     if not wanted:
-        return None
+        yield None
+        return
     from rich.console import Console
     from rich.progress import Progress
 
-    bar = Progress(console=Console(stderr=True))
-    task = bar.add_task("training", total=None)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading, discovering", total=None)
 
-    def tell(step: int, steps: int) -> None:
-        if step == 1:
-            bar.start()
-        bar.update(task, completed=step, total=steps)
-        if step == steps:
-            bar.stop()
+        def tell(step: int, steps: int) -> None:
+            bar.update(task, description="training", completed=step, total=steps)
 
-    return tell
+        yield tell
+
+
+def _stopped(place: Path, delta: float) -> str:
+    """Return what a run that was broken off leaves behind."""
+    from tacit.accounting import account
+    from tacit.accounting.guarantee import rounded_up
+    from tacit.ledger import Ledger
+
+    path = place / "ledger.jsonl"
+    steps = len(book) if path.exists() and (book := Ledger.load(path)) else 0
+    if not steps:
+        return "stopped before anything was released; nothing was spent."
+    spent = rounded_up(account(Ledger.load(path), delta=delta).epsilon)
+    return (
+        f"stopped; no model was kept. ε {spent} is spent, as {path} says, and counts for this data set. A run on a "
+        "table is not resumed: begin a new one."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import number, show, whole
-from tacit.cli.table import Target, is_table, train_table
+from tacit.cli.table import Target, from_standard_input, is_table, train_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     dataset: Annotated[
         str | None,
-        typer.Argument(help="mnist, fashion, cifar10, svhn, digits, adult, pums or a CSV or Parquet file; else MNIST."),
+        typer.Argument(help="mnist, fashion, cifar10, svhn, digits, adult, pums, or a table: FILE, FILE.db::TABLE, -."),
     ] = None,
     recipe: Annotated[str, typer.Option(help="How to train; an unknown name gives the list.")] = "best",
     epsilon: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = 2.0,
@@ -43,7 +43,9 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: linear or mlp."),
+        typer.Option(
+            help="Network: linear, or mlp:300 (mlp:256,64 for two layers). For a table: auto, linear, mlp, boosted."
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="Of a table: the column to predict; the schema's own.")] = None,
     task: Annotated[
@@ -63,6 +65,9 @@ def train(
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Of a table without --test: share tested privately.")
     ] = 0.2,
+    data_name: Annotated[
+        str | None, typer.Option(help="Of a table: runs on data of this name are added up; by the file if left out.")
+    ] = None,
     norms: Annotated[
         bool, typer.Option("--norms", help="Of images: release a histogram of gradient norms as well, and pay for it.")
     ] = False,
@@ -70,7 +75,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run on images in --out.")] = False,
     seed: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="For debugging: the run is then NOT private.")
     ] = None,
@@ -79,7 +84,7 @@ def train(
     """Train privately within a budget; writes the model, its ledger, run.json and a report.
 
     Everything learned from the training records is paid for, the features included. The test set is taken to be
-    public. Ctrl-C leaves a run that --resume goes on with.
+    public. Ctrl-C leaves a run on images that --resume goes on with; of a table, what was spent.
 
     \b
     Examples:
@@ -91,30 +96,32 @@ def train(
       tacit train people.csv --target wage --task regression --target-bounds 0 100
       tacit train --out runs/careful --epsilon 0.5 --resume
     """
-    if dataset is not None and is_table(dataset):
+    if dataset == "-" or (dataset is not None and is_table(dataset)):
         if resume or norms or accountant != "pld" or recipe != "best":
             raise ValueError(f"--resume, --norms, --accountant and --recipe are for images; {dataset} is a table.")
-        train_table(
-            dataset,
-            schema=schema,
-            target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
-            test=test,
-            test_fraction=test_fraction,
-            model=model or "linear",
-            epsilon=epsilon,
-            delta=delta,
-            epochs=epochs,
-            lot_size=lot_size,
-            clip=clip,
-            out=out,
-            seed=seed,
-            as_json=as_json,
-        )
+        with from_standard_input() if dataset == "-" else nullcontext(dataset) as file:
+            train_table(
+                file,
+                schema=schema,
+                target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+                test=test,
+                test_fraction=test_fraction,
+                model=model or ("auto" if epochs is None and lot_size is None and clip is None else "linear"),
+                epsilon=epsilon,
+                delta=delta,
+                epochs=epochs,
+                lot_size=lot_size,
+                clip=clip,
+                out=out,
+                seed=seed,
+                data_name=data_name,
+                as_json=as_json,
+            )
         return
-    if any(option is not None for option in (schema, target, test, task, target_bounds, classes)):
+    if any(option is not None for option in (schema, target, test, task, target_bounds, classes, data_name)):
         raise ValueError(
-            "--schema, --target, --test, --task, --target-bounds and --classes are for tables; give a CSV or Parquet "
-            "file."
+            "--schema, --target, --test, --task, --target-bounds, --classes and --data-name are for tables; give a "
+            "file of one."
         )
     from tacit.ledger import Budget
     from tacit.recipes.catalogue import check_name

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 
 from tacit._version import __version__
 from tacit.accounting.guarantee import rounded_up
-from tacit.reports import charts, events, statement
+from tacit.reports import charts, events, shapes, statement
 from tacit.reports.findings import Findings, Run
 from tacit.reports.said import clean
 
 # The browser itself refuses whatever escaping might have missed: no scripts, no frames, nothing from elsewhere.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+SIGNOFF = {
+    "who": "Responsible",
+    "purpose": "Purpose",
+    "unit": "Is the protected unit a person?",
+    "justification": "Why this ε",
+    "date": "Date",
+}
+"""The fields of a sign-off, and their titles."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
-def page(run: Run, facts: Findings) -> str:
-    """The whole report."""
+def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> str:
+    """Return the whole report; ``signed`` fills the lines of its sign-off."""
     title = f"Privacy report: {named(run)}"
     css = resources.files("tacit.reports").joinpath("style.css").read_text("utf-8")
     body = "\n".join(
@@ -30,14 +38,18 @@ def page(run: Run, facts: Findings) -> str:
             _tiles(run, facts),
             _statement(run, facts),
             _section("Privacy, from the ledger", _privacy(run, facts)),
+            _columns(run),
+            _compared(run),
+            _model(run),
             _section("Training", _training(run)),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
+            _section("Sign-off", _signoff(signed or {})),
         )
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{css}</style>\n</head>\n'
@@ -91,6 +103,69 @@ def _statement(run: Run, facts: Findings) -> str:
 def _privacy(run: Run, facts: Findings) -> str:
     seeded = "" if run.ledger.header.secure_randomness else '<p class="alarm">As if the run had not been seeded.</p>'
     return seeded + _panels(charts.privacy(run, facts))
+
+
+def _columns(run: Run) -> str:
+    """Return what each column of a table is, and where that is from; nothing for other runs."""
+    columns = run.said.object("columns")
+    rows = [
+        (clean(name), columns.text(name, "type") or "–", columns.text(name, "origin") or "–")
+        for name in list(columns.values)[:500]
+    ]
+    if not rows:
+        return ""
+    told = run.said.object("data")
+    runs, epsilon = told.number("runs"), told.number("epsilon")
+    words = ""
+    if runs is not None and epsilon is not None:
+        words = (
+            f"{runs:.0f} runs on this data, this one included, have spent ε ≤ {rounded_up(epsilon)} together when it "
+            "ended (basic composition; on this machine, by this user)."
+        )
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
+    table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _section("The data", f"<p>{escape(words)}</p>{table}")
+
+
+def _signoff(signed: Mapping[str, str]) -> str:
+    """Return who answers for the run: as the file says, or lines to be filled in by hand."""
+    pairs = "".join(
+        f"<dt>{escape(title)}</dt><dd>{escape(clean(signed[key])) if signed.get(key) else '_' * 40}</dd>"
+        for key, title in SIGNOFF.items()
+    )
+    return f'<dl class="statement">{pairs}</dl>'
+
+
+def _compared(run: Run) -> str:
+    """Return the score of a table's model beside its baseline, and by class; nothing where run.json has neither."""
+    tested, baseline = statement.score(run), run.said.number("result", "test_baseline")
+    if tested is None or baseline is None:
+        return ""
+    shown = f"{100 * baseline:.2f} %" if "accuracy" in tested.title else f"{baseline:.4g}"
+    words = (
+        f"{tested.title}: {tested.value}. A model that always says the same, the commonest class or the mean: {shown}."
+    )
+    by_class = run.said.object("result").object("test_by_class")
+    rows = []
+    for name in list(by_class.values)[:50]:
+        share, right = by_class.number(name, "share"), by_class.number(name, "accuracy")
+        cells = ["–" if value is None else f"{100 * value:.1f} %" for value in (share, right)]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (clean(name), *cells)) + "</tr>")
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("class", "share of the records", "predicted right"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    note = "Noisy, and paid for." if tested.paid else "On a table that is taken to be public: exact."
+    return _section("How good it is", f"<p>{escape(words)} {note}</p>{table}")
+
+
+def _model(run: Run) -> str:
+    """Return the shapes of a boosted model, which can be read; nothing for other models."""
+    found = shapes.shapes(run)
+    words = (
+        "The model adds up what each column, and some pairs of columns, say. The shapes were made from the noisy sums "
+        "in the ledger, so they may be shown to anybody; all of them are in shapes.json."
+    )
+    return _section("The model", f'<p class="soft">{words}</p>' + _panels(found)) if found else ""
 
 
 def _training(run: Run) -> str:

@@ -69,6 +69,36 @@ def bars(*, name: str, title: str, description: str, edges: Sequence[float], hei
     return _figure(name, title, description, parts, [])
 
 
+def signed_bars(
+    *, name: str, title: str, description: str, labels: Sequence[str], values: Sequence[float], unit: str
+) -> str:
+    """A ``<figure>`` with a horizontal bar a label, to the left for negative values."""
+    ends = [*values, 0.0]
+    across = _scale(Axis(label=unit), ends, WIDTH * 0.42, WIDTH - _RIGHT)
+    step = (HEIGHT - _TOP - _BOTTOM) / max(len(values), 1)
+    zero, floor = across.place(0.0), HEIGHT - _BOTTOM
+    parts = [f'<line class="axis" x1="{zero:.1f}" y1="{_TOP}" x2="{zero:.1f}" y2="{floor}"/>']
+    for tick in across.ticks:
+        x = across.place(tick)
+        parts.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{escape(across.text(tick))}</text>')
+    for place, (label, value) in enumerate(zip(labels, values, strict=True)):
+        end, top = across.place(value), _TOP + place * step
+        parts.append(
+            f'<rect class="bar" x="{min(zero, end):.1f}" y="{top + 0.15 * step:.1f}" '
+            f'width="{max(abs(end - zero), 0.5):.1f}" height="{0.7 * step:.1f}"/>'
+        )
+        shown = label if len(label) <= 28 else label[:27] + "…"
+        size = f' style="font-size:{max(step * 0.85, 6):.1f}px"' if step < 12 else ""
+        parts.append(
+            f'<text x="{WIDTH * 0.42 - 6:.1f}" y="{top + step / 2 + 3.5:.1f}" text-anchor="end"{size}>'
+            f"{escape(shown)}</text>"
+        )
+    parts.append(
+        f'<text class="label" x="{WIDTH * 0.7:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(unit)}</text>'
+    )
+    return _figure(name, title, description, parts, [])
+
+
 @dataclass(frozen=True)
 class _Scale:
     axis: Axis

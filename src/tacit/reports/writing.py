@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tacit._files import write_whole
 from tacit.reports.card import card
 from tacit.reports.findings import Findings, Run, find
 from tacit.reports.page import page
+from tacit.reports.twin import read_signoff, twin
 
 
 def report(run_directory: str | os.PathLike[str], *, output: Path | None = None, delta: float | None = None) -> Path:
@@ -28,11 +30,15 @@ def model_card(run_directory: str | os.PathLike[str], *, delta: float | None = N
     return card(run, find(run, delta=delta))
 
 
-def write_page(run: Run, facts: Findings, output: Path | None) -> Path:
-    """Write the page at ``output``, or where it belongs."""
+def write_page(run: Run, facts: Findings, output: Path | None, *, signoff: Path | None = None) -> Path:
+    """Write the page at ``output``, or in the run's directory with privacy.json beside it."""
     place = run.place
+    signed = read_signoff(run, signoff)
     path = output or (place / "report.html" if place.is_dir() else place.with_name(f"{place.stem}.report.html"))
-    write(path, page(run, facts), keep=run.files)
+    write(path, page(run, facts, signed), keep=run.files)
+    if place.is_dir() and output is None:
+        text = json.dumps(twin(run, facts, signed), ensure_ascii=False, indent=1, allow_nan=False)
+        write(place / "privacy.json", text + "\n", keep=run.files)
     return path
 
 

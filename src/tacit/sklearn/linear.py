@@ -11,99 +11,26 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from tacit.mechanisms import CountsQuery
-from tacit.sklearn.account import Account, Purse, Queries
-from tacit.sklearn.inputs import Numbers, bound, declared, fitted_pairs, new_rows, seed_of, tensor
-from tacit.tables.descent import descend
+from tacit.sklearn.account import Account, Purse
+from tacit.sklearn.base import Private
+from tacit.sklearn.inputs import Numbers, bound, declared, fitted_pairs, tensor
 from tacit.tables.encoding import UNKNOWN
-from tacit.tables.model import network
-from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 
 _DISCOVERY = 0.25  # of epsilon, if it were all
 _SLACK = 0.1  # of delta
 _MOST_UNDISCOVERED = 0.5
 
 
-class _Private(BaseEstimator):  # type: ignore[misc]
-    """What both have in common: a network of the rule's settings, trained on what the purse has left."""
+class PrivateClassifier(ClassifierMixin, Private):  # type: ignore[misc]
+    """Logistic regression (``model="linear"``), a small network (``"mlp"``) or boosting, differentially private.
 
-    epsilon: float | None
-    delta: float
-    model: str
-    bounds: Any
-    account: Account | None
-    debug_seed: int | None
-    network_: nn.Module
-
-    def _purse(self, rows: int) -> Purse:
-        return Purse(rows, self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
-
-    def _planned(self, rows: Numbers, outputs: int, purse: Purse, *, first: Queries = ()) -> float:
-        """The noise multiplier of the descent; refused, before anything is charged, if nothing could be learned."""
-        chosen = self._settings(rows, outputs, purse)
-        noise = purse.rest(len(rows), chosen.lot_size, chosen.steps, first=first)
-        check_enough(
-            records=len(rows),
-            parameters=self._size(rows, outputs),
-            epsilon=purse.epsilon,
-            noise_multiplier=noise,
-            chosen=chosen,
-        )
-        return noise
-
-    def _settings(self, rows: Numbers, outputs: int, purse: Purse) -> Settings:
-        return settings(
-            records=len(rows),
-            parameters=self._size(rows, outputs),
-            epsilon=purse.epsilon,
-            squared=rows.shape[1] if outputs == 1 else None,
-            hidden=self.model != "linear",
-        )
-
-    def _size(self, rows: Numbers, outputs: int) -> int:
-        return sum(parameter.numel() for parameter in self._network(rows, outputs).parameters())
-
-    def _network(self, rows: Numbers, outputs: int, seed: int | None = None) -> nn.Module:
-        width = rows.shape[1]
-        return network(self.model, width, outputs, norm=math.sqrt(width), seed=seed)
-
-    def _descend(
-        self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, *, unknown: bool = False
-    ) -> None:
-        fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
-        self.n_iter_ = 0
-        if outputs > 1 or targets.is_floating_point():  # a single class needs no training
-            self.n_iter_ = descend(
-                fresh,
-                TensorDataset(tensor(rows), targets),
-                chosen=chosen,
-                noise_multiplier=noise,
-                budget=purse.budget,
-                ledger=purse.ledger,
-                unknown=unknown,
-                seed=purse.seed,
-            )
-        self.network_, self.settings_, self.guarantee_ = fresh, chosen, purse.guarantee()
-
-    def _scores(self, X: Any) -> Tensor:
-        rows = new_rows(self, X)
-        with torch.no_grad():
-            scores: Tensor = self.network_(tensor(bound(rows, self.bounds)))
-        return scores
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
-        return tags
-
-
-class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
-    """Logistic regression (``model="linear"``) or a small network (``"mlp"``), differentially private.
+    ``model="boosted"`` is a sum of shapes of features and of pairs of them (`tacit.tables.boosting`): ``bins_`` has the
+    edges of each feature's bins, ``network_`` the shapes, ``feature_importances_`` what each feature is good for. A
+    linear model has ``coef_`` and ``intercept_``. All of these are made from what was released.
 
     * ``epsilon``, ``delta``: the budget of a fit. With an ``account`` and ``epsilon=None``, all that is left of it.
     * ``classes``: the classes, declared. Left out, those that pass a noisy threshold are found and charged. Records of
@@ -148,15 +75,12 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
             query = CountsQuery(group="classes", noise_std=purse.once(_DISCOVERY), slack=_SLACK * purse.delta)
             noise = self._planned(rows, 2, purse, first=[query])
             _check_findable(len(rows), query, purse)
-            most = most_parameters(noise_multiplier=noise, chosen=self._settings(rows, 2, purse))
-            self.classes_, self.undiscovered_ = _discovered(
-                labels, query, purse, lambda count: self._size(rows, count) <= most
-            )
+            self.classes_, self.undiscovered_ = _discovered(labels, query, purse, self._fits(rows, noise, purse))
             _check_discovered(self.classes_, self.undiscovered_)
         places = np.searchsorted(self.classes_, labels)
         known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == labels
         targets = torch.from_numpy(np.where(known, places, UNKNOWN).astype(np.int64))
-        self._descend(bound(rows, self.bounds), targets, len(self.classes_), noise, purse, unknown=self.classes is None)
+        self._descend(rows, targets, len(self.classes_), noise, purse, unknown=self.classes is None)
         return self
 
     def _declared(self, labels: NDArray[Any]) -> NDArray[Any]:
@@ -176,14 +100,26 @@ class PrivateClassifier(ClassifierMixin, _Private):  # type: ignore[misc]
         chances: Numbers = torch.softmax(self._scores(X).double(), dim=1).numpy()
         return chances
 
+    @property
+    def coef_(self) -> Numbers:
+        """The weights of a linear model; of two classes, those of the second less those of the first."""
+        weights, _ = self._linear()
+        return weights[1:] - weights[:1] if len(weights) == 2 else weights
+
+    @property
+    def intercept_(self) -> Numbers:
+        """The constants that belong to ``coef_``."""
+        _, constants = self._linear()
+        return constants[1:] - constants[:1] if len(constants) == 2 else constants
+
     def decision_function(self, X: Any) -> Numbers:
         """Scores; for two classes, how much the second is ahead, and 0 if there is one class."""
         scores: Numbers = self._scores(X).double().numpy()
         return scores if scores.shape[1] > 2 else scores[:, -1] - scores[:, 0]
 
 
-class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
-    """Least squares (``model="linear"``) or a small network (``"mlp"``), differentially private.
+class PrivateRegressor(RegressorMixin, Private):  # type: ignore[misc]
+    """Least squares (``model="linear"``), a small network (``"mlp"``) or ``"boosted"``, differentially private.
 
     ``target_bounds`` (low, high) must be declared: targets beyond them count as the bound, and predictions lie between
     them. The rest, and the guarantee, are those of `PrivateClassifier`.
@@ -213,7 +149,7 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
         purse = self._purse(len(rows))
-        self._descend(bound(rows, self.bounds), targets, 1, self._planned(rows, 1, purse), purse)
+        self._descend(rows, targets, 1, self._planned(rows, 1, purse), purse)
         return self
 
     def predict(self, X: Any) -> Numbers:
@@ -221,6 +157,21 @@ class PrivateRegressor(RegressorMixin, _Private):  # type: ignore[misc]
         shares: Numbers = self._scores(X)[:, 0].double().clamp(-1, 1).numpy()
         low, high = declared(self.target_bounds, 1)
         return low + (shares + 1) / 2 * (high - low)
+
+    @property
+    def coef_(self) -> Numbers:
+        """The weights of a linear model, in the target's unit."""
+        low, high = declared(self.target_bounds, 1)
+        weights, _ = self._linear()
+        in_unit: Numbers = weights[0] * float(high[0] - low[0]) / 2
+        return in_unit
+
+    @property
+    def intercept_(self) -> float:
+        """The constant that belongs to ``coef_``."""
+        low, high = declared(self.target_bounds, 1)
+        _, constants = self._linear()
+        return float(low[0] + (constants[0] + 1) / 2 * (high[0] - low[0]))
 
 
 def _check_several(classes: NDArray[Any]) -> None:

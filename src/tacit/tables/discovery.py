@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tacit.ledger import Ledger, Step
 from tacit.randomness import Source
-from tacit.tables.histograms import Array, bounds, cell_edges, quantile_knots, standing_out
+from tacit.tables.binning import lacking_bins
+from tacit.tables.histograms import CELLS, Array, bounds, cell_edges, quantile_knots, standing_out
 from tacit.tables.looks import Look, Pieces, QuantileLook
 from tacit.tables.schema import MOST_VALUES, Category, Column, Number, Schema
 
@@ -26,7 +29,7 @@ class Estimate:
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What was released of one column: its histogram over powers of two, its values, and counts of finer cells."""
 
     std: float
@@ -41,7 +44,8 @@ class Discovery:
 
     Classes of the target come first, in a look of their own: if they cannot be found, the rest is not paid for. Then
     come types, bounds and values of the other columns, and last the quantiles of those that are numbers with more
-    values than ``knots``, the most that a column may have.
+    values than ``knots``, the most that a column may have. With ``bins``, quantiles of declared numbers that have
+    bounds only are released in that last look too.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
     are fixed (powers of two), for each private category at most one to the count of one value, for an undeclared column
@@ -57,12 +61,17 @@ class Discovery:
     own; that can only lower what is charged, and is not made use of.
     """
 
-    def __init__(self, schema: Schema, *, noise_multiplier: float, slack: float, knots: int = 0) -> None:
-        self._schema, self._knots = schema, knots
+    def __init__(
+        self, schema: Schema, *, noise_multiplier: float, slack: float, knots: int = 0, bins: bool = False
+    ) -> None:
+        self._schema, self._knots, self._bins = schema, knots, bins
+        self._declared = lacking_bins(schema) if bins else {}
+        self._declared_knots: dict[str, tuple[float, ...]] = {}
         self._wanted = {name: schema.columns[name] for name in schema.private}
         apart = [{name: column} for name, column in self._wanted.items() if name == schema.target]
         rest = {name: column for name, column in self._wanted.items() if name != schema.target}
         self._numbers = [name for name, column in rest.items() if not isinstance(column, Category) and knots > 2]
+        self._numbers += self._declared
         texts = sum(not isinstance(column, Number) for column in self._wanted.values())
         shares = {"classes": 0.25 * bool(apart), "types": 0.5 * bool(rest), "quantiles": 0.25 * bool(self._numbers)}
         noise = {
@@ -72,7 +81,7 @@ class Discovery:
         self._looks = [Look(part, loud, slack / max(texts, 1)) for part, loud in looks]
         self._classes: Look | None = self._looks[0] if apart else None
         self._quantile_noise = noise.get("quantiles", 0.0)
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, Seen] = {}
 
     def steps(self, unit: str) -> list[Step]:
         """Return what the looks will be in the ledger, if every column that can need quantiles does."""
@@ -124,7 +133,7 @@ class Discovery:
     def _look(self, look: Look, pieces: Pieces, records: int, ledger: Ledger, source: Source) -> None:
         bins, values = look.release(pieces, records=records, ledger=ledger, source=source)
         for name in look.wanted:
-            self._seen[name] = _Seen(look.std, bins.get(name), values.get(name, {}))
+            self._seen[name] = Seen(look.std, bins.get(name), values.get(name, {}))
 
     def _find_quantiles(self, pieces: Pieces, ledger: Ledger, source: Source) -> None:
         """Release finer counts for the columns that are numbers, and whose values are not known one by one."""
@@ -136,9 +145,14 @@ class Discovery:
         edges = {
             name: cell_edges(bins, seen.std) for name, seen in self._seen.items() if (bins := seen.bins) is not None
         }
-        strict = {name for name in wanted if getattr(self._wanted[name], "text", "missing") == "refuse"}
+        edges |= {name: even_cells(one) for name, one in self._declared.items()}
+        strict = {name for name in wanted if getattr(self._schema.columns[name], "text", "missing") == "refuse"}
         for name, counts in look.release(pieces, edges, strict, ledger=ledger, source=source).items():
-            self._seen[name] = replace(self._seen[name], tree=counts, tree_std=look.std)
+            if name in self._declared:
+                points = quantile_knots(counts, edges[name], std=look.std, most=self._knots, rough=True)
+                self._declared_knots[name] = points
+            else:
+                self._seen[name] = replace(self._seen[name], tree=counts, tree_std=look.std)
 
     def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:
         """Return the share of records of other classes, from released counts: post-processing."""
@@ -148,12 +162,12 @@ class Discovery:
 
     def _found(self, most: int) -> Schema:
         target = self._schema.target
-        return self._with(
-            {
-                name: _column(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots)
-                for name, seen in self._seen.items()
-            }
-        )
+        found: dict[str, Column | None] = {
+            name: column_from(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots, self._bins)
+            for name, seen in self._seen.items()
+        }
+        found |= {name: replace(self._declared[name], knots=points) for name, points in self._declared_knots.items()}
+        return self._with(found)
 
     def _with(self, found: Mapping[str, Column | None]) -> Schema:
         columns = {name: found.get(name, column) for name, column in self._schema.columns.items()}
@@ -181,7 +195,7 @@ def _category(column: Column, values: Mapping[str, float], most: int) -> Categor
     return Category(values=tuple(names), other=True, missing=column.missing)
 
 
-def _column(column: Column, seen: _Seen, most: int, knots: int) -> Column | None:
+def column_from(column: Column, seen: Seen, most: int, knots: int, rough: bool) -> Column | None:
     """Return what a column is, by noisy counts of its numbers and of its values; None if all is noise.
 
     A column whose entries are mostly numbers stays a number, however few values it has: those become its knots where
@@ -200,8 +214,15 @@ def _column(column: Column, seen: _Seen, most: int, knots: int) -> Column | None
     points = own_knots(seen.values, numbers, min(most, max(2 * knots, _FEW)))
     if not points and seen.tree is not None and min(most, knots) > 2:
         edges = cell_edges(seen.bins, seen.std)
-        points = quantile_knots(seen.tree, edges, std=seen.tree_std, most=min(most, knots))
+        points = quantile_knots(seen.tree, edges, std=seen.tree_std, most=min(most, knots), rough=rough)
     return replace(column, low=low, high=high, knots=points)
+
+
+def even_cells(column: Number) -> Array:
+    """Return the edges of 256 cells of equal width between declared bounds."""
+    assert column.low is not None and column.high is not None
+    cells: Array = np.linspace(column.low, column.high, CELLS + 1)
+    return cells
 
 
 def own_knots(values: Mapping[str, float], numbers: float, most: int) -> tuple[float, ...]:

@@ -76,22 +76,20 @@ def cell_edges(noisy: Array, std: float) -> Array:
     return np.append(np.concatenate(pieces), finite[last + 1])
 
 
-def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int) -> tuple[float, ...]:
+def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int, rough: bool = False) -> tuple[float, ...]:
     """Return up to ``most`` rising numbers at equally spaced quantiles, from noisy `tree_counts`.
 
-    Fewer where noise would move them by more than their distance, and none where not even three could be told apart.
+    Fewer where noise would move them by more than their distance, and none where not even three could be told apart;
+    ``rough`` ones are for bins whose counts are found out later, and need not be where quantiles are.
     """
     cells = _consistent(noisy)
     total = float(cells.sum())
-    rough = 6 * std  # of a sum of cells from the first on: 15 groups or fewer, and 15 cells
-    parts = min(most - 1, math.floor(total / (2 * rough))) if total > 0 else 0
+    wide = 6 * std  # of a sum of cells from the first on: 15 groups or fewer, and 15 cells
+    parts = min(most - 1, math.floor(total / (wide / 4 if rough else 2 * wide))) if total > 0 else 0
     if parts < 2:
         return ()
-    sums = np.concatenate([[0.0], np.cumsum(cells)])
-    # Half way between the least rising line above the sums and the greatest below them: noise raises one, lowers other.
-    below = (np.maximum.accumulate(sums) + np.minimum.accumulate(sums[::-1])[::-1]) / 2
-    below = np.clip(below / total, 0.0, 1.0)
-    outer = min(max(0.1 / parts, rough / total / 4), 0.5 / parts)
+    below, _ = cumulative(noisy)
+    outer = min(max(0.1 / parts, wide / total / 4), 0.5 / parts)
     wanted = np.concatenate([[outer], np.arange(1, parts) / parts, [1 - outer]])
     at = np.interp(wanted, below, edges)
     knots = [float(at[0])]
@@ -99,6 +97,17 @@ def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int) -> tupl
         if value > knots[-1] + 1e-9 * max(abs(value), abs(knots[-1])):
             knots.append(value)
     return tuple(knots) if len(knots) > 2 else ()
+
+
+def cumulative(noisy: Array) -> tuple[Array, float]:
+    """Return the share of records below every edge of the cells, rising, and how many there are, from `tree_counts`."""
+    cells = _consistent(noisy)
+    total = float(cells.sum())
+    sums = np.concatenate([[0.0], np.cumsum(cells)])
+    # Half way between the least rising line above the sums and the greatest below them: noise raises one, lowers other.
+    below = (np.maximum.accumulate(sums) + np.minimum.accumulate(sums[::-1])[::-1]) / 2
+    shares: Array = np.clip(below / max(total, 1.0), 0.0, 1.0)
+    return shares, total
 
 
 def _consistent(noisy: Array) -> Array:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tacit.tables.boosting.shapes import Shapes
 from tacit.tables.encoding import Encoding
-from tacit.tables.reading import Columns
-from tacit.tables.schema import Schema
+from tacit.tables.frames import as_columns
+from tacit.tables.schema import Category, Number, Schema
 
 HIDDEN = 32
-KINDS = ("linear", "mlp")
-"""``linear`` is logistic regression for a target with classes and least squares for a number; ``mlp`` has a layer."""
+KINDS = ("linear", "mlp", "boosted")
+"""``linear`` is logistic regression for a target with classes and least squares for a number; ``mlp`` has a layer;
+``boosted`` is a sum of shapes of columns and of pairs of columns (`tacit.tables.boosting`)."""
 
 _FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """Predictions for some rows.
+
+    ``chances`` has a column a class, and is None for a number. ``unseen`` and ``missing`` say of each column how many
+    entries have a value that the model does not know, and how many are missing, where the model takes both.
+    """
+
+    values: NDArray[Any]
+    chances: NDArray[np.float32] | None
+    unseen: dict[str, int]
+    missing: dict[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,8 @@ class TableModel:
 
     @classmethod
     def new(cls, kind: str, schema: Schema, *, seed: int | None = None) -> TableModel:
+        if kind == "boosted":
+            return cls(kind=kind, encoding=Encoding(schema), network=Shapes.of(schema))
         encoding, outputs = Encoding(schema), max(len(schema.classes), 1)
         fresh = network(kind, encoding.width, outputs, norm=math.sqrt(len(schema.features)), seed=seed)
         return cls(kind=kind, encoding=encoding, network=fresh)
@@ -52,42 +69,51 @@ class TableModel:
 
     def outputs(self, compact: Tensor) -> Tensor:
         """A score for every class, or the number in [-1, 1]."""
-        scores: Tensor = self.network(self.encoding.expand(compact))
+        boosted = isinstance(self.network, Shapes)
+        scores: Tensor = self.network(compact if boosted else self.encoding.expand(compact))
+        if boosted and len(self.classes) == 2:  # how much the second is ahead
+            return torch.cat([torch.zeros_like(scores), scores], dim=1)
         return scores if self.classes else scores[:, 0]
 
-    def probabilities(self, rows: Columns) -> NDArray[np.float32]:
-        """The chance of every class, one row a record."""
-        if not self.classes:
+    def probabilities(self, rows: Any) -> NDArray[np.float32]:
+        """Return the chance of every class, one row a record; ``rows`` as for `predict`."""
+        chances = self.predicted(rows).chances
+        if chances is None:
             raise ValueError(f"{self.encoding.schema.target!r} is a number; it has no classes.")
-        with torch.no_grad():
-            chances: NDArray[np.float32] = torch.softmax(self._scores(rows), dim=1).numpy()
         return chances
 
-    def predict(self, rows: Columns, *, first: int = 1) -> NDArray[Any]:
-        """The class or the number predicted for every row."""
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """Return the class or the number predicted for every row.
+
+        ``rows`` is a pandas or polars frame, a pyarrow table, or a mapping from column names to arrays.
+        """
+        return self.predicted(rows).values
+
+    def predicted(self, rows: Any, *, first: int = 1) -> Predicted:
+        """Return predictions, chances, and how many entries the model does not know; ``first`` is the first row."""
+        schema = self.encoding.schema
+        compact = self.encoding.compact(as_columns(rows, schema.features), first=first)
         with torch.no_grad():
-            scores = self._scores(rows, first=first)
-        if self.classes:
-            places: NDArray[np.int64] = scores.argmax(dim=1).numpy()
-            return np.array(self.classes)[places]
-        numbers: NDArray[np.float32] = scores.clamp(-1, 1).numpy()
-        return self.encoding.unscale(numbers)
-
-    def _scores(self, rows: Columns, *, first: int = 1) -> Tensor:
-        return self.outputs(torch.from_numpy(self.encoding.compact(rows, first=first)))
-
-    def predict_pieces(self, pieces: Iterable[Columns]) -> Iterator[NDArray[Any]]:
-        """Predictions for a table that is read piece by piece."""
-        seen = 1
-        for piece in pieces:
-            predicted = self.predict(piece, first=seen)
-            seen += len(predicted)
-            yield predicted
+            scores = self.outputs(torch.from_numpy(compact))
+        unseen, missing = unknown_entries(compact, schema)
+        if not self.classes:
+            numbers: NDArray[np.float32] = scores.clamp(-1, 1).numpy()
+            return Predicted(values=self.encoding.unscale(numbers), chances=None, unseen=unseen, missing=missing)
+        chances: NDArray[np.float32] = torch.softmax(scores, dim=1).numpy()
+        values = np.array(self.classes)[scores.argmax(dim=1).numpy()]
+        return Predicted(values=values, chances=chances, unseen=unseen, missing=missing)
 
     def save(self, directory: Path) -> None:
         """Write ``model.safetensors`` and ``model.json``."""
         save_file({name: value.contiguous() for name, value in self.network.state_dict().items()}, _weights(directory))
-        facts = {"format": _FORMAT, "kind": "table", "model": self.kind, "schema": self.encoding.schema.to_json()}
+        facts: dict[str, Any] = {
+            "format": _FORMAT,
+            "kind": "table",
+            "model": self.kind,
+            "schema": self.encoding.schema.to_json(),
+        }
+        if isinstance(self.network, Shapes):
+            facts["terms"] = self.network.structure()
         (directory / "model.json").write_text(json.dumps(facts, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -100,11 +126,27 @@ class TableModel:
             if not isinstance(facts, dict) or facts.get("kind") != "table" or facts.get("format") != _FORMAT:
                 raise ValueError("it is not a model of a table written by this version")
             model = cls.new(str(facts.get("model")), Schema.from_json(facts.get("schema")))
+            if isinstance(model.network, Shapes):
+                terms = Shapes.terms_of(facts.get("terms"), model.network.axes)
+                model = replace(model, network=Shapes.of(model.encoding.schema, terms))
             model.network.load_state_dict(load_file(_weights(directory)))
         except (ValueError, SafetensorError, RuntimeError, RecursionError) as error:
             raise ValueError(f"{directory} holds no model that can be read: {error}") from None
         model.network.eval()
         return model
+
+
+def unknown_entries(compact: NDArray[np.float32], schema: Schema) -> tuple[dict[str, int], dict[str, int]]:
+    """Return how many entries of each column have an unknown value, and how many are missing; only where there are."""
+    unseen, missing = {}, {}
+    for place, (name, column) in enumerate(schema.features.items()):
+        codes = compact[:, place]
+        if isinstance(column, Category) and (count := int((codes >= len(column.values or ())).sum())):
+            unseen[name] = count
+        scaled = isinstance(column, Number) and not column.bins
+        if column.missing == "own" and (count := int((np.isnan(codes) if scaled else codes < 0).sum())):
+            missing[name] = count
+    return unseen, missing
 
 
 def network(kind: str, width: int, outputs: int, *, norm: float, seed: int | None = None) -> nn.Module:
@@ -117,7 +159,7 @@ def network(kind: str, width: int, outputs: int, *, norm: float, seed: int | Non
         nn.init.normal_(first.weight, std=1 / norm, generator=generator)
         nn.init.zeros_(first.bias)
         return nn.Sequential(first, nn.Tanh(), zeroed(nn.Linear(HIDDEN, outputs)))
-    raise ValueError(f"model is {kind!r}; choose one of {', '.join(KINDS)}.")
+    raise ValueError(f"model is {kind!r}; choose one of linear, mlp.")
 
 
 def zeroed(layer: nn.Linear) -> nn.Linear:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
@@ -11,6 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tacit.tables.formats import entries, from_arrow, kind_of, names_in, open_text, pieces_of, separator
 
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
 """Some rows of a table: an array for each column, of numbers or of text, which may be an array of Python's strings; an
@@ -24,22 +28,23 @@ _LONGEST_FIELD = 1 << 20
 _BUFFER = 1 << 20
 """Bytes of a column of a Parquet file that are read at once; without it, and with reading ahead (``pre_buffer``), a row
 group, which may be the whole file."""
-_LONGEST = 256
-"""Longer entries are cut: an array of text can be as wide as its longest entry, and one must not fill the memory."""
 
 
 def columns_of(path: Path) -> tuple[str, ...]:
     """The names of the columns of the file at ``path``."""
-    if _is_parquet(path):
+    kind = kind_of(path)
+    if kind == "parquet":
         with _parquet(path) as parquet:
             return _once(path, tuple(parquet.schema_arrow.names))
+    if kind != "csv":
+        return _once(path, names_in(path, kind))
     with _text(path) as file:
-        return _header(path, csv.reader(file, strict=True))
+        return _header(path, file)[0]
 
 
 def measured(path: Path) -> frozenset[str]:
     """Return the columns that the file itself says hold numbers with fractions; a CSV file says nothing of the kind."""
-    if not _is_parquet(path):
+    if kind_of(path) != "parquet":
         return frozenset()
     import pyarrow
 
@@ -61,14 +66,19 @@ def check_columns(path: Path, names: Iterable[str]) -> tuple[str, ...]:
 def read(
     path: Path, names: Iterable[str], *, numbers: Collection[str] = (), rows: int | None = None
 ) -> Iterator[Columns]:
-    """The columns ``names`` of a CSV or Parquet file, at most ``rows`` rows at a time: what fits in little memory.
+    """Yield the columns ``names`` of a file, at most ``rows`` rows at a time: what fits in little memory.
+
+    `tacit.tables.formats` says what files are read.
 
     The columns ``numbers`` may come as numbers or as text that is yet to be read as numbers, whichever is quicker; the
     numbers are the same.
     """
     wanted = check_columns(path, names)
-    if _is_parquet(path):
+    kind = kind_of(path)
+    if kind == "parquet":
         yield from _read_parquet(path, wanted, rows or _rows(wanted))
+    elif kind != "csv":
+        yield from pieces_of(path, kind, wanted, rows or _rows(wanted))
     else:
         yield from _read_csv(path, wanted, frozenset(numbers), rows)
 
@@ -95,28 +105,26 @@ def _rows(names: Sequence[str]) -> int:
     return max(_ENTRIES // max(len(names), 1), 1)
 
 
-def _is_parquet(path: Path) -> bool:
-    if not path.exists():
-        raise ValueError(f"there is no file {path}.")
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory; give a CSV or Parquet file.")
-    return path.suffix.lower() in (".parquet", ".pq")
-
-
 def _text(path: Path) -> Any:
-    return path.open(encoding="utf-8-sig", newline="")
+    return open_text(path)
 
 
-def _header(path: Path, reader: Iterator[list[str]]) -> tuple[str, ...]:
+def _header(path: Path, file: Any) -> tuple[tuple[str, ...], str, int]:
+    """Return the names of the columns, what separates fields, and how many lines the header takes."""
+    names: tuple[str, ...] = ()
+    mark, taken = ",", 0
     try:
-        names = tuple(name.strip() for name in next(reader))
+        if first := file.readline(_LONGEST_FIELD):
+            mark = separator(path, first)
+            reader = csv.reader(chain([first], file), strict=True, delimiter=mark)
+            names, taken = tuple(name.strip() for name in next(reader)), reader.line_num
     except StopIteration:
         names = ()
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it in that encoding.") from None
     if not names:
         raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.")
-    return _once(path, names)
+    return _once(path, names), mark, taken
 
 
 def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,18 +137,19 @@ def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
 def _read_csv(path: Path, wanted: Sequence[str], numbers: Collection[str], rows: int | None) -> Iterator[Columns]:
     csv.field_size_limit(_LONGEST_FIELD)
     with _text(path) as file:
-        reader = csv.reader(file, strict=True)
-        names = _header(path, reader)
-        places, passed = [names.index(name) for name in wanted], reader.line_num
+        names, mark, passed = _header(path, file)
+        places = [names.index(name) for name in wanted]
         pick = itemgetter(*places, 0)  # one more, so that it is always a tuple
         while lines := _lines(path, file, passed, rows):
-            plain = _plain_lines(lines, len(names), wanted, places, numbers)
+            plain = _plain_lines(lines, len(names), wanted, places, numbers, mark)
             if plain is not None:
                 passed += len(lines)
                 yield plain
                 continue
             piece: list[tuple[str, ...]] = []
-            reader = csv.reader(chain(lines, file), strict=True)  # an entry may go on beyond the last line
+            reader = csv.reader(
+                chain(lines, file), strict=True, delimiter=mark
+            )  # an entry may go on beyond the last line
             try:
                 for line in reader:
                     if line and len(line) != len(names):
@@ -158,7 +167,7 @@ def _read_csv(path: Path, wanted: Sequence[str], numbers: Collection[str], rows:
                 raise ValueError(f"{path}, line {at}: {error}; is a quotation mark not closed?") from None
             passed += reader.line_num
             if piece:
-                yield {name: _entries(column, name in numbers) for name, column in zip(wanted, zip(*piece))}
+                yield {name: entries(column, name in numbers) for name, column in zip(wanted, zip(*piece))}
 
 
 def _lines(path: Path, file: Any, passed: int, rows: int | None) -> list[str]:
@@ -166,6 +175,8 @@ def _lines(path: Path, file: Any, passed: int, rows: int | None) -> list[str]:
         return file.readlines(_TEXT) if rows is None else list(islice(file, rows))
     except UnicodeDecodeError as error:
         raise _undecoded(path, passed, error) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is broken off or damaged after line {passed}: {error}; pack it again.") from None
 
 
 def _undecoded(path: Path, line: int, error: UnicodeDecodeError) -> ValueError:
@@ -173,7 +184,7 @@ def _undecoded(path: Path, line: int, error: UnicodeDecodeError) -> ValueError:
 
 
 def _plain_lines(
-    lines: list[str], fields: int, wanted: Sequence[str], places: Sequence[int], numbers: Collection[str]
+    lines: list[str], fields: int, wanted: Sequence[str], places: Sequence[int], numbers: Collection[str], mark: str
 ) -> Columns | None:
     """The columns of lines without quotation marks whose numbers are all there: four times as fast. Others: None.
 
@@ -182,23 +193,17 @@ def _plain_lines(
     text = "".join(lines)
     if fields < 2 or '"' in text or "\0" in text or max(map(len, lines)) > _LONGEST_FIELD:
         return None
-    if any(line.count(",") != fields - 1 for line in lines):
+    if any(line.count(mark) != fields - 1 for line in lines):
         return None
     kinds = [(f"f{place}", np.float64 if name in numbers else object) for place, name in enumerate(wanted)]
     try:
-        table = np.loadtxt(lines, dtype=kinds, comments=None, delimiter=",", usecols=places, ndmin=1, encoding=None)
+        table = np.loadtxt(lines, dtype=kinds, comments=None, delimiter=mark, usecols=places, ndmin=1, encoding=None)
     except ValueError:
         return None
     columns = {name: table[kind] for name, (kind, _) in zip(wanted, kinds)}
     if len(table) != len(lines) or not all(np.isfinite(columns[name]).all() for name in wanted if name in numbers):
         return None
-    return {name: column if name in numbers else _entries(column.tolist(), False) for name, column in columns.items()}
-
-
-def _entries(entries: Sequence[str], number: bool) -> NDArray[Any]:
-    if not number and max(map(len, entries), default=0) > _LONGEST:
-        entries = [entry[:_LONGEST] for entry in entries]
-    return np.array(entries, dtype=object)
+    return {name: column if name in numbers else entries(column.tolist(), False) for name, column in columns.items()}
 
 
 def _parquet(path: Path) -> Any:
@@ -225,26 +230,8 @@ def _read_parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[Colu
                 raise ValueError(f"{path} is not a whole Parquet file: {_sentence(error)}") from None
             if batch is None:
                 return
-            yield {name: _arrow(batch.column(name), name) for name in wanted}
+            yield {name: from_arrow(batch.column(name), name) for name in wanted}
 
 
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") + "."
-
-
-def _arrow(column: Any, name: str) -> NDArray[Any]:
-    import pyarrow
-
-    kind = pyarrow.types
-    if kind.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if kind.is_integer(column.type) or kind.is_floating(column.type):
-        values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return values
-    if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
-        return _entries(["" if value is None else _word(value) for value in column.to_pylist()], False)
-    raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
-
-
-def _word(value: str | bool) -> str:
-    return value if isinstance(value, str) else "true" if value else "false"

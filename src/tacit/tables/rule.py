@@ -29,6 +29,8 @@ _MOST = 65_536
 _LOUDEST = 1 / 3
 _KNOTS = 16
 _FOR_A_KNOT = 50
+_ROOM_FOR_NUMBERS = 250
+_ROOM_FOR_CLASSES = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,21 @@ def settings(
     if hidden:
         return Settings(lot_size=lot, steps=_STEPS, learning_rate=2 * share, clip_norm=1.0)
     return Settings(lot_size=lot, steps=_STEPS, learning_rate=share, clip_norm=2 * share)
+
+
+def choose_model(*, records: int, columns: int, epsilon: float, classes: bool) -> tuple[str, str]:
+    """Return ``linear`` or ``boosted`` and a sentence that says why, from public numbers alone.
+
+    Records times ε over columns says how well the shape of a column can be seen through noise. Boosting needs 250 of it
+    for a number; for classes, which say less, 3000: below, the smoother linear model loses less than it gains. A small
+    network is better than both on no table that was tried (`docs/tables.md`), so it is never chosen.
+    """
+    room, least = records * epsilon / columns, _ROOM_FOR_CLASSES if classes else _ROOM_FOR_NUMBERS
+    kind, word = ("boosted", "at least") if room >= least else ("linear", "below")
+    return kind, (
+        f"The model is {kind}: {records} records times ε = {epsilon:g} over {columns} columns is {room:.0f}, {word} "
+        f"{least}, from where on boosting is better for a target that {'has classes' if classes else 'is a number'}."
+    )
 
 
 def most_knots(*, records: int, epsilon: float, outputs: int, columns: int) -> int:

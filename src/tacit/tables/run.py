@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +15,18 @@ from tacit.accounting import Filter
 from tacit.ledger import Budget, Header, Ledger
 from tacit.recipes.folder import Folder
 from tacit.recipes.outcome import FORMAT, described, versions, write_json
+from tacit.tables.boosting import Shapes, exported
 from tacit.tables.descent import Progress
 from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
 from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read
+from tacit.tables.registry import Registry
 from tacit.tables.rule import Settings
-from tacit.tables.schema import Schema
+from tacit.tables.schema import Category, Number, Schema
+from tacit.tables.scoring import Score
 from tacit.tables.split import Split, check
-from tacit.tables.training import Score, TableOutcome, train_table
+from tacit.tables.training import TableOutcome, train_table
 
 
 class TableFile:
@@ -62,18 +66,28 @@ def run_table(
     epochs: float | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
+    registry: Registry | None = None,
 ) -> TableOutcome:
     """Train as `train_table` does and leave model, ledger and run.json in ``out``.
 
     ``changes`` are settings to use instead of the rule's, ``epochs`` how many passes over the records. Settings are
     checked before the first record is read; all that can be wrong with the table is found before ``out`` is made.
+    ``registry`` adds the run up with others on the same data, and may refuse it.
     """
-    if model not in KINDS:
-        raise ValueError(f"model is {model!r}; choose one of {', '.join(KINDS)}.")
+    if model not in ("auto", *KINDS):
+        raise ValueError(f"model is {model!r}; choose one of auto, {', '.join(KINDS)}.")
     _check_settings(changes or {}, epochs, test_fraction)
+    if model in ("auto", "boosted") and (changes or epochs is not None):
+        raise ValueError(
+            f"a lot size, clip norm or epochs are for models trained by descent, and the model is {model}; leave them "
+            "out, or choose the model linear or mlp."
+        )
     folder = Folder(out)
     folder.check()
-    split = Split(table.pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
+    if registry is not None:
+        registry.check(budget)
+    fraction = 0.0 if test is not None else test_fraction
+    split = Split(table.pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
     if test is not None:
         check(test(), schema)
         check_rows_differ(table.pieces, test, schema, records=split.records)
@@ -97,8 +111,13 @@ def run_table(
         "history": [],
         "notes": [*_notes(test is not None, test_fraction, seed), *delta_notes(budget, split.records)],
     }
-    header = Header(secure_randomness=seed is None, purpose=f"predict {schema.target} from {table.name}")
-    with Ledger.open(folder.ledger, header) as ledger:
+    header = Header(
+        secure_randomness=seed is None,
+        purpose=f"predict {schema.target} from {table.name}",
+        fingerprint="" if registry is None else registry.identity,
+    )
+    reserved = nullcontext() if registry is None else registry.reserved(folder.ledger, budget)
+    with reserved, Ledger.open(folder.ledger, header) as ledger:
         write_json(folder.facts, facts)
         ledger.guard(Filter(budget))
         try:
@@ -121,15 +140,40 @@ def run_table(
                 folder.discard()
             raise
     outcome.model.save(out)
+    if isinstance(outcome.model.network, Shapes):
+        write_json(out / "shapes.json", exported(outcome.model.network, outcome.model.encoding))
     seconds = time.monotonic() - started
-    facts["recipe"] = {"name": f"table/{model}", **described(outcome.settings), "target": schema.target}
+    facts["recipe"] = {"name": f"table/{outcome.model.kind}", **described(outcome.settings), "target": schema.target}
     if outcome.score is not None:
         facts["dataset"]["test_records"] = outcome.score.records
         facts["history"] = [_point(outcome, outcome.score)]
     facts["notes"] += found_notes(outcome)
+    drafted = frozenset[str]() if registry is None else registry.drafted(schema)
+    facts["columns"] = provenance(schema, outcome.model.encoding.schema, drafted)
+    if registry is not None:
+        epsilon, delta = registry.spent()
+        facts["data"] = {"runs": len(registry.costs()), "epsilon": epsilon, "delta": delta}
     facts |= {"finished": True, "seconds": seconds, "result": result(outcome) | {"seconds": seconds}}
     folder.finish(facts)
     return outcome
+
+
+def provenance(declared: Schema, final: Schema, drafted: frozenset[str]) -> dict[str, dict[str, str]]:
+    """Return what each column is, and where that is from: declared, read off the records, discovered, or dropped."""
+    found = {}
+    for name, column in declared.columns.items():
+        now = final.columns.get(name)
+        if now is None:
+            kind, origin = "none", "dropped: nothing stood out of the noise"
+        else:
+            kind = "category" if isinstance(now, Category) else "number"
+            origin = "discovered with noise, and charged" if column.private else "declared"
+            if not column.private and name in drafted:
+                origin = "declared as in a draft that was READ OFF THE RECORDS: not private, and not charged"
+            elif not column.private and isinstance(now, Number) and now != column:
+                origin = "bounds declared; bins discovered with noise, and charged"
+        found[name] = {"type": kind, "origin": origin}
+    return found
 
 
 def _check_settings(changes: dict[str, Any], epochs: float | None, test_fraction: float) -> None:
@@ -160,6 +204,8 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
         **scores,
         "test_is_private": None if outcome.score is None else outcome.score.private,
         "test_noise_std": None if outcome.score is None else outcome.score.noise_std,
+        "test_baseline": None if outcome.score is None else outcome.score.baseline,
+        "test_by_class": {} if outcome.score is None else outcome.score.by_class,
         "epsilon": outcome.guarantee.epsilon,
         "delta": outcome.guarantee.delta,
         "steps": outcome.steps,
@@ -180,13 +226,15 @@ def delta_notes(budget: Budget, records: int) -> list[str]:
 
 
 def found_notes(outcome: TableOutcome) -> list[str]:
-    """Return what a reader of the scores must know of classes that were discovered."""
+    """Return what a reader must know: why this model, and of scores where classes were discovered."""
+    why = [outcome.why] if outcome.why else []
     if outcome.undiscovered is None:
-        return []
+        return why
     missed, target = outcome.undiscovered, outcome.model.encoding.schema.target
     notes = [
+        *why,
         f"About {missed.share:.1%} of the records (noise ± {missed.noise_std:.1%}, paid for) have a value of "
-        f"{target!r} that was not discovered; each counts as a wrong prediction."
+        f"{target!r} that was not discovered; each counts as a wrong prediction.",
     ]
     if len(outcome.model.classes) == 1:
         notes.append(
@@ -203,13 +251,15 @@ def _point(outcome: TableOutcome, score: Score) -> dict[str, Any]:
         else "computed on a table that is taken to be public"
     )
     chosen = outcome.settings
+    descent: dict[str, float] = {"epoch": outcome.steps}
+    if isinstance(chosen, Settings):
+        epoch = outcome.steps * chosen.lot_size / outcome.records
+        descent = {"epoch": epoch, "clip_norm": chosen.clip_norm, "learning_rate": chosen.learning_rate}
     return {
         "step": outcome.steps,
-        "epoch": outcome.steps * chosen.lot_size / outcome.records,
         "epsilon": outcome.guarantee.epsilon,
         "noise_multiplier": outcome.noise_multiplier,
-        "clip_norm": chosen.clip_norm,
-        "learning_rate": chosen.learning_rate,
+        **descent,
         "metrics": {score.name: {"value": score.value, "private": score.private, "note": note}},
     }
 

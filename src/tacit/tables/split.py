@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.tables.binning import lacking_bins
 from tacit.tables.encoding import Encoding
 from tacit.tables.encoding import check as check_rows
 from tacit.tables.looks import Pieces
@@ -19,14 +20,16 @@ class Split:
     A table that does not fit its schema is an error. One whose schema declares everything is encoded on the way, so
     that a large file is read only once; otherwise encoding waits for what is to be released privately.
 
-    ``seed`` is for debugging. `source` is for all that follows but the descent, which has one of its own: two streams
-    of one seed must differ.
+    ``bins``: numbers may get private bins, so encoding waits for those too. ``seed`` is for debugging. `source` is for
+    all that follows but the descent, which has one of its own: two streams of one seed must differ.
     """
 
-    def __init__(self, pieces: Pieces, schema: Schema, *, fraction: float, seed: int | None) -> None:
+    def __init__(
+        self, pieces: Pieces, schema: Schema, *, fraction: float, seed: int | None, bins: bool = False
+    ) -> None:
         self.pieces, self.schema, self.source = pieces, schema, _source(seed)
         self._parts: tuple[Records, Records] | None = None
-        if schema.private:
+        if schema.private or (bins and lacking_bins(schema)):
             self.records = check(pieces(), schema)
             self._aside = held_out(self.records, fraction, self.source)
             self.held = int(self._aside.sum())

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
 from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
-from tacit.ledger import Budget, Everyone, Ledger, Step
-from tacit.mechanisms import SumQuery
-from tacit.randomness import Source
-from tacit.tables.descent import Progress, descend
+from tacit.ledger import Budget, Ledger
+from tacit.tables.binning import lacking_bins
+from tacit.tables.boosting import BoostSettings
+from tacit.tables.descent import Progress
 from tacit.tables.discovery import Discovery, Estimate, as_number
 from tacit.tables.encoding import Encoding
 from tacit.tables.looks import Pieces
+from tacit.tables.methods import method_for
 from tacit.tables.model import TableModel
 from tacit.tables.reading import Columns
-from tacit.tables.records import Records, encode
-from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
+from tacit.tables.rule import Settings, choose_model
 from tacit.tables.schema import Category, Schema
+from tacit.tables.scoring import TEST_SHARE, Examination, Score, public_score
 from tacit.tables.split import Split
 
 DISCOVERY_SHARE = 0.25
@@ -31,23 +29,6 @@ SLACK_SHARE = 0.1
 """What of δ undeclared values may cost."""
 _MOST_UNDISCOVERED = 0.5
 _MOST_NUMBERS = 30
-TEST_SHARE = 0.25
-"""What of ε a private test may cost on its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """How good the model is on records it has not seen: accuracy, or the mean absolute error in the target's unit.
-
-    ``private``: computed on held-out people, with noise, and paid for. Otherwise the test table was taken to be
-    public, and the number is exact.
-    """
-
-    name: str
-    value: float
-    private: bool
-    noise_std: float = 0.0
-    records: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +36,7 @@ class TableOutcome:
     """What training on a table gave."""
 
     model: TableModel
-    settings: Settings
+    settings: Settings | BoostSettings
     noise_multiplier: float
     steps: int
     guarantee: Guarantee
@@ -63,6 +44,8 @@ class TableOutcome:
     records: int
     undiscovered: Estimate | None = None
     """The share of records whose class is none of the model's, where its classes were discovered."""
+    why: str = ""
+    """Why this kind of model, where the rule chose it."""
 
 
 def train_table(
@@ -82,6 +65,7 @@ def train_table(
 ) -> TableOutcome:
     """Train a model of ``schema``'s target on the table that ``pieces`` reads.
 
+    * ``model`` is one of `tacit.tables.model.KINDS`, or ``"auto"``: the rule chooses by public numbers.
     * ``numbers_are_classes``: the owner has said that the target has classes. Otherwise a target of which more than
       30 numbers are found as classes is taken for a number, and the run fails with the question.
     * ``chosen`` may change the settings of the rule (`tacit.tables.rule`), given them and the number of records.
@@ -100,97 +84,68 @@ def train_table(
     train: the model always predicts it, and no step is charged.
     """
     if split is None:
-        split = Split(pieces, schema, fraction=0.0 if test is not None else test_fraction, seed=seed)
+        fraction = 0.0 if test is not None else test_fraction
+        split = Split(pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
     count, held, source = split.records, split.held, split.source
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
     if held == count:
         raise ValueError(f"none of {count} records is left to train on; a table needs hundreds.")
-    examination = _examination(schema, count, held, budget) if held else None
-    discovery = None
-    if schema.private:
-        noise, slack = _alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
-        knots = most_knots(
+    examination = Examination.planned(schema, alone(count, TEST_SHARE, budget), held) if held else None
+    why = ""
+    if model == "auto":
+        model, why = choose_model(
             records=count - held,
-            epsilon=budget.epsilon,
-            outputs=max(len(schema.classes), 2 if isinstance(schema.columns[schema.target], Category) else 1),
             columns=len(schema.features),
+            epsilon=budget.epsilon,
+            classes=isinstance(schema.columns[schema.target], Category),
         )
-        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=knots)
+    method = method_for(model, schema, records=count - held, epsilon=budget.epsilon, chosen=chosen)
+    discovery = None
+    if schema.private or (method.bins and lacking_bins(schema)):
+        noise, slack = alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
+        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=method.knots, bins=method.bins)
     unit = ledger.header.unit
     owed = discovery.steps(unit) if discovery is not None else []
-    owed += [Step(Everyone(unit=unit), (examination.event(),))] if examination is not None else []
-
-    def chosen_for(parameters: int) -> Settings:
-        rule = settings(
-            records=count - held,
-            parameters=parameters,
-            epsilon=budget.epsilon,
-            squared=None if isinstance(schema.columns[schema.target], Category) else len(schema.features),
-            hidden=model != "linear",
-        )
-        return chosen(rule, count - held) if chosen is not None else rule
-
-    fewest = TableModel.new(model, schema if discovery is None else discovery.least).size
-    outline = chosen_for(fewest)
-    noise = plan(
-        records=count - held,
-        lot_size=outline.lot_size,
-        steps=outline.steps,
-        epsilon=budget.epsilon,
-        delta=budget.delta,
-        also=[*ledger.entries, *((step, 1) for step in owed)],
-    ).noise_multiplier
-    check_enough(
-        records=count - held, parameters=fewest, epsilon=budget.epsilon, noise_multiplier=noise, chosen=outline
-    )
+    owed += [examination.step(unit)] if examination is not None else []
+    least = schema if discovery is None else discovery.least
+    method.plan(least, budget=budget, ledger=ledger, owed=[(step, 1) for step in owed])
     undiscovered = None
     if discovery is not None:
         _check_findable(discovery, schema, count, budget)
-        most = most_parameters(noise_multiplier=noise, chosen=outline)
         missed = discovery.find_classes(pieces, records=count, ledger=ledger, source=source)
         _check_found(missed, schema, ledger, budget)
         if not numbers_are_classes:
             _check_not_a_number(discovery.classes, schema, ledger, budget)
-        schema, undiscovered = discovery.release(
-            pieces,
-            records=count,
-            ledger=ledger,
-            source=source,
-            fits=lambda found: TableModel.new(model, found).size <= most,
-        )
+        schema, undiscovered = discovery.release(pieces, records=count, ledger=ledger, source=source, fits=method.fits)
         _check_found(undiscovered, schema, ledger, budget)
-    fresh = TableModel.new(model, schema, seed=seed)
-    train, tested = split.parts(fresh.encoding)
-    known = chosen_for(fresh.size)
-    final = replace(outline, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
-    steps = 0
-    if len(schema.classes) != 1:
-        steps = descend(
-            fresh.network,
-            train,
-            chosen=final,
-            noise_multiplier=noise,
-            budget=budget,
-            ledger=ledger,
-            unknown=undiscovered is not None,
-            seed=seed,
-            progress=progress,
-        )
+    schema = method.encoded(schema)
+    train, tested = split.parts(Encoding(schema))
+    fresh, steps = method.fit(
+        schema,
+        train,
+        budget=budget,
+        ledger=ledger,
+        source=source,
+        unknown=undiscovered is not None,
+        seed=seed,
+        progress=progress,
+    )
     score = None
     if test is not None:
-        score = _public_score(fresh, test)
+        score = public_score(fresh, test)
     elif examination is not None:
-        score = _private_score(fresh, tested, examination, ledger, source)
+        score = examination.score(fresh, tested, ledger, source)
     return TableOutcome(
         model=fresh,
-        settings=final,
-        noise_multiplier=noise,
+        settings=method.settings,
+        noise_multiplier=method.noise_multiplier,
         steps=steps,
         guarantee=account(ledger, delta=budget.delta),
         score=score,
         records=count - held,
         undiscovered=undiscovered,
+        why=why,
     )
 
 
@@ -228,65 +183,8 @@ def _spent(ledger: Ledger, budget: Budget) -> str:
     return f"Finding this out cost {rounded_up(spent)} of epsilon {budget.epsilon:g}; the rest is unspent."
 
 
-def _errors(model: TableModel, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return for each record whether it was predicted right, or how far off, as a share of the target's range.
-
-    A record of an `UNKNOWN` class was not: no model's output is its class.
-    """
-    with torch.no_grad():
-        outputs = model.outputs(inputs)
-    if model.classes:
-        return (outputs.argmax(dim=1) == targets).to(torch.float32)
-    return (outputs.clamp(-1, 1) - targets).abs() / 2
-
-
-def _examination(schema: Schema, records: int, held: int, budget: Budget) -> SumQuery:
-    """A count with as much noise as its share of ε asks for, and no less than makes a tenth of a percent."""
-    return SumQuery(
-        group=f"metrics/{_score_name(schema)}",
-        clip_norm=1.0,
-        noise_std=max(_alone(records, TEST_SHARE, budget), 1e-3 * held),
-    )
-
-
-def _alone(records: int, share: float, budget: Budget) -> float:
+def alone(records: int, share: float, budget: Budget) -> float:
     """The noise multiplier of one look at everyone that would cost this share of ε if it were all."""
     return plan(
         records=records, lot_size=records, steps=1, epsilon=share * budget.epsilon, delta=budget.delta
     ).noise_multiplier
-
-
-def _private_score(model: TableModel, held: Records, query: SumQuery, ledger: Ledger, source: Source) -> Score:
-    """The score on people who took no part in training.
-
-    Formal guarantee: the record is a row; it adds a number in [0, 1] to one sum, so its sensitivity is 1. The noise is
-    the recorded one. The divisor is the number of held-out records, which is taken to be public like the number of all.
-    """
-    receipt = ledger.record(Step(Everyone(unit=ledger.header.unit), (query.event(),)), secure=source.secure)
-    receipt.draw()
-    total = query.total()
-    for inputs, targets in held.slices():
-        total.add(_errors(model, inputs, targets))
-    mean = float(total.mean(receipt, source, lot_size=len(held)))
-    value, std = _in_unit(model, min(max(mean, 0.0), 1.0)), _in_unit(model, query.noise_std / len(held))
-    return Score(name=_score_name(model.encoding.schema), value=value, private=True, noise_std=std, records=len(held))
-
-
-def _public_score(model: TableModel, test: Iterable[Columns]) -> Score:
-    records = encode(test, model.encoding)
-    total = sum(float(_errors(model, *pair).sum()) for pair in records.slices())
-    value = _in_unit(model, total / len(records))
-    return Score(name=_score_name(model.encoding.schema), value=value, private=False, records=len(records))
-
-
-def _score_name(schema: Schema) -> str:
-    return "test_accuracy" if isinstance(schema.columns[schema.target], Category) else "test_mean_absolute_error"
-
-
-def _in_unit(model: TableModel, share: float) -> float:
-    return share if model.classes else share * _range(model.encoding)
-
-
-def _range(encoding: Encoding) -> float:
-    low, high = encoding.unscale(torch.tensor([-1.0, 1.0]).numpy())
-    return float(high - low)

@@ -1,0 +1,8 @@
+"""Private boosting of tables: see `tacit.tables.boosting.rounds`."""
+
+from tacit.tables.boosting.cells import Cells, axes
+from tacit.tables.boosting.plan import BoostSettings, boost_settings, planned
+from tacit.tables.boosting.rounds import boost
+from tacit.tables.boosting.shapes import Shapes, exported
+
+__all__ = ["BoostSettings", "Cells", "Shapes", "axes", "boost", "boost_settings", "exported", "planned"]

@@ -1,0 +1,56 @@
+"""The shares of boosting's looks in the budget, and how many cells columns and pairs have: public numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tacit.ledger import Everyone, GaussianSum, Step
+
+CYCLES = 4
+"""Rounds over the columns before pairs are looked for, and again over columns and pairs after that."""
+MOST_PAIRS = 10
+_WEIGHTS = {"counts": 0.03, "norms": 0.02, "columns": 0.2, "pairs": 0.1, "pair counts": 0.05, "all": 0.6}
+"""What of the budget each kind of look gets, as a share of one over the squared noise multiplier."""
+_ROUNDS = {"norms": 2 * CYCLES + 1, "columns": CYCLES, "all": CYCLES}
+_FEWEST_BINS, _MOST_BINS, _FINEST_PAIR = 8, 48, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoostSettings:
+    """How a boosted model is trained: the most bins of a column, alone and in a pair, and the rounds."""
+
+    bins: int
+    pair_bins: int
+    cycles: int = CYCLES
+    most_pairs: int = MOST_PAIRS
+
+
+def boost_settings(*, records: int, columns: int, epsilon: float) -> BoostSettings:
+    """Return the settings for so many records and columns: as many bins as sqrt(n ε / columns), from 8 to 48.
+
+    More bins show more of a shape; smoothing makes up for most of their noise, but not where there are few records.
+    """
+    bins = min(max(round(math.sqrt(records * epsilon / columns)), _FEWEST_BINS), _MOST_BINS)
+    return BoostSettings(bins=bins, pair_bins=min(bins, _FINEST_PAIR))
+
+
+def schedule(noise_multiplier: float, columns: int) -> dict[str, float]:
+    """Return the noise multiplier of every kind of look; all looks together are one of ``noise_multiplier``.
+
+    Formal guarantee: a look of weight w has noise multiplier Z / sqrt(w) as a whole, and the weights of all looks add
+    up to 1 at most, whatever was released: which columns a look is about follows from what was released, its noise
+    multiplier does not. Adaptive Gaussian mechanisms on everyone compose like one with 1/z² = Σ 1/z_i².
+    """
+    weights = dict(_WEIGHTS)
+    if columns < 2:
+        weights["all"] += weights.pop("pairs") + weights.pop("pair counts")
+    return {name: noise_multiplier * math.sqrt(_ROUNDS.get(name, 1) / weight) for name, weight in weights.items()}
+
+
+def planned(noise_multiplier: float, columns: int, unit: str) -> list[tuple[Step, int]]:
+    """Return what boosting will be in the ledger at most, but for the names of what is released."""
+    return [
+        (Step(Everyone(unit=unit), (GaussianSum(group=name, clip_norm=1.0, noise_std=loud),)), _ROUNDS.get(name, 1))
+        for name, loud in schedule(noise_multiplier, columns).items()
+    ]

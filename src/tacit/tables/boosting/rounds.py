@@ -1,0 +1,285 @@
+"""Private boosting: shapes of binned columns, and of pairs of them, from noisy sums of residuals.
+
+The idea is that of DP-EBM (Nori et al. 2021): go round the columns, and for each release the sum of the residuals in
+every bin. What is different here:
+
+* Every record takes part in every look, and there are few looks: they add up to one Gaussian mechanism, whose noise is
+  shared out by fixed weights. A look's update is a whole (Newton) step, not a small fraction of one.
+* Residuals are clipped to a norm that follows from a noisy histogram of their norms, which is paid for: as the model
+  gets better, residuals get smaller, and so does the noise.
+* A shape is the posterior mean under a prior of smoothness whose scale is fitted to the noisy sums
+  (`tacit.tables.smoothing`), from all looks at it so far, older ones counting less: free, as it is post-processing.
+* Pairs of columns are chosen by one look at the residuals in coarse cells of all pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+import torch
+
+from tacit.ledger import Everyone, Ledger, Receipt, Step
+from tacit.mechanisms import SumQuery
+from tacit.randomness import Source
+from tacit.tables.boosting.cells import Cells, add_sums, merged
+from tacit.tables.boosting.loss import Array, Loss, loss_for
+from tacit.tables.boosting.plan import CYCLES, MOST_PAIRS, BoostSettings, schedule
+from tacit.tables.boosting.shapes import Shapes, Term, alone
+from tacit.tables.boosting.smoothing import evidence, neighbours, of_pair, settled_counts, smoothed
+from tacit.tables.encoding import UNKNOWN
+
+_COLUMNS_PAIRED = 16
+_COARSE = 8
+_KEPT = 0.85
+"""The weight of older looks at a shape, each round."""
+_NORMS = np.concatenate([[0.0], np.geomspace(1e-3, 1.5, 31)])
+"""Edges of the histogram of residuals' norms, as shares of the loss's reach."""
+_LEAST_EVIDENCE = 0.5
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class _Fitted:
+    """A term with what is known of it: counts of its cells, its prior, its shape, and all looks at it so far."""
+
+    term: Term
+    counts: Array
+    bend: Array
+    """Of each cell: its second derivative as a multiple of the mean one."""
+    prior: Array | None
+    shape: Array
+    measured: Array = field(init=False)
+    precision: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.measured, self.precision = np.zeros_like(self.shape), np.zeros(len(self.shape))
+
+    def strength(self) -> float:
+        """Return the spread of what it adds to the score, over the records."""
+        shares = self.counts[:, None] / self.counts.sum()
+        mean = (shares * self.shape).sum(axis=0)
+        return math.sqrt(float((shares * (self.shape - mean) ** 2).sum()))
+
+
+class _Boosting:
+    def __init__(self, cells: Cells, loss: Loss, noise: dict[str, float], ledger: Ledger, source: Source) -> None:
+        self.cells, self.loss, self.noise, self.ledger, self.source = cells, loss, noise, ledger, source
+        self.records = len(cells)
+        self.scores = np.zeros((self.records, loss.outputs), dtype=np.float32)
+
+    def look(self, kind: str, sensitivities: Sequence[tuple[str, float]]) -> tuple[Receipt, list[SumQuery]]:
+        """Charge a look that answers several sums, each of its own sensitivity, with noise in proportion to it."""
+        loud = self.noise[kind] * math.sqrt(len(sensitivities)) * (1 + 1e-9)
+        queries = [SumQuery(group=name, clip_norm=most, noise_std=loud * most) for name, most in sensitivities]
+        step = Step(Everyone(unit=self.ledger.header.unit), tuple(query.event() for query in queries))
+        receipt = self.ledger.record(step, secure=self.source.secure)
+        receipt.draw()
+        return receipt, queries
+
+    def answer(self, receipt: Receipt, query: SumQuery, sums: Array) -> Array:
+        """Return sums, of which one record adds no more than the query's clip norm, with the recorded noise."""
+        total = query.total(sums.shape)
+        total.add_bounded(torch.from_numpy(sums))
+        noisy: Array = total.release(receipt, self.source).numpy()
+        return noisy
+
+    def begin(self) -> tuple[Array, list[_Fitted]]:
+        """Release the counts of all columns' cells and the target's sums; return the intercept and flat shapes."""
+        columns = self.cells.axes
+        asked = [("target", 1.0), *((f"counts/{axis.name}", 1.0) for axis in columns)]
+        receipt, (first, *others) = self.look("counts", asked)
+        sums = self.answer(receipt, first, self.loss.first(self.cells.targets))
+        intercept = self.loss.start(sums, self.records, first.noise_std)
+        self.scores += intercept.astype(np.float32)
+        fitted = []
+        for place, (axis, query) in enumerate(zip(columns, others, strict=True)):
+            term = alone(place, axis.size)
+            even = np.full(axis.size, self.records / axis.size)
+            prior = neighbours(axis.size, ordered=True, missing=axis.missing) if axis.ordered else None
+            fitted.append(self.fresh(term, receipt, query, even, prior))
+        return intercept, fitted
+
+    def fresh(self, term: Term, receipt: Receipt, query: SumQuery, expected: Array, prior: Array | None) -> _Fitted:
+        """Return a flat term, its counts drawn to the ``expected`` ones."""
+        noisy, classes = self.answer(receipt, query, self.count(term)), self.loss.classes
+        std = query.noise_std * math.sqrt(classes)
+        counts = settled_counts(noisy.sum(axis=1), expected, std, self.records)
+        bend = self.loss.bend(noisy, counts, query.noise_std)
+        return _Fitted(term, counts, bend, prior, np.zeros((term.cells, self.loss.outputs)))
+
+    def count(self, term: Term) -> Array:
+        """Return how many records of each class are in each cell: one record adds 1 to one number at most."""
+        classes = self.loss.classes
+        found = np.zeros(term.cells * classes)
+        for here, codes in self.cells.chunks(*term.places):
+            flat = term.flat(codes) * classes
+            if classes > 1:
+                own = self.cells.targets[here]
+                flat = (flat + own.astype(np.int64))[own != UNKNOWN]
+            found += np.bincount(flat, minlength=len(found))
+        return found.reshape(-1, classes)
+
+    def clip_norm(self, loud: float, cells: float) -> tuple[float, float, float]:
+        """Return a clip norm, and the mean and the mean square of the residuals' norms, from a noisy histogram.
+
+        The clip norm is the one with the smallest sum of squares of two errors in a cell's sum: the noise, and what
+        clipping takes away if residuals all had one sign.
+        """
+        receipt, (query,) = self.look("norms", [("norms", 1.0)])
+        edges, bins = _NORMS * self.loss.reach, np.zeros(len(_NORMS) - 1)
+        for here, _ in self.cells.chunks():
+            norms = np.linalg.norm(self.residuals(here), axis=1)
+            bins += np.histogram(np.minimum(norms, edges[-2]), edges)[0]
+        noisy = np.maximum(self.answer(receipt, query, bins), 0.0)
+        height = 2 * query.noise_std
+        noisy = np.where(noisy > height, noisy, 0.0) if noisy.max() > height else noisy + 1e-9
+        middles = (edges[1:] + edges[:-1]) / 2
+        choices = edges[1:][edges[1:] <= self.loss.reach]
+        lost = (noisy * np.maximum(middles - choices[:, None], 0.0)).sum(axis=1) / cells
+        best = float(choices[int(np.argmin((loud * choices) ** 2 + lost**2))])
+        shares = noisy / noisy.sum()
+        return best, float((shares * middles).sum()), float((shares * middles**2).sum())
+
+    def residuals(self, here: slice) -> Array:
+        return self.loss.residuals(self.scores[here], self.cells.targets[here])
+
+    def clipped(self, here: slice, clip_norm: float) -> Array:
+        """Return residuals of L2 norm at most ``clip_norm``; the margin covers rounding."""
+        left = self.residuals(here)
+        norms = np.linalg.norm(left, axis=1, keepdims=True)
+        kept: Array = left * np.minimum(1.0, clip_norm * (1 - 1e-9) / np.maximum(norms, 1e-300))
+        return np.where(np.isfinite(kept), kept, 0.0)
+
+    def sums(self, term: Term, clip_norm: float) -> Array:
+        found = np.zeros((term.cells, self.loss.outputs))
+        for here, codes in self.cells.chunks(*term.places):
+            add_sums(found, term.flat(codes), self.clipped(here, clip_norm))
+        return found
+
+    def cycle(self, kind: str, fitted: Sequence[_Fitted], cells: float, told: Callable[[], None]) -> None:
+        """Go round the terms once: one look whose sums are asked one after the other, each after the update before."""
+        loud = self.noise[kind] * math.sqrt(len(fitted))
+        clip_norm, mean, square = self.clip_norm(loud, cells)
+        curvature = self.loss.curvature(mean, square)
+        names = [f"shape/{one.term.name(self.cells.axes)}" for one in fitted]
+        receipt, queries = self.look(kind, [(name, clip_norm) for name in names])
+        for one, query in zip(fitted, queries, strict=True):
+            noisy = self.answer(receipt, query, self.sums(one.term, clip_norm))
+            slopes = one.counts * one.bend * curvature
+            spread = self.loss.variance(mean, square) / curvature
+            precision = 1 / ((query.noise_std / slopes) ** 2 + spread / slopes)
+            before, latest = one.shape, one.shape + noisy / slopes[:, None]
+            kept = _KEPT * one.precision
+            one.precision = kept + precision
+            one.measured = (one.measured * kept[:, None] + latest * precision[:, None]) / one.precision[:, None]
+            one.shape = smoothed(one.measured, one.precision, one.prior)
+            change = (one.shape - before).astype(np.float32)
+            for here, codes in self.cells.chunks(*one.term.places):
+                self.scores[here] += change[one.term.flat(codes)]
+            told()
+
+    def pairs(self, fitted: Sequence[_Fitted], finest: int) -> list[_Fitted]:
+        """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells."""
+        columns = self.cells.axes
+        strongest = sorted(range(len(fitted)), key=lambda place: -fitted[place].strength())
+        used = sorted(strongest[:_COLUMNS_PAIRED])
+        coarse, fine = (
+            {place: merged(columns[place], fitted[place].counts, most) for place in used} for most in (_COARSE, finest)
+        )
+        terms = [Term(places=pair, groups=(coarse[pair[0]], coarse[pair[1]])) for pair in combinations(used, 2)]
+        loud = self.noise["pairs"] * math.sqrt(len(terms))
+        clip_norm, mean, square = self.clip_norm(loud, _COARSE**2)
+        # A record adds its clipped residual to one cell of each pair: a vector of norm sqrt(pairs) times the clip norm.
+        receipt, (query,) = self.look("pairs", [("pairs", clip_norm * math.sqrt(len(terms)))])
+        found = [np.zeros((term.cells, self.loss.outputs)) for term in terms]
+        for here, codes in self.cells.chunks(*used):
+            left, at = self.clipped(here, clip_norm), dict(zip(used, codes, strict=True))
+            for term, sums in zip(terms, found, strict=True):
+                add_sums(sums, term.flat([at[place] for place in term.places]), left)
+        noisy = self.answer(receipt, query, np.concatenate(found))
+        curvature = self.loss.curvature(mean, square)
+        variance = self.loss.variance(mean, square)
+        gains, first = [], 0
+        for term in terms:
+            expected = self.expected(term, fitted)
+            gains.append(
+                evidence(
+                    noisy[first : first + term.cells],
+                    query.noise_std**2 + expected * variance,
+                    np.maximum(expected * curvature, 1e-9),
+                    term.sizes,
+                )
+            )
+            first += term.cells
+        best = sorted(range(len(terms)), key=lambda place: -gains[place])[:MOST_PAIRS]
+        chosen = [terms[place].places for place in best if gains[place] > _LEAST_EVIDENCE]
+        if not chosen:
+            return []
+        found_terms = [Term(places=pair, groups=(fine[pair[0]], fine[pair[1]])) for pair in chosen]
+        receipt, queries = self.look("pair counts", [(f"counts/{term.name(columns)}", 1.0) for term in found_terms])
+        paired = []
+        for term, asked in zip(found_terms, queries, strict=True):
+            sides = [
+                neighbours(size, ordered=columns[place].ordered, missing=columns[place].missing)
+                for place, size in zip(term.places, term.sizes, strict=True)
+            ]
+            paired.append(self.fresh(term, receipt, asked, self.expected(term, fitted), of_pair(*sides)))
+        return paired
+
+    def expected(self, term: Term, fitted: Sequence[_Fitted]) -> Array:
+        """Return the counts of a pair's cells if its columns had nothing to do with each other."""
+        sides = [
+            np.bincount(group, weights=fitted[place].counts, minlength=size)
+            for place, group, size in zip(term.places, term.groups, term.sizes, strict=True)
+        ]
+        return np.outer(*sides).reshape(-1) / self.records
+
+
+def boost(
+    cells: Cells,
+    classes: int,
+    *,
+    noise_multiplier: float,
+    chosen: BoostSettings,
+    ledger: Ledger,
+    source: Source,
+    progress: Progress | None = None,
+) -> Shapes:
+    """Return a boosted model of a target with so many ``classes``, 0 for a number in [-1, 1].
+
+    ``noise_multiplier`` is that of one Gaussian sum that costs as much as all looks together, ``chosen`` says
+    how many cells a column has in a pair.
+
+    Formal guarantee: the record is a row. To each sum it adds one vector, of norm at most the sum's clip norm, in one
+    cell, or in one cell of each pair. Each sum is in the ledger, with its noise, before it is computed. See `schedule`
+    for the whole. The number of records is taken to be public.
+    """
+    loss = loss_for(classes)
+    work = _Boosting(cells, loss, schedule(noise_multiplier, len(cells.axes)), ledger, source)
+    done, steps = 0, CYCLES * (2 * len(cells.axes) + MOST_PAIRS)
+
+    def told() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, steps)
+
+    intercept, fitted = work.begin()
+    usual = float(np.mean([axis.size for axis in cells.axes]))
+    for _ in range(CYCLES):
+        work.cycle("columns", fitted, usual, told)
+    paired = work.pairs(fitted, chosen.pair_bins) if len(fitted) > 1 else []
+    width = float(np.mean([one.term.cells for one in paired])) ** 0.75 if paired else usual
+    for _ in range(CYCLES):
+        work.cycle("all", [*paired, *fitted], width, told)
+    if progress is not None:
+        progress(steps, steps)
+    every = [*fitted, *paired]
+    shapes = Shapes(cells.axes, [one.term for one in every], loss.outputs)
+    shapes.fill(intercept, [one.shape for one in every], [one.strength() for one in every])
+    return shapes

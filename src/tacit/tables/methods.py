@@ -1,0 +1,223 @@
+"""The two ways to train on a table, noisy gradient descent and private boosting, behind one interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tacit.accounting import guarantee, plan
+from tacit.ledger import Budget, Ledger, Step
+from tacit.randomness import Source
+from tacit.tables.binning import binned
+from tacit.tables.boosting import BoostSettings, Cells, axes, boost, boost_settings, planned
+from tacit.tables.descent import Progress, descend
+from tacit.tables.model import TableModel
+from tacit.tables.records import Records
+from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
+from tacit.tables.schema import Category, Schema
+
+Chosen = Callable[[Settings, int], Settings]
+Owed = Sequence[tuple[Step, int]]
+
+
+class Method(Protocol):
+    """How a model is trained. `plan` comes first; it refuses what public numbers show to be hopeless."""
+
+    noise_multiplier: float
+    knots: int
+    """How many knots a column of numbers may have."""
+    bins: bool
+    """Whether declared numbers without bins need private ones."""
+
+    @property
+    def settings(self) -> Settings | BoostSettings: ...
+
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
+        """Find the noise for what is left of the budget beside ``owed``, for a schema that has ``least`` features."""
+        ...
+
+    def fits(self, schema: Schema) -> bool:
+        """Return whether a model of this schema has few enough parameters."""
+        ...
+
+    def encoded(self, schema: Schema) -> Schema:
+        """Return the schema that rows are encoded by."""
+        ...
+
+    def fit(
+        self,
+        schema: Schema,
+        train: Records,
+        *,
+        budget: Budget,
+        ledger: Ledger,
+        source: Source,
+        unknown: bool,
+        seed: int | None,
+        progress: Progress | None,
+    ) -> tuple[TableModel, int]:
+        """Return the trained model and the steps that were taken."""
+        ...
+
+
+class ByDescent:
+    """A linear model or a small network, by noisy gradient descent with the settings of the rule."""
+
+    bins = False
+
+    def __init__(self, kind: str, schema: Schema, records: int, epsilon: float, chosen: Chosen | None) -> None:
+        self.kind, self.records, self.epsilon, self.chosen = kind, records, epsilon, chosen
+        self._classes = isinstance(schema.columns[schema.target], Category)
+        self._columns = len(schema.features)
+        outputs = max(len(schema.classes), 2 if self._classes else 1)
+        self.knots = most_knots(records=records, epsilon=epsilon, outputs=outputs, columns=self._columns)
+        self.noise_multiplier = math.inf
+        self.settings: Settings = self._for(1)
+
+    def _for(self, parameters: int) -> Settings:
+        rule = settings(
+            records=self.records,
+            parameters=parameters,
+            epsilon=self.epsilon,
+            squared=None if self._classes else self._columns,
+            hidden=self.kind != "linear",
+        )
+        return self.chosen(rule, self.records) if self.chosen is not None else rule
+
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
+        fewest = TableModel.new(self.kind, least).size
+        self.settings = self._for(fewest)
+        self.noise_multiplier = plan(
+            records=self.records,
+            lot_size=self.settings.lot_size,
+            steps=self.settings.steps,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            also=[*ledger.entries, *owed],
+        ).noise_multiplier
+        check_enough(
+            records=self.records,
+            parameters=fewest,
+            epsilon=budget.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            chosen=self.settings,
+        )
+
+    def fits(self, schema: Schema) -> bool:
+        most = most_parameters(noise_multiplier=self.noise_multiplier, chosen=self.settings)
+        return TableModel.new(self.kind, schema).size <= most
+
+    def encoded(self, schema: Schema) -> Schema:
+        return schema
+
+    def fit(
+        self,
+        schema: Schema,
+        train: Records,
+        *,
+        budget: Budget,
+        ledger: Ledger,
+        source: Source,
+        unknown: bool,
+        seed: int | None,
+        progress: Progress | None,
+    ) -> tuple[TableModel, int]:
+        fresh = TableModel.new(self.kind, schema, seed=seed)
+        known = self._for(fresh.size)
+        self.settings = replace(self.settings, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
+        if len(schema.classes) == 1:
+            return fresh, 0
+        steps = descend(
+            fresh.network,
+            train,
+            chosen=self.settings,
+            noise_multiplier=self.noise_multiplier,
+            budget=budget,
+            ledger=ledger,
+            unknown=unknown,
+            seed=seed,
+            progress=progress,
+        )
+        return fresh, steps
+
+
+class ByBoosting:
+    """A sum of shapes of columns and pairs of columns, by private boosting."""
+
+    bins = True
+
+    def __init__(self, schema: Schema, records: int, epsilon: float) -> None:
+        self.records, self._columns = records, len(schema.features)
+        self.settings: BoostSettings = boost_settings(records=records, columns=self._columns, epsilon=epsilon)
+        self.knots = self.settings.bins
+        self.noise_multiplier = math.inf
+
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
+        self.noise_multiplier = one_look(self._columns, budget=budget, ledger=ledger, owed=owed)
+        check_bins(self.noise_multiplier, records=self.records, columns=self._columns, epsilon=budget.epsilon)
+
+    def fits(self, schema: Schema) -> bool:
+        return True  # rare values are drawn to zero by the prior; they cost nothing
+
+    def encoded(self, schema: Schema) -> Schema:
+        return binned(schema)
+
+    def fit(
+        self,
+        schema: Schema,
+        train: Records,
+        *,
+        budget: Budget,
+        ledger: Ledger,
+        source: Source,
+        unknown: bool,
+        seed: int | None,
+        progress: Progress | None,
+    ) -> tuple[TableModel, int]:
+        fresh = TableModel.new("boosted", schema)
+        if len(schema.classes) == 1:
+            return fresh, 0
+        before = len(ledger)
+        shapes = boost(
+            Cells.of(train, axes(schema)),
+            len(schema.classes),
+            noise_multiplier=self.noise_multiplier,
+            chosen=self.settings,
+            ledger=ledger,
+            source=source,
+            progress=progress,
+        )
+        return replace(fresh, network=shapes), len(ledger) - before
+
+
+def method_for(kind: str, schema: Schema, *, records: int, epsilon: float, chosen: Chosen | None) -> Method:
+    """Return how a model of this ``kind`` is trained. ``chosen`` may change the settings of a descent."""
+    if kind == "boosted":
+        return ByBoosting(schema, records, epsilon)
+    return ByDescent(kind, schema, records, epsilon, chosen)
+
+
+def one_look(columns: int, *, budget: Budget, ledger: Ledger, owed: Owed = ()) -> float:
+    """Return the noise multiplier of one Gaussian sum that costs what is left, cut into the looks of boosting."""
+    also = [*ledger.entries, *owed]
+    noise = plan(records=1, lot_size=1, steps=1, epsilon=budget.epsilon, delta=budget.delta, also=also).noise_multiplier
+    for _ in range(60):  # the looks add up to the one look but for rounding; whatever is computed must fit
+        steps = [*also, *planned(noise, columns, ledger.header.unit)]
+        if guarantee(steps, ledger.header, delta=budget.delta).epsilon <= budget.epsilon:
+            return noise
+        noise *= 1.0005
+    raise ValueError(f"epsilon {budget.epsilon:g} is too small for boosting; use model linear, or a larger epsilon.")
+
+
+def check_bins(
+    noise_multiplier: float, *, records: int, columns: int, epsilon: float, word: str = "records to train on"
+) -> None:
+    """Refuse a budget under which the noise on a bin of an eighth of the records would be what they can add at most."""
+    needed = math.ceil(8 * noise_multiplier * math.sqrt(columns * 20 / 3))
+    if records < needed:
+        raise ValueError(
+            f"{records} {word} are too few for boosting {columns} columns at epsilon {epsilon:g}: noise "
+            f"would drown every bin. About {needed} are needed, or a larger epsilon, or fewer columns."
+        )
