@@ -78,28 +78,33 @@ def _check_loader(loader: data.DataLoader[Any]) -> None:
             f"the DataLoader has a {type(loader.batch_sampler).__name__}, which composes batches by a rule of its own; "
             "private lots are drawn at random: give make_private the data set (loader.dataset) instead."
         )
-    if isinstance(loader.sampler, data.WeightedRandomSampler):
-        raise ValueError(
-            "the DataLoader has a WeightedRandomSampler; no proof here covers records that are drawn with different "
-            "probabilities. Give make_private the data set (loader.dataset) and weight the loss with public class "
-            "weights: F.cross_entropy(output, y, weight=weights, reduction='none').mean()."
-        )
-    if isinstance(loader.sampler, data.SubsetRandomSampler):
-        raise ValueError(
-            "the DataLoader has a SubsetRandomSampler; make the subset a data set, so that no other record is drawn: "
-            "torch.utils.data.Subset(loader.dataset, indices)."
-        )
-    if type(loader.sampler) not in _EVEN:
-        raise ValueError(
-            f"the DataLoader has a {type(loader.sampler).__name__}, of which make_private cannot tell which records it "
-            "leaves out or repeats; give make_private a data set of the records to train on instead."
-        )
+    check_sampler(loader.sampler)
     for name in ("worker_init_fn", "multiprocessing_context"):
         if getattr(loader, name) is not None:
             raise ValueError(
                 f"the DataLoader has a {name}, which is not taken over; give make_private the data set "
                 "(loader.dataset), num_workers= and collate_fn=."
             )
+
+
+def check_sampler(sampler: Any) -> None:
+    """Refuse a sampler that leaves records out, repeats them or prefers some: what it does would be lost."""
+    if isinstance(sampler, data.WeightedRandomSampler):
+        raise ValueError(
+            "the DataLoader has a WeightedRandomSampler; no proof here covers records that are drawn with different "
+            "probabilities. Give make_private the data set (loader.dataset) and weight the loss with public class "
+            "weights: F.cross_entropy(output, y, weight=weights, reduction='none').mean()."
+        )
+    if isinstance(sampler, data.SubsetRandomSampler):
+        raise ValueError(
+            "the DataLoader has a SubsetRandomSampler; make the subset a data set, so that no other record is drawn: "
+            "torch.utils.data.Subset(loader.dataset, indices)."
+        )
+    if type(sampler) not in _EVEN:
+        raise ValueError(
+            f"the DataLoader has a {type(sampler).__name__}, of which make_private cannot tell which records it "
+            "leaves out or repeats; give make_private a data set of the records to train on instead."
+        )
 
 
 def _check_dataset(dataset: Any) -> None:
