@@ -108,7 +108,7 @@ class Engine:
         self._recorder.sharded_modules = modules
         self._inputs = Inputs(model, self._recorder, batch_dim, rows_per_record, split)
         if not self._recorder.parameters:
-            raise ValueError("the model has no trainable parameter")
+            raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those to train.")
         for name, parameter in self._recorder.parameters.items():
             if parameter.is_complex():
                 raise ValueError(f"parameter {name!r} is complex; keep its real and imaginary parts as two parameters")
