@@ -16,11 +16,14 @@ class LotNumbers(Dataset[int]):
     """The lots of an epoch by number, as data set and batch sampler; asking for a number draws the lot.
 
     ``begin`` records and draws a lot, or says that there is none. ``taken`` gives the steps that a checkpoint holds,
-    once: their numbers in the epoch draw nothing, because the Trainer skips them.
+    once: their numbers in the epoch draw nothing, because the Trainer skips them. With ``skipped`` they are left out,
+    for a Trainer that only counts them.
     """
 
-    def __init__(self, count: int, begin: Callable[[], bool], taken: Callable[[], int]) -> None:
-        self._count, self._begin, self._taken = count, begin, taken
+    def __init__(
+        self, count: int, begin: Callable[[], bool], taken: Callable[[], int], *, skipped: bool = False
+    ) -> None:
+        self._count, self._begin, self._taken, self._skipped = count, begin, taken, skipped
 
     def __len__(self) -> int:
         return self._count
@@ -30,7 +33,7 @@ class LotNumbers(Dataset[int]):
 
     def __iter__(self) -> Iterator[list[int]]:
         taken = self._taken() % self._count
-        for number in range(self._count):
+        for number in range(taken if self._skipped else 0, self._count):
             if number >= taken and not self._begin():
                 return
             yield [number]

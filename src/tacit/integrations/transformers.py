@@ -127,7 +127,7 @@ class Private:
         """Return a loader with one item for each lot of an epoch; the lots are drawn by the run."""
         loader = super().get_train_dataloader()  # type: ignore[misc]
         self._records = settings.records(loader.dataset, self.privacy)
-        if loader.batch_sampler is not None and type(loader.sampler).__name__ != "SeedableRandomSampler":
+        if loader.batch_sampler is not None:
             check_sampler(loader.sampler)
         self._dataset, self._collate = loader.dataset, loader.collate_fn
         lots = LotNumbers(math.ceil(self._records / self._lot_size), self.begin_lot, self._skipped)

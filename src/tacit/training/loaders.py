@@ -73,12 +73,15 @@ def _check_loader(loader: data.DataLoader[Any]) -> None:
             "the DataLoader has batch_size=None, so that its data set returns whole batches; private sampling draws "
             "records one by one: give a data set whose items are single records."
         )
-    if type(loader.batch_sampler) is not data.BatchSampler:
+    batch_sampler: Any = loader.batch_sampler
+    while _is_of_accelerate(batch_sampler) and hasattr(batch_sampler, "batch_sampler"):
+        batch_sampler = batch_sampler.batch_sampler  # which only gives each process its share
+    if type(batch_sampler) is not data.BatchSampler:
         raise ValueError(
-            f"the DataLoader has a {type(loader.batch_sampler).__name__}, which composes batches by a rule of its own; "
+            f"the DataLoader has a {type(batch_sampler).__name__}, which composes batches by a rule of its own; "
             "private lots are drawn at random: give make_private the data set (loader.dataset) instead."
         )
-    check_sampler(loader.sampler)
+    check_sampler(batch_sampler.sampler)
     for name in ("worker_init_fn", "multiprocessing_context"):
         if getattr(loader, name) is not None:
             raise ValueError(
@@ -100,11 +103,16 @@ def check_sampler(sampler: Any) -> None:
             "the DataLoader has a SubsetRandomSampler; make the subset a data set, so that no other record is drawn: "
             "torch.utils.data.Subset(loader.dataset, indices)."
         )
-    if type(sampler) not in _EVEN:
+    if type(sampler) not in _EVEN and not (_is_of_accelerate(sampler) and isinstance(sampler, data.RandomSampler)):
         raise ValueError(
             f"the DataLoader has a {type(sampler).__name__}, of which make_private cannot tell which records it "
             "leaves out or repeats; give make_private a data set of the records to train on instead."
         )
+
+
+def _is_of_accelerate(thing: Any) -> bool:
+    """Whether ``accelerator.prepare`` has put it into a loader."""
+    return type(thing).__module__ == "accelerate.data_loader"
 
 
 def _check_dataset(dataset: Any) -> None:
