@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 
 FLOWER := .venv-flower
 
-.PHONY: demo test test-all test-flower bench zoo clean help
+.PHONY: demo test test-all test-flower test-loggers bench zoo clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
 	@echo "make test      everything CI runs (under 12 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
+	@echo "make test-loggers the tests of the loggers, with Weights & Biases and MLflow installed"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 	@echo "make zoo       models of other packages, trained privately (writes docs/zoo.md)"
 
@@ -47,6 +48,11 @@ test-flower:
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt -e ".[dev,flower]"
 	$(FLOWER)/bin/mypy -p tacit
 	$(FLOWER)/bin/python -m pytest -m "slow or not slow" tests/flower tests/test_journey.py src/tacit/flower
+
+# Weights & Biases and MLflow bring thirty packages; their tests are skipped without them.
+test-loggers: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,loggers]"
+	$(BIN)/python -m pytest tests/integrations/test_loggers.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"

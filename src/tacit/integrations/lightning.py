@@ -245,8 +245,8 @@ def _check_trainer(trainer: Any, module: Any) -> None:
         raise ValueError("the module has several optimizers; a private run has one: use a loop of your own.")
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
-            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; leave it out: lot_size= is how many records "
-            "a step has, and batch_size= how many of them are in memory at once."
+            f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; leave it out: lot_size= is how many "
+            "records a step has, and batch_size= how many of them are in memory at once."
         )
     if trainer.gradient_clip_val:
         raise ValueError(
