@@ -1,7 +1,7 @@
 """Loggers for `tacit.fit` and loops of one's own. Need the extra ``loggers`` (TensorBoard, Weights & Biases, MLflow).
 
-A logger is anything with ``log(step, values, private)`` (`tacit.training.Logger`). Every name that it writes begins with
-``private/`` or ``not_private/``: the ledger has paid for the first, and only those may leave with the model.
+A logger is anything with ``log(step, values, private)`` (`tacit.training.Logger`). Every name that it writes begins
+with ``private/`` or ``not_private/``: the ledger has paid for the first, and only those may leave with the model.
 
     tacit.fit(model, people, loggers=[WeightsAndBiases(wandb.init(project="people"))], ...)
 
