@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "epochs": ({"privacy": {"epochs": 2}}, r"write Trainer\(max_epochs="),
     "manual": ({"module": "manual"}, "automatic_optimization=False; write a loop with Fabric"),
     "weights": ({"source": "weighted"}, "weight the loss with public class weights"),
-    "stream": ({"source": "stream"}, "give a DataLoader of a map-style data set"),
+    "stream": ({"source": "stream"}, "make it map-style: dataset = list"),
 }
 
 

@@ -81,7 +81,6 @@ def test_the_trainer_of_transformers_reports_to_tensorboard(tmp_path: Path, monk
     transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed (extra 'loggers')")
     from integrations.tiny import task
-
     from tacit.integrations.transformers import PrivateTrainer
 
     model, people, words = task("classification")

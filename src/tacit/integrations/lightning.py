@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from tacit.integrations.trainer_lots import LotNumbers
 from tacit.ledger import BudgetExceeded
 from tacit.training import Parallel, PrivateRun, make_private
-from tacit.training.loaders import check_sampler
+from tacit.training.loaders import check_sampler, no_records_by_number
 from tacit.training.loggers import labelled
 from tacit.training.odometer import Odometer
 
@@ -81,10 +81,7 @@ class Private:
             return self._lots
         _check_trainer(trainer, self.lightning_module)  # type: ignore[attr-defined]
         if not isinstance(dataloader, DataLoader) or not hasattr(dataloader.dataset, "__len__"):
-            raise ValueError(
-                f"the training data is a {type(dataloader).__name__} without records by number, which private sampling "
-                "draws; give a DataLoader of a map-style data set."
-            )
+            raise no_records_by_number(dataloader.dataset if isinstance(dataloader, DataLoader) else dataloader)
         check_sampler(dataloader.sampler)
         self._source = dataloader
         size = self.privacy.get("lot_size", dataloader.batch_size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.training import Metric, Parallel
+from tacit.training.loaders import no_records_by_number
 
 OF_THE_TRAINER = {
     "epochs": "num_train_epochs",
@@ -110,10 +111,7 @@ def refuse_search() -> None:
 def records(dataset: Any, privacy: Mapping[str, Any]) -> int:
     """Return the number of records: of users or microbatches where these are the unit, else of examples."""
     if not isinstance(dataset, Sized):
-        raise ValueError(
-            f"the data set ({type(dataset).__name__}) has no length and no records by number, which private sampling "
-            "draws; make it map-style: datasets.Dataset.from_list(list(stream))."
-        )
+        raise no_records_by_number(dataset)
     if privacy.get("users") is not None:
         return len(set(privacy["users"]))
     return len(dataset) // int(privacy.get("microbatch_size", 1))

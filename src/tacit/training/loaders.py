@@ -115,6 +115,21 @@ def _is_of_accelerate(thing: Any) -> bool:
     return type(thing).__module__ == "accelerate.data_loader"
 
 
+def no_records_by_number(stream: Any) -> ValueError:
+    """Return the error for a stream, with what makes it map-style: on disk where it is one of Hugging Face."""
+    if type(stream).__module__.partition(".")[0] == "datasets":
+        remedy = "datasets.Dataset.from_generator(lambda: iter(stream)), which keeps the records on disk"
+    else:
+        remedy = (
+            "dataset = list(stream), or, where that does not fit into memory, "
+            "datasets.Dataset.from_generator(lambda: iter(stream)) for records that are dictionaries"
+        )
+    return ValueError(
+        f"the data set ({type(stream).__name__}) is a stream: it has no records by number, which private sampling "
+        f"draws; make it map-style: {remedy}."
+    )
+
+
 def _check_dataset(dataset: Any) -> None:
     """Refuse objects that have no records by number, or whose items are not records."""
     kind = type(dataset).__name__
@@ -123,10 +138,7 @@ def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, str | bytes):
         raise ValueError(f"the data set is the text {dataset!r}; read the records first, and give those.")
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ValueError(
-            f"the data set ({kind}) has no length and no records by number, which private sampling draws; make it "
-            "map-style: dataset = list(stream), or files of which dataset[i] reads one record."
-        )
+        raise no_records_by_number(dataset)
     if isinstance(dataset, Mapping):
         raise ValueError(
             f"the data set is a {kind}, whose items have names and not numbers; give its columns as "
