@@ -288,3 +288,34 @@ class _StopAt(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         control.should_training_stop = state.global_step == self.step
         return control
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_lot_with_nobody_in_it_is_a_step(name: str, tmp_path: Path) -> None:
+    """One sentence is expected in a lot: none comes in a third of them."""
+    sizes: list[int] = []
+
+    class Counting(PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **others: Any) -> Any:
+            sizes.append(len(inputs["input_ids"]))
+            return super().compute_loss(model, inputs, *args, **others)
+
+    made = trainer(name, tmp_path, kind=Counting, max_steps=14, privacy={"lot_size": 1, "metrics": LOSS, "seed": 3})
+    made.train()
+    assert made.run.step == 14 == len(made.run.ledger) and 0 in sizes and max(sizes) > 1
+    assert "not_private/epsilon" in made.state.log_history[-1]  # a seed is for debugging
+
+
+def test_an_evaluation_on_the_training_set_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, data, words = task("classification")
+    args = arguments(tmp_path, transformers.TrainingArguments)
+    made = PrivateTrainer(
+        model=model, args=args, train_dataset=data, eval_dataset=data, processing_class=words, privacy={"seed": 1}
+    )
+    made.evaluate()
+    assert "the evaluation set is the training set: its numbers are not private" in caplog.text
+
+
+def test_a_loss_that_is_not_known_for_each_example_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"not known for Linear .* leave 'loss' out of metrics"):
+        trainer("classification", tmp_path, model=torch.nn.Linear(2, 2), privacy={"metrics": LOSS})

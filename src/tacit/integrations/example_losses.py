@@ -11,7 +11,16 @@ from torch import Tensor
 
 _CLASSES = ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification")
 _TOKENS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForTokenClassification")
-KNOWN = (*_CLASSES, *_TOKENS, "ForQuestionAnswering")
+
+
+def check_known(model: Any) -> None:
+    """Refuse a model whose examples' own losses are not known."""
+    kind = getattr(model, "loss_type", None)
+    if kind not in (*_CLASSES, *_TOKENS, "ForQuestionAnswering"):
+        raise ValueError(
+            f"metrics has 'loss', but the loss of one example is not known for {type(model).__name__} (loss type "
+            f"{kind}); override example_losses(outputs, inputs) of the trainer, or leave 'loss' out of metrics."
+        )
 
 
 def example_losses(model: Any, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Tensor:

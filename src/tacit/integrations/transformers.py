@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import TrainOutput
 
 from tacit.integrations import trainer_settings as settings
-from tacit.integrations.example_losses import KNOWN, SmoothedLoss, example_losses
+from tacit.integrations.example_losses import SmoothedLoss, check_known, example_losses
 from tacit.integrations.trainer_lots import RUN, LotNumbers, checkpoint_of, no_batch
 from tacit.ledger import BudgetExceeded
 from tacit.training import PrivateRun, make_private
@@ -62,6 +62,8 @@ class Private:
     """
 
     args: Any
+    eval_dataset: Any
+    train_dataset: Any
     accelerator: Any
     optimizer: Any
     run: PrivateRun
@@ -89,12 +91,7 @@ class Private:
         self._evaluating = False
         self._told: set[str] = set()
         if settings.wants_loss(privacy) and type(self).example_losses is Private.example_losses:
-            kind = getattr(self._inner(), "loss_type", None)
-            if kind not in KNOWN:
-                raise ValueError(
-                    f"metrics has 'loss', but what the loss of one example is is not known for {kind}; override "
-                    "example_losses(outputs, inputs), or leave 'loss' out of metrics."
-                )
+            check_known(self._inner())
         if getattr(self, "label_smoother", None) is not None:
             self.label_smoother = SmoothedLoss(args.label_smoothing_factor)
         self.add_callback(_Lots(self))  # type: ignore[attr-defined]
@@ -184,6 +181,9 @@ class Private:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as ever; the numbers are those of the evaluation set, which no guarantee covers."""
+        chosen = args[0] if args else kwargs.get("eval_dataset")
+        if (self.eval_dataset if chosen is None else chosen) is self.train_dataset:
+            log.warning("the evaluation set is the training set: its numbers are not private, nor what they decide.")
         self._evaluating = True
         try:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
