@@ -75,8 +75,8 @@ def test_fit_logs_every_so_often_and_at_the_end(data: TensorDataset, tmp_path: P
     assert "epsilon" in lines[0] and "epsilon" in lines[-1]
     assert lines[-1]["epsilon"] == pytest.approx(run.guarantee(1e-5).epsilon)
     assert lines[-1]["loss"] == run.metrics["loss"]
-    assert [name for name, _, _ in writer.scalars].count("loss") == 3
-    assert [step for name, _, step in writer.scalars if name == "epsilon"] == [
+    assert [name for name, _, _ in writer.scalars].count("private/loss") == 3
+    assert [step for name, _, step in writer.scalars if name == "private/epsilon"] == [
         line["step"] for line in lines if "epsilon" in line
     ]
 
@@ -133,7 +133,7 @@ def test_fit_logs_the_last_step_that_the_budget_allowed(data: TensorDataset, tmp
 def test_a_seeded_fit_is_logged_as_not_private(data: TensorDataset) -> None:
     writer = Writer()
     tacit.fit(nn.Linear(4, 3), data, steps=10, noise_multiplier=1.0, seed=1, loggers=[TensorBoard(writer)], **SETTINGS)
-    assert [name for name, _, _ in writer.scalars] == ["epsilon (not private)"]
+    assert [name for name, _, _ in writer.scalars] == ["not_private/epsilon"]
 
 
 @pytest.mark.parametrize(

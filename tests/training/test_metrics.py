@@ -169,11 +169,11 @@ class Writer:
         self.scalars.append((name, value, step))
 
 
-def test_loggers_mark_what_is_not_private(tmp_path: Path) -> None:
+def test_loggers_say_what_is_private_and_what_is_not(tmp_path: Path) -> None:
     writer, lines = Writer(), JsonLines(tmp_path / "logs" / "run.jsonl")
     for logger in (TensorBoard(writer), lines):
         logger.log(3, {"loss": 0.5}, private=True)
         logger.log(3, {"test loss": 0.7}, private=False)
-    assert writer.scalars == [("loss", 0.5, 3), ("test loss (not private)", 0.7, 3)]
+    assert writer.scalars == [("private/loss", 0.5, 3), ("not_private/test loss", 0.7, 3)]
     read = [json.loads(line) for line in (tmp_path / "logs" / "run.jsonl").read_text().splitlines()]
     assert read == [{"step": 3, "private": True, "loss": 0.5}, {"step": 3, "private": False, "test loss": 0.7}]

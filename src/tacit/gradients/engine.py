@@ -103,7 +103,7 @@ class Engine:
         self._recorder.sharded_modules = modules
         self._inputs = Inputs(model, self._recorder, options.get("batch_dim", 0), rows_per_record, options.get("split"))
         if not self._recorder.parameters:
-            raise ValueError("the model has no trainable parameter")
+            raise ValueError("the model has no trainable parameter; call requires_grad_(True) on those to train.")
         self._measured = Measured(self._recorder)
         self._wholes = wholes = shards.whole_parameters(model, self._recorder.parameters)
         self._recorder.names |= {id(whole): name for name, whole in wholes.items()}

@@ -70,7 +70,9 @@ class Recording(ABC):
 
     def __init__(self, model: nn.Module, reduction: Reduction | None) -> None:
         if reduction not in ("mean", "sum", "none", None):
-            raise ValueError(f"reduction must be 'mean', 'sum', 'none' or None (detect), not {reduction!r}")
+            raise ValueError(
+                f"reduction is {reduction!r}; choose 'mean', 'sum' or 'none', or leave it out: it is detected."
+            )
         self.model = model
         self.reduction = reduction
         self.rows = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit.accounting.guarantee import rounded_up
 from tacit.training.loggers import Logger
+from tacit.training.odometer import Odometer
 from tacit.training.private import make_private
 from tacit.training.run import PrivateRun
 
@@ -42,7 +42,7 @@ def fit(
     run = make_private(model, optimizer, dataset, **settings)
     if run.team.rank:
         loggers, progress = (), False  # the first of several processes tells
-    watched, odometer = "loss" in (settings.get("metrics") or {}), _Odometer()
+    watched, odometer = "loss" in (settings.get("metrics") or {}), Odometer()
     try:
         with _bar(run, progress) as bar:
             for x, y in run.batches():
@@ -80,24 +80,6 @@ def _each(loss: Loss, output: Any, y: Any) -> Tensor:
         if not len(plain):
             return plain.new_zeros(0)
         return torch.stack([loss(plain[i : i + 1], y[i : i + 1]).reshape(()) for i in range(len(plain))])
-
-
-class _Odometer:
-    """ε spent, read so seldom that accounting takes at most a twentieth of the time."""
-
-    def __init__(self) -> None:
-        self.step, self._rest = 0, 0.0
-
-    @property
-    def due(self) -> bool:
-        return time.perf_counter() >= self._rest
-
-    def read(self, run: PrivateRun) -> float:
-        start = time.perf_counter()
-        epsilon = run.guarantee(run.budget.delta if run.budget else 1e-5).epsilon
-        end = time.perf_counter()
-        self.step, self._rest = run.step, end + 19 * (end - start)
-        return epsilon
 
 
 class _Bar:

@@ -73,33 +73,61 @@ def _check_loader(loader: data.DataLoader[Any]) -> None:
             "the DataLoader has batch_size=None, so that its data set returns whole batches; private sampling draws "
             "records one by one: give a data set whose items are single records."
         )
-    if type(loader.batch_sampler) is not data.BatchSampler:
+    batch_sampler: Any = loader.batch_sampler
+    while _is_of_accelerate(batch_sampler) and hasattr(batch_sampler, "batch_sampler"):
+        batch_sampler = batch_sampler.batch_sampler  # which only gives each process its share
+    if type(batch_sampler) is not data.BatchSampler:
         raise ValueError(
-            f"the DataLoader has a {type(loader.batch_sampler).__name__}, which composes batches by a rule of its own; "
+            f"the DataLoader has a {type(batch_sampler).__name__}, which composes batches by a rule of its own; "
             "private lots are drawn at random: give make_private the data set (loader.dataset) instead."
         )
-    if isinstance(loader.sampler, data.WeightedRandomSampler):
-        raise ValueError(
-            "the DataLoader has a WeightedRandomSampler; no proof here covers records that are drawn with different "
-            "probabilities. Give make_private the data set (loader.dataset) and weight the loss with public class "
-            "weights: F.cross_entropy(output, y, weight=weights, reduction='none').mean()."
-        )
-    if isinstance(loader.sampler, data.SubsetRandomSampler):
-        raise ValueError(
-            "the DataLoader has a SubsetRandomSampler; make the subset a data set, so that no other record is drawn: "
-            "torch.utils.data.Subset(loader.dataset, indices)."
-        )
-    if type(loader.sampler) not in _EVEN:
-        raise ValueError(
-            f"the DataLoader has a {type(loader.sampler).__name__}, of which make_private cannot tell which records it "
-            "leaves out or repeats; give make_private a data set of the records to train on instead."
-        )
+    check_sampler(batch_sampler.sampler)
     for name in ("worker_init_fn", "multiprocessing_context"):
         if getattr(loader, name) is not None:
             raise ValueError(
                 f"the DataLoader has a {name}, which is not taken over; give make_private the data set "
                 "(loader.dataset), num_workers= and collate_fn=."
             )
+
+
+def check_sampler(sampler: Any) -> None:
+    """Refuse a sampler that leaves records out, repeats them or prefers some: what it does would be lost."""
+    if isinstance(sampler, data.WeightedRandomSampler):
+        raise ValueError(
+            "the DataLoader has a WeightedRandomSampler; no proof here covers records that are drawn with different "
+            "probabilities. Give make_private the data set (loader.dataset) and weight the loss with public class "
+            "weights: F.cross_entropy(output, y, weight=weights, reduction='none').mean()."
+        )
+    if isinstance(sampler, data.SubsetRandomSampler):
+        raise ValueError(
+            "the DataLoader has a SubsetRandomSampler; make the subset a data set, so that no other record is drawn: "
+            "torch.utils.data.Subset(loader.dataset, indices)."
+        )
+    if type(sampler) not in _EVEN and not (_is_of_accelerate(sampler) and isinstance(sampler, data.RandomSampler)):
+        raise ValueError(
+            f"the DataLoader has a {type(sampler).__name__}, of which make_private cannot tell which records it "
+            "leaves out or repeats; give make_private a data set of the records to train on instead."
+        )
+
+
+def _is_of_accelerate(thing: Any) -> bool:
+    """Whether ``accelerator.prepare`` has put it into a loader."""
+    return type(thing).__module__ == "accelerate.data_loader"
+
+
+def no_records_by_number(stream: Any) -> ValueError:
+    """Return the error for a stream, with what makes it map-style: on disk where it is one of Hugging Face."""
+    if type(stream).__module__.partition(".")[0] == "datasets":
+        remedy = "datasets.Dataset.from_generator(lambda: iter(stream)), which keeps the records on disk"
+    else:
+        remedy = (
+            "dataset = list(stream), or, where that does not fit into memory, "
+            "datasets.Dataset.from_generator(lambda: iter(stream)) for records that are dictionaries"
+        )
+    return ValueError(
+        f"the data set ({type(stream).__name__}) is a stream: it has no records by number, which private sampling "
+        f"draws; make it map-style: {remedy}."
+    )
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -110,10 +138,7 @@ def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, str | bytes):
         raise ValueError(f"the data set is the text {dataset!r}; read the records first, and give those.")
     if isinstance(dataset, data.IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ValueError(
-            f"the data set ({kind}) has no length and no records by number, which private sampling draws; make it "
-            "map-style: dataset = list(stream), or files of which dataset[i] reads one record."
-        )
+        raise no_records_by_number(dataset)
     if isinstance(dataset, Mapping):
         raise ValueError(
             f"the data set is a {kind}, whose items have names and not numbers; give its columns as "

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-NOT_PRIVATE = " (not private)"
+
+def labelled(name: str, *, private: bool) -> str:
+    """Return the name under which a number is logged: it says whether the ledger has paid for it.
+
+    >>> labelled("loss", private=True), labelled("accuracy", private=False)
+    ('private/loss', 'not_private/accuracy')
+    """
+    return f"{'private' if private else 'not_private'}/{name}"
 
 
 class Logger(Protocol):
@@ -32,11 +39,11 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes scalars to a ``torch.utils.tensorboard.SummaryWriter``; names of what is not private say so."""
+    """Writes scalars to a ``torch.utils.tensorboard.SummaryWriter``; every name says whether the number is private."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def log(self, step: int, values: Mapping[str, float], *, private: bool) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name if private else name + NOT_PRIVATE, value, step)
+            self._writer.add_scalar(labelled(name, private=private), value, step)

@@ -92,7 +92,7 @@ def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) ->
             f"the data set ({type(dataset).__name__}) has no length; private sampling needs a map-style data set."
         ) from None
     if not length:
-        raise ValueError("the data set is empty.")
+        raise ValueError("the data set is empty (its length is 0); give one with records.")
     if users is None:
         if length < microbatch_size:
             raise ValueError(f"microbatch_size is {microbatch_size}; the data set has only {length} examples.")

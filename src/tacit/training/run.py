@@ -136,6 +136,11 @@ class PrivateRun:
         """Whether the last batch ended its lot, so that ``optimizer.step()`` has acted: the time for a scheduler's."""
         return self._lot is None or self._lot.done
 
+    @property
+    def last_batch(self) -> bool:
+        """Whether the batch at hand is its lot's last, so that ``optimizer.step()`` releases the lot and acts."""
+        return self._lot is not None and self._lot.last and not self._lot.done
+
     def lot(self) -> Iterator[Any]:
         """The batches of one lot, for loops of one's own. Raises `BudgetExceeded` before anyone is drawn."""
         if self._attached and self._lot is None:

@@ -236,7 +236,8 @@ def _range(t: Any) -> tuple[int, int, int] | None:
 def _is_one_for_all(t: Any) -> bool:
     """Whether every example has the same entries, in the same memory: a constant that was expanded before the model."""
     with torch._C.DisableTorchFunction():
-        return isinstance(t._tag, Layout) and t.shape[t._tag.dim] > 1 and not t.stride(t._tag.dim)
+        tag = t._tag  # a number has no batch dimension, also where a batch with nobody in it gave it a layout
+        return isinstance(tag, Layout) and tag.dim < t.ndim and t.shape[tag.dim] > 1 and not t.stride(tag.dim)
 
 
 def _meet(a: tuple[int, int, int] | None, b: tuple[int, int, int] | None) -> bool:

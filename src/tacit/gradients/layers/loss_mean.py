@@ -97,10 +97,13 @@ def check_reduction(recorder: Recording) -> None:
         elif len(kinds) > 1:
             why = "one part of the loss is a mean and another a sum over examples"
         else:
-            why = f"the {kinds.pop()} over examples was scaled afterwards"
+            why = (
+                f"the {kinds.pop()} over examples was scaled afterwards (gradient accumulation does so; a private loop "
+                "has none: lot_size= is how many records a step has, batch_size= how many are in memory)"
+            )
         raise ValueError(
             f"the loss's reduction cannot be told for certain: {why}. Declare it: reduction='mean' if the loss is "
-            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum"
+            "(1/batch)·Σ of the examples' losses, reduction='sum' if it is their sum."
         )
     wrong = "sum" if declared == "mean" else "mean"
     if batch > 1 and wrong in untouched:

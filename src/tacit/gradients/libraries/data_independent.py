@@ -175,9 +175,10 @@ def _is_caught(code: CodeType, line: int) -> bool:
         if isinstance(node, (ast.With, ast.AsyncWith)):
             if any("suppress" in ast.unparse(item.context_expr) for item in node.items):
                 return True
-        elif isinstance(node, (ast.Try, ast.TryStar)):
-            if any(_goes_on(handler.body) for handler in node.handlers) or _leaves(node.finalbody):
-                return True
+        elif isinstance(node, (ast.Try, ast.TryStar)) and (
+            any(_goes_on(handler.body) for handler in node.handlers) or _leaves(node.finalbody)
+        ):
+            return True
     return False
 
 
