@@ -626,6 +626,29 @@ def test_gradients_computed_again_count_a_backward_pass_for_each_output(
     engine.detach()
 
 
+@pytest.mark.parametrize("large", [0, 1 << 20])
+def test_a_backward_pass_before_a_gradient_penalty_counts(
+    naive: Any, compare: Any, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", large)
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)).double()
+    x = torch.randn(B, 3, dtype=torch.float64, requires_grad=True)
+
+    def penalty(x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    def both(x: Tensor) -> Tensor:
+        return model(x).sin().sum() + penalty(x)
+
+    each = naive(model, lambda i: both(x[i : i + 1].detach().requires_grad_()), B)
+    engine = gradients.attach(model, isolate=True)
+    model(x).sin().sum().backward()
+    penalty(x).backward()
+    compare(engine, each)
+    engine.detach()
+
+
 class RandomBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

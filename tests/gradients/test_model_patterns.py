@@ -93,9 +93,16 @@ def _repeated(m: Net, h: Tensor) -> Tensor:
     return (m.second(rows) * mask).view(len(h), -1)
 
 
+def _copied_like(m: Net, h: Tensor) -> Tensor:
+    other = h.to(h, False, True)
+    other[:, 0] = 0
+    return m.second(h) + other
+
+
 PATTERNS: dict[str, Body] = {
     "padding the last dimensions only": lambda m, h: m.second(F.pad(h, [0, 0, 1, 2, 0, 0])),
     "a cast to another tensor's type": lambda m, h: m.second(h.double().type_as(h[:, :1, :1])),
+    "a copy of another tensor's type": _copied_like,
     "asserts and errors": _asserts,
     "errors that become others": _raises_another,
     "rows by their numbers": _numbered,
@@ -283,6 +290,10 @@ def test_ctc_targets_of_one_length_may_be_flattened(naive: Any, compare: Any) ->
     given, own = engine.trace((x, labels), B)
     loss(given, own, own.flatten()).backward()
     compare(engine, each)
+    engine.discard()
+    given, own = engine.trace((x[:0], labels[:0]), 0)
+    loss(given, own, own.flatten()).backward()
+    assert engine.ready and not engine.norms().numel()
     engine.discard()
     given, own = engine.trace((x, labels), B)
     with pytest.raises(ValueError, match="not the examples' own"):

@@ -205,7 +205,7 @@ def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
     for walk in walks(recorder) if kwargs.get("create_graph") else ():
-        walk.used = False
+        walk.keep()
     layouts = [_layout_of_input(recorder, t) for t in inputs]
     if any(layout is None for layout in layouts):
         raise ValueError(

@@ -77,19 +77,30 @@ class Walk:
         """Return the parameters that something arrived at."""
         return list(self._squares)
 
+    def keep(self) -> None:
+        """Keep gradients from here on: gradients of gradients will reach the aliases by other ways than the outputs."""
+        names = sorted(set(self.names()) - self.handed_over) if self.used else []
+        for i, own in enumerate(self.aliases if names else ()):
+            for name, grad in zip(names, self._gradients(i, names)):
+                own[name].grad = grad  # what earlier backward passes brought
+        self.used = False
+
     def gradients(self, i: int, names: Sequence[str]) -> list[Tensor]:
-        """Return example i's gradients, computed again."""
+        """Return example i's gradients, computed again, complex ones as pairs of real numbers."""
+        found = zip(names, self._gradients(i, names))
+        grads = [precise(real(torch.zeros_like(self.aliases[i][name]) if g is None else g)) for name, g in found]
+        self._compare(i, names, [row_squares(g.unsqueeze(0))[0] for g in grads])
+        return grads
+
+    def _gradients(self, i: int, names: Sequence[str]) -> Sequence[Tensor | None]:
         aliases = [self.aliases[i][name] for name in names]
         places = sorted(self._grads)
         roots, grads = [self._roots[p] for p in places], [self._grads[p] for p in places]
         self._replaying = True
         try:
-            found = torch.autograd.grad(roots, aliases, grads, retain_graph=True, allow_unused=True)
+            return torch.autograd.grad(roots, aliases, grads, retain_graph=True, allow_unused=True)
         finally:
             self._replaying = False
-        grads = [precise(real(torch.zeros_like(a) if g is None else g)) for a, g in zip(aliases, found)]
-        self._compare(i, names, [row_squares(g.unsqueeze(0))[0] for g in grads])
-        return grads
 
     def _compare(self, i: int, names: Sequence[str], squares: Sequence[Tensor]) -> None:
         """Note whether example i's gradients have other norms than before: what is added must be what was measured."""

@@ -123,4 +123,4 @@ def cast(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if like is None:
         return recorder.carry_out(func, args, kwargs)
     others = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor)}
-    return args[0].to(device=plain(like).device, dtype=plain(like).dtype, **others)
+    return args[0].to(plain(like).device, plain(like).dtype, *args[2:], **others)
