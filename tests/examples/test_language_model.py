@@ -89,3 +89,14 @@ def test_the_text_classifiers_learn_within_their_budget(kind: str, epsilon: floa
     model, spent = example.train(kind, x, y, epsilon, **changed)
     assert spent <= epsilon and example.accuracy(model, x, y) > 0.9
     assert int(example.encoded("transformer", lines, 8)[0, 1]) == example.hashed("film", 8)
+
+
+def test_the_table_of_text_classifiers_has_the_settings_of_the_example() -> None:
+    example = example_named("text_classifier")
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    for kind, settings in example.SETTINGS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{kind}`"))
+        assert f"{1 << settings['bits']:,} hashed" in row and f"{settings['epochs']} epochs" in row
+        assert f"lots of {settings['lot_size']:,}" in row and settings["clip"] == 1.0
+        figures = [float(cell) for cell in row.split("|")[2:6]]
+        assert figures == sorted(figures) and 50 < figures[0] and figures[-1] < 100
