@@ -48,7 +48,7 @@ def test_the_page_says_how_many_lines_change(name: str) -> None:
     assert name not in ("trainer", "lightning") or changed_lines(name) <= 4
 
 
-@pytest.mark.parametrize("kind", ["plain", "private"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "private"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_learns_with_and_without_privacy(name: str, kind: str, tmp_path: Path) -> None:
     for package in LOOPS[name]:

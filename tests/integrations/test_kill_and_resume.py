@@ -31,7 +31,9 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("framework", ["transformers", "accelerate", pytest.param("lightning", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "framework", ["transformers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "lightning"))]
+)
 def test_a_killed_training_is_resumed_within_its_budget(framework: str, tmp_path: Path) -> None:
     for package in NEEDED[framework]:
         if importlib.util.find_spec(package) is None:

@@ -86,7 +86,9 @@ class _Watched(PrivateTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "seq2seq" else []) for name in TASKS]
+)
 def test_the_mean_of_the_examples_losses_is_the_loss_of_the_model(name: str, tmp_path: Path) -> None:
     """All sentences have five words, so a mean over tokens is the mean of the examples' means."""
     made = trainer(name, tmp_path, kind=_Watched, max_steps=2)
@@ -290,7 +292,9 @@ class _StopAt(transformers.TrainerCallback):  # type: ignore[misc]
         return control
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("causal", "answers") else pytest.mark.slow) for name in TASKS]
+)
 def test_a_lot_with_nobody_in_it_is_a_step(name: str, tmp_path: Path) -> None:
     """One sentence is expected in a lot: none comes in a third of them."""
     sizes: list[int] = []
