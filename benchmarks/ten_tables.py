@@ -324,8 +324,8 @@ def main() -> None:
             *rows(0, options.splits, epsilons, state),
             "",
             f"Accuracy, or R² for the first four; mean and standard deviation of {options.splits} splits, "
-            f"δ = {DELTA:g}; "
-            f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, {versions}, "
+            f"δ = {DELTA:g}; {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, "
+            f"Python {platform.python_version()}, {versions}, "
             f"{PEERS['diffprivlib'][0]}.",
             "",
             *rows(1, options.splits, epsilons, state),

@@ -73,17 +73,22 @@ def test_what_cannot_be_read_again_counts_with_its_whole_budget(table: Path) -> 
     shutil.rmtree("a")
     [gone] = registry.costs()
     assert (gone.epsilon, gone.delta) == (1.0, 1e-5) and "gone" in gone.note
+    with registry.reserved(Path("gone/ledger.jsonl"), budget):
+        pass  # a ledger that is gone before the run has ended
+    assert registry.spent()[0] == 2.5
     killed = registry.reserved(Path("b/ledger.jsonl"), budget)
     killed.__enter__()
-    assert registry.spent() == (2.5, pytest.approx(1.1e-5))
+    assert registry.spent() == (4.0, pytest.approx(1.2e-5))
 
 
 def test_two_runs_cannot_both_have_what_is_left(table: Path) -> None:
     first, second = Registry(table), Registry(table)
     first.set_budget(Budget(epsilon=1.0, delta=1e-4))
     budget = Budget(epsilon=0.6, delta=1e-6)
-    with first.reserved(Path("a"), budget), pytest.raises(ValueError, match=r"Ask for at most epsilon 0\.4"):
-        second.check(budget)
+    with first.reserved(Path("a"), budget) as reservation:
+        reservation.nothing_released = True
+        with pytest.raises(ValueError, match=r"Ask for at most epsilon 0\.4"):
+            second.check(budget)
     assert second.spent() == (0.0, 0.0)
 
 

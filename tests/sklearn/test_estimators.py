@@ -378,3 +378,11 @@ def test_weights_of_a_linear_model_are_in_the_features_units() -> None:
     assert np.allclose(found, number.predict(X), atol=1e-3)
     with pytest.raises(AttributeError, match="model='boosted'"):
         model.feature_importances_  # noqa: B018
+
+
+def test_a_boosted_classifier_with_one_class_found_trains_nothing() -> None:
+    X, _ = data(3000)
+    y = np.array(["common"] * 2995 + ["rare"] * 5)
+    with pytest.warns(UserWarning, match="only the class 'common'"):
+        model = PrivateClassifier(epsilon=1.0, model="boosted").fit(X, y)
+    assert set(model.predict(X)) == {"common"} and model.n_iter_ == 0 and model.guarantee_.epsilon < 0.5

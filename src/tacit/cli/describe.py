@@ -60,7 +60,7 @@ def describe(
         raise ValueError(f"{table} has no rows; it needs one line a record below the column names.")
     folder.make()
     header = Header(purpose=f"describe {table.name}", fingerprint="" if registry is None else registry.identity)
-    reserved = nullcontext() if registry is None else registry.reserved(folder.ledger, budget)
+    reserved = nullcontext(None) if registry is None else registry.reserved(folder.ledger, budget)
     with reserved, Ledger.open(folder.ledger, header) as ledger:
         ledger.guard(Filter(budget))
         found = release(

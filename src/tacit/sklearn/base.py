@@ -88,6 +88,11 @@ class Private(BaseEstimator):  # type: ignore[misc]
         self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, *, unknown: bool = False
     ) -> None:
         self.n_iter_ = 0
+        single = outputs == 1 and not targets.is_floating_point()
+        if self.model == "boosted" and single:
+            self.network_, self.settings_ = network("linear", rows.shape[1], 1, norm=1.0), chosen_for(rows, purse)
+            self.guarantee_ = purse.guarantee()
+            return
         if self.model == "boosted":
             self._boost(rows, targets, outputs, noise, purse)
             return
@@ -110,9 +115,7 @@ class Private(BaseEstimator):  # type: ignore[misc]
         classes = 0 if targets.is_floating_point() else outputs
         bins, before = Bins(rows.shape[1], self.bounds, purse), len(purse.ledger)
         self.settings_ = chosen_for(rows, purse)
-        self.network_, self.bins_ = fit_shapes(
-            rows, targets, max(classes, 2) if classes else 0, noise=noise, bins=bins, purse=purse
-        )
+        self.network_, self.bins_ = fit_shapes(rows, targets, classes, noise=noise, bins=bins, purse=purse)
         self.n_iter_, self.guarantee_ = len(purse.ledger) - before, purse.guarantee()
 
     @property

@@ -54,6 +54,13 @@ class Cost:
     note: str = ""
 
 
+@dataclass
+class Reservation:
+    """What a run tells the registry: ``nothing_released`` if it was refused, and its empty ledger thrown away."""
+
+    nothing_released: bool = False
+
+
 class Registry:
     """The runs on one data set, and its budget."""
 
@@ -102,19 +109,24 @@ class Registry:
         return sum(cost.epsilon for cost in costs), sum(cost.delta for cost in costs)
 
     @contextmanager
-    def reserved(self, ledger: Path, budget: Budget) -> Iterator[None]:
-        """Write down a run before it begins, and what it did when it ends; refused beyond the data set's budget."""
+    def reserved(self, ledger: Path, budget: Budget) -> Iterator[Reservation]:
+        """Write down a run before it begins, and what it did when it ends; refused beyond the data set's budget.
+
+        A ledger that is gone at the end counts as lost, unless the run says that it threw away an empty one.
+        """
         with self._locked():
             self.check(budget)
             run = secrets.token_hex(8)
             facts = {"epsilon": budget.epsilon, "delta": budget.delta, "ledger": str(ledger.resolve())}
             self._append({"run": run, "at": _now(), **facts})
+        reservation = Reservation()
         try:
-            yield
+            yield reservation
         finally:
-            steps = len(Ledger.load(ledger)) if ledger.exists() else 0
-            with self._locked():
-                self._append({"ended": run, "steps": steps})
+            if reservation.nothing_released or ledger.exists():
+                steps = 0 if reservation.nothing_released else len(Ledger.load(ledger))
+                with self._locked():
+                    self._append({"ended": run, "steps": steps})
 
     def check(self, budget: Budget) -> None:
         """Refuse a run of this budget if the data set's own does not allow it beside the runs before."""

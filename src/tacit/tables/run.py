@@ -21,7 +21,7 @@ from tacit.tables.looks import Pieces
 from tacit.tables.model import KINDS
 from tacit.tables.overlap import check_rows_differ
 from tacit.tables.reading import Columns, check_columns, from_columns, read
-from tacit.tables.registry import Registry
+from tacit.tables.registry import Registry, Reservation
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Category, Number, Schema
 from tacit.tables.scoring import Score
@@ -116,8 +116,8 @@ def run_table(
         purpose=f"predict {schema.target} from {table.name}",
         fingerprint="" if registry is None else registry.identity,
     )
-    reserved = nullcontext() if registry is None else registry.reserved(folder.ledger, budget)
-    with reserved, Ledger.open(folder.ledger, header) as ledger:
+    reserved = nullcontext(Reservation()) if registry is None else registry.reserved(folder.ledger, budget)
+    with reserved as reservation, Ledger.open(folder.ledger, header) as ledger:
         write_json(folder.facts, facts)
         ledger.guard(Filter(budget))
         try:
@@ -137,6 +137,7 @@ def run_table(
             )
         except ValueError:
             if not len(ledger):  # nothing was looked at: leave nothing behind
+                reservation.nothing_released = True
                 folder.discard()
             raise
     outcome.model.save(out)
