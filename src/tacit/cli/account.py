@@ -31,6 +31,10 @@ def account(
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
     noise: Annotated[str, typer.Option(help="gaussian or discrete (plans only).")] = "gaussian",
+    group: Annotated[
+        int,
+        typer.Option(parser=whole, metavar="WHOLE", help="So many records together: a family, one person's records."),
+    ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
     ] = None,
@@ -49,6 +53,7 @@ def account(
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
+      tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
       tacit account runs/mnist/ledger.jsonl --expect 5b2c…
     """
     from tacit.accounting import guarantee
@@ -81,7 +86,7 @@ def account(
         entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
-    found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant)
+    found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)
     if plot is not None:
         if delta is None:
             raise ValueError("--plot draws ε; give --delta.")
@@ -117,7 +122,17 @@ def _receipt(book: Ledger, path: Path, expect: str | None) -> tuple[dict[str, ob
 
 
 def _facts(found: Guarantee) -> dict[str, object]:
-    names = ("epsilon", "epsilon_lower", "delta", "accountant", "sampling", "adjacency", "unit", "secure_randomness")
+    names = (
+        "epsilon",
+        "epsilon_lower",
+        "delta",
+        "accountant",
+        "sampling",
+        "adjacency",
+        "unit",
+        "secure_randomness",
+        "group",
+    )
     return {name: getattr(found, name) for name in names}
 
 
