@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tacit.accounting import groups
 from tacit.accounting.composition import Accountant, Composition, Interval
 from tacit.accounting.moments import Moments
 from tacit.accounting.pld import Pld, Smoothed
@@ -52,6 +53,21 @@ class Slackened:
         else:
             found = [method.delta(tight, epsilon).upper for epsilon in epsilons]
         return [_with(composition.slack, upper) for upper in found]
+
+    def group(
+        self, composition: Composition, size: int, *, delta: float | None = None, epsilon: float | None = None
+    ) -> Interval:
+        """Bounds on ε at ``delta``, or on δ at ``epsilon``, for ``size`` records together (see `groups`)."""
+        if size < 1:
+            raise ValueError(f"group is {size}; it must be a whole number of records, at least 1.")
+        if isinstance(self.method, Pld) and not composition.slack and not composition.discrete:
+            found = self.method.group(composition, size, delta=delta, epsilon=epsilon)
+            if found is not None:
+                return found
+        if delta is not None:
+            return groups.epsilon(lambda least: self.epsilon(composition, least).upper, delta, size)
+        assert epsilon is not None
+        return groups.delta(lambda at: self.delta(composition, at).upper, epsilon, size)
 
 
 def _with(slack: float, delta: float) -> float:

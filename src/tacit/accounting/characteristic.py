@@ -3,7 +3,8 @@
 One step's loss is L(x) = log(1 - q + q e^(x/σ - 1/(2σ²))) when a record is removed, and -L(x) when it is added, with x
 standard normal when the record is not there. So the moment generating function under the first distribution of the
 pair is M(s) = E[e^(u L(x))], u = s + 1 or u = -s, at any complex s = t + iy. A tilt t turns the loss into one with the
-density e^(t·loss) / M(t) and the characteristic function M(t + iy) / M(t).
+density e^(t·loss) / M(t) and the characteristic function M(t + iy) / M(t). A record *replaced* by its opposite has the
+loss L(x) - L(-x) and M(s) = E[e^((s+1) L(x) - s L(-x))] (`tacit.accounting.losses.Replaced`).
 
 What is computed and what it can be off by, relative to M(t):
 
@@ -11,10 +12,12 @@ What is computed and what it can be off by, relative to M(t):
   |φ| grows by e^(d²/2); |1 - q + q r e^(iθ)| lies between cos(θ/2) (1 - q + q r) and 1 - q + q r, and its argument
   between 0 and θ. So the integral of the modulus along the line is at most
   e^(d²/2 + |y| d/σ) cos(θ/2)^(-n) M(t), n = max(0, -Re u), and the rule with step h is off by at most twice that over
-  e^(2πd/h) - 1 (Trefethen & Weideman 2014, Theorem 5.1). `_spacing` makes it e^-`_DIGITS`.
+  e^(2πd/h) - 1 (Trefethen & Weideman 2014, Theorem 5.1). `_spacing` makes it e^-`_DIGITS`. For a replaced record the
+  two arguments have opposite signs, so that |y| d/σ counts twice, and n = t, from the factor e^(-s L(-x)).
 * *The tails.* Beyond the last nodes the logarithm of the integrand at t falls at least like that of a Gaussian beyond
   its mode: for Re u <= 0 it is concave with second derivative at most -1, for Re u > 0 its slope is at least -x below
   0 and at most Re u/σ - x above Re u/σ. So either tail holds at most sqrt(π/2) times the integrand at the last node.
+  For a replaced record the slope lies between -x and (2t + 1)/σ - x, and the same holds with 2t + 1 for Re u.
 * *The cut.* With rare sampling a tilt that suits the bulk would blow up the far tail of a removed record's loss, which
   hardly ever occurs. So the law may be multiplied by Φ((c - x)/ω) before anything else, and what that takes away is
   counted as infinite loss. This factor is entire, in size at most e^(d²/(2ω²)) times its value at Re x, and its
@@ -62,7 +65,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class SampledGaussians:
-    """Terms with a rate, a noise multiplier and a count each, all seen from one side, and one unsampled Gaussian."""
+    """Terms with a rate, a noise multiplier and a count each, all seen from one side, and one unsampled Gaussian.
+
+    The record is removed, or ``added``, or ``replaced``; tilts of replaced ones are at least 0.
+    """
 
     rates: Array
     noises: Array
@@ -70,6 +76,7 @@ class SampledGaussians:
     shift: float
     added: bool
     cut: Cut | None = None
+    replaced: bool = False
 
     def without_tail(self, mass: float, tilt: float) -> SampledGaussians:
         """The same less about ``mass``, if at this tilt a removed record's loss would lie far out in its tail.
@@ -78,7 +85,7 @@ class SampledGaussians:
         """
         if self.added:
             return self
-        tail, reach = mass / float(self.counts.sum()), (tilt + 1) / self.noises
+        tail, reach = mass / float(self.counts.sum()), self._power(tilt) / self.noises
         place = np.zeros_like(reach)
         for _ in range(3):
             width = np.clip(1.5 / np.maximum(reach - place, 1e-9), 0.02, 1.0)
@@ -86,6 +93,10 @@ class SampledGaussians:
             sampled = 1 / self.noises - spread * ndtri(np.minimum(tail / (2 * self.rates), 0.5))
             place = np.maximum(-spread * ndtri(tail / 2), sampled)
         return replace(self, cut=Cut(place, width)) if (reach > place).any() else replace(self, cut=None)
+
+    def _power(self, tilt: float) -> float:
+        """The slope of the exponent far out, times the noise multiplier."""
+        return 2 * tilt + 1 if self.replaced else -tilt if self.added else tilt + 1
 
     @property
     def infinite(self) -> float:
@@ -99,7 +110,7 @@ class SampledGaussians:
     @property
     def single(self) -> bool:
         """Whether there is one sampled sum and nothing else."""
-        return self.counts.size == 1 and float(self.counts[0]) == 1 and not self.shift
+        return self.counts.size == 1 and float(self.counts[0]) == 1 and not self.shift and not self.replaced
 
     @property
     def largest(self) -> float:
@@ -111,8 +122,8 @@ class SampledGaussians:
     def tilted(self, tilt: float, reach: float = 0.0) -> Tilted:
         """The tilted laws, with nodes close enough for frequencies up to ``reach``."""
         rate, noise = self.rates[:, None], self.noises[:, None]
-        power = -tilt if self.added else tilt + 1
-        step = self._spacing(max(-power, 0.0), reach)
+        power = self._power(tilt)
+        step = self._spacing(max(tilt if self.replaced else -power, 0.0), reach)
         low, high = self._modes(power)
         nodes = math.ceil(float(((high - low + 2 * _WIDTH) / step).max())) + 2
         if not nodes * len(rate) <= _MOST_NODES:
@@ -122,7 +133,12 @@ class SampledGaussians:
         ratio = x / noise - 0.5 / noise / noise
         loss = log_mixture(rate, ratio)
         square = x * x
-        exponent = power * loss - square / 2
+        if self.replaced:
+            back = -x / noise - 0.5 / noise / noise
+            other = log_mixture(rate, back)
+            exponent = (tilt + 1) * loss - tilt * other - square / 2
+        else:
+            exponent = power * loss - square / 2
         if self.cut is not None:
             kept, hurt = self.cut.log(x)
             exponent += kept
@@ -135,8 +151,13 @@ class SampledGaussians:
         log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
         # What rounding does to a loss, and through it to a weight.
         part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
+        size = np.abs(loss)
+        if self.replaced:
+            part += np.exp(np.minimum(np.log(rate) + back - other, 0.0))
+            size += np.abs(other)
+            loss = loss - other
         slope = part * (np.abs(x) + 1 / noise) / noise  # how fast the loss changes with the logarithm of the noise
-        blur = 4 * _EPS * (np.abs(loss) + slope + 2.0 * (rate > 0.5))
+        blur = 4 * _EPS * (size + slope + 4.0 * (rate > 0.5))
         hurt = 4 * _EPS * (square + np.abs(top) + 32) + abs(power) * blur
         loss = -loss if self.added else loss
         mean = (weight * loss).sum(axis=1, keepdims=True)
@@ -150,6 +171,7 @@ class SampledGaussians:
         bend = np.ones_like(noise) if self.cut is None else 1 + self.cut.width[:, None] ** -2
         strip = np.sqrt(_DIGITS / (bend / 2 + fall / (8 * noise * noise)))
         strip = np.minimum(strip, (0.9 if fall > 0 else 0.98) * math.pi * noise)
+        reach *= 2 if self.replaced else 1
         growth = bend * strip * strip / 2 + reach * strip / noise - fall * np.log(np.cos(strip / (2 * noise)))
         return np.asarray(2 * math.pi * strip / (_DIGITS + growth + 1))
 

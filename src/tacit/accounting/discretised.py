@@ -19,8 +19,19 @@ from tacit.accounting.convolution import (
     tilted,
 )
 from tacit.accounting.effort import OutOfReach, spend
+from tacit.accounting.groups import Several
 from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
-from tacit.accounting.losses import Added, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.accounting.losses import (
+    Added,
+    GaussianLoss,
+    LaplaceLoss,
+    Mirrored,
+    Pair,
+    Plain,
+    Removed,
+    Replaced,
+    ResponseLoss,
+)
 from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, largest_loss
 
@@ -29,14 +40,22 @@ _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
 _LARGEST_STEP = 50.0
-# Bounds on ε this close, relatively, are close enough; for more steps than so many two ways are tried.
-_CLOSE, _FEW_STEPS = 1e-6, 256
+_GAUSSIAN = Plain | Removed | Added | Mirrored | Replaced | Several
 
 
 def bounds(
-    side: Side, accuracy: float, delta: float | None, epsilon: float | None, *, floor: float, coarse: float
+    side: Side,
+    accuracy: float,
+    delta: float | None,
+    epsilon: float | None,
+    *,
+    floor: float,
+    coarse: float,
+    fine: bool = True,
 ) -> tuple[Interval, float]:
     """Both bounds in one direction, and the step used; only an upper one as soon as that is at most ``floor``.
+
+    Without ``fine`` the upper bound is as close as ``accuracy`` says, and no closer.
 
     The step is chosen for the tolerance. Where the two bounds do not show that it was met, the lattice is refined
     until the upper bound settles; every upper bound on the way is valid. Where no lattice holds the losses, or the
@@ -44,7 +63,7 @@ def bounds(
     """
     found = _Found(math.inf if delta is not None else 1.0)
     try:
-        _refine(found, side, accuracy, delta, epsilon, floor, coarse)
+        _refine(found, side, accuracy, delta, epsilon, floor, coarse, fine=fine and side.fine)
     except OutOfReach:
         return Interval(found.upper, found.lower), found.step
     return Interval(found.upper, found.lower), found.step
@@ -67,6 +86,7 @@ def _refine(
     epsilon: float | None,
     floor: float,
     coarse: float,
+    fine: bool,
 ) -> None:
     total = sum(count for _, count in side.lattice_pairs)
     tail = 1e-7 * (delta if delta is not None else 1e-13) / total
@@ -84,12 +104,15 @@ def _refine(
     lattice = _Lattices(side, sketches, tilt, delta, epsilon)
     step = _step(sketches, tilt, accuracy * max(near, _SMALL)) / (1 + 2 / total)
     found.step = step
-    if floor and (quick := lattice.upper(max(8 * step, coarse))) <= floor:
-        found.upper = quick
-        return
+    if floor:
+        found.upper = min(found.upper, lattice.upper(max(8 * step, coarse)))
+        if found.upper <= floor:
+            return
     found.upper = min(found.upper, lattice.upper(step))
     if found.upper > floor:
         found.lower = min(lattice.lower(step), found.upper)
+    if found.upper > floor and fine:
+        found.upper = max(min(found.upper, _finely(side, delta, epsilon, found.upper)), found.lower)
     while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
         if found.step <= lattice.finest:
             break
@@ -99,15 +122,14 @@ def _refine(
             found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
             break
     found.lower = min(found.lower, found.upper)
-    if delta is None or found.upper <= floor or not side.gaussian or not math.isfinite(found.upper):
-        return
-    # Sampled Gaussian sums: as close as their inversion, so that where that ends nobody sees a step.
-    if found.upper - found.lower > _CLOSE * found.upper:
-        fine = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
-        found.upper = max(min(found.upper, fine), found.lower)
-        if total > _FEW_STEPS:
-            fine = lattice.upper(_step(sketches, tilt, _CLOSE / 3 * near) / (1 + 2 / total))
-            found.upper = max(min(found.upper, fine), found.lower)
+
+
+def _finely(side: Side, delta: float | None, epsilon: float | None, near: float) -> float:
+    """The bound to seven figures or so, so that it is monotone in what it is a function of to as many."""
+    if delta is not None:
+        return direct.epsilon_above(side.lattice_pairs, delta, near)
+    assert epsilon is not None
+    return direct.delta_above(side.lattice_pairs, epsilon, near)
 
 
 def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:
@@ -221,7 +243,7 @@ class _Lattices:
 
 def _quieter(pair: Pair) -> Pair:
     """The pair with as much more noise as its multiplier may have been rounded down by: for lower bounds."""
-    if not isinstance(pair.base, GaussianLoss) or not isinstance(pair, Plain | Removed | Added | Mirrored):
+    if not isinstance(pair.base, GaussianLoss) or not isinstance(pair, _GAUSSIAN):
         return pair
     return replace(pair, base=GaussianLoss(pair.base.shift * (1 - COARSE)))
 

@@ -31,6 +31,7 @@ class Guarantee:
     """What was done is (epsilon, delta)-differentially private, for this unit, adjacency and sampling.
 
     ``epsilon`` and ``delta`` are upper bounds; ``epsilon_lower``, where known, is what neighbours can really attain.
+    With ``group`` above 1 neighbours differ in as many records.
     """
 
     epsilon: float
@@ -42,6 +43,7 @@ class Guarantee:
     sampling: str
     secure_randomness: bool
     released: str = _RELEASED
+    group: int = 1
     adaptive_budget: AdaptiveBudget | None = None
     composition: Composition = field(repr=False)
 
@@ -50,6 +52,8 @@ class Guarantee:
             f"(ε = {rounded_up(self.epsilon)}, δ = {_three_figures(self.delta)}) {self.unit}-level, {self.adjacency}, "
             f"{self.sampling}, {self.accountant}"
         )
+        if self.group > 1:
+            line += f"; for any {self.group} records together"
         if self.tuning:
             line += f"; tuning included: {self.tuning}"
         return line if self.secure_randomness else f"{line}; NOT PRIVATE: seeded randomness, for debugging only"
@@ -87,7 +91,10 @@ class Guarantee:
 
     def curve(self, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
-        return find(self.accountant).deltas(self.composition, epsilons)
+        method = find(self.accountant)
+        if self.group > 1:
+            return [method.group(self.composition, self.group, epsilon=epsilon).upper for epsilon in epsilons]
+        return method.deltas(self.composition, epsilons)
 
     def attack_power(self, false_positive_rates: Sequence[float]) -> list[float]:
         """The largest true-positive rate any membership attack can have at each false-positive rate.
@@ -157,14 +164,17 @@ def account(
     epsilon: float | None = None,
     accountant: str = "pld",
     budget: Budget | AdaptiveBudget | None = None,
+    group: int = 1,
 ) -> Guarantee:
-    """The guarantee of what a ledger lists: ε for a given δ, or δ for a given ε.
+    """The guarantee of what a ledger lists: ε for a given δ, or δ for a given ε, for ``group`` records together.
 
     Reading changes nothing; the same ledger can be accounted again, by another accountant, years later. With the
     ``budget`` that guarded it, the guarantee says what holds if parameters were chosen on the way.
     """
-    found = guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant)
-    if not isinstance(budget, AdaptiveBudget) or found.composition.slack:  # slack has no proof under an adaptive one
+    found = guarantee(ledger.entries, ledger.header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)
+    if (
+        not isinstance(budget, AdaptiveBudget) or found.composition.slack or group > 1
+    ):  # slack has no proof under an adaptive one
         return found
     fits = fits_adaptively(ledger.entries, ledger.header.adjacency, budget)
     return replace(found, adaptive_budget=budget) if fits else found
@@ -177,8 +187,9 @@ def guarantee(
     delta: float | None = None,
     epsilon: float | None = None,
     accountant: str = "pld",
+    group: int = 1,
 ) -> Guarantee:
-    """The guarantee of steps with their counts, done or planned."""
+    """The guarantee of steps with their counts, done or planned, for ``group`` records together."""
     if (delta is None) == (epsilon is None):
         raise ValueError("give either delta, to get epsilon, or epsilon, to get delta.")
     entries = list(entries)
@@ -188,12 +199,15 @@ def guarantee(
     method, lower = find(accountant).used(composition), None
     if delta is not None:
         check_delta(delta)
-        found = method.epsilon(composition, delta)
+        together = group != 1
+        found = method.group(composition, group, delta=delta) if together else method.epsilon(composition, delta)
         epsilon, lower = found.upper, found.lower
     else:
         assert epsilon is not None
         check_epsilon(epsilon)
-        delta = method.delta(composition, epsilon).upper
+        together = group != 1
+        found = method.group(composition, group, epsilon=epsilon) if together else method.delta(composition, epsilon)
+        delta = found.upper
     if not math.isfinite(epsilon):
         raise ValueError(
             f"epsilon is not finite at delta {delta:g} by the {method.name} accountant: nothing is promised."
@@ -207,6 +221,7 @@ def guarantee(
         adjacency=header.adjacency.value,
         sampling=describe_sampling(_samplings(entries)),
         secure_randomness=header.secure_randomness,
+        group=group,
         composition=composition,
     )
 

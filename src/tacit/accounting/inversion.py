@@ -27,7 +27,7 @@ from tacit.accounting.window import EXCESS, Saddle, Window
 
 _CUT = 1e-6  # the part of δ that may be cut off from the tail
 # Bounds on ε this close, relatively, are close enough.
-_CLOSE = 1e-5
+_CLOSE = 3e-7
 
 
 def epsilon(losses: SampledGaussians, delta: float) -> Interval:
@@ -129,7 +129,7 @@ def _without_tail(
 def _first_tilt(losses: SampledGaussians, digits: float) -> float:
     """As if the sum were Gaussian."""
     square = np.expm1(np.minimum(losses.noises**-2.0, 50.0))
-    variance = float(losses.counts @ (losses.rates**2 * square)) + losses.shift**2
+    variance = float(losses.counts @ (losses.rates**2 * square)) * (4 if losses.replaced else 1) + losses.shift**2
     return math.sqrt(2 * digits / variance)
 
 

@@ -11,7 +11,7 @@ P(cell) - e^lo Q(cell) = E_P[1 - e^(lo - L); cell], which is small and therefore
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,11 @@ class Pair(Protocol):
 
     @property
     def base(self) -> Base: ...
+
+    @property
+    def records(self) -> int:
+        """How many shifts of the base apart the two are when every record is in the sample."""
+        ...
 
     def cells(self, edges: Array) -> Cells:
         """Masses between consecutive increasing ``edges`` (which may start at -inf and end at inf)."""
@@ -111,7 +116,7 @@ class ResponseLoss:
         return np.where(over, 1, np.where(under, 0, no)), np.where(over, 1, np.where(under, 0, yes))
 
 
-def _base_cells(base: Base, edges: Array) -> tuple[Array, Array, Array, Array]:
+def base_cells(base: Base, edges: Array) -> tuple[Array, Array, Array, Array]:
     """P and Q masses of the cells, and the tail masses whose difference they are (for rounding bounds).
 
     Each cell is a difference of tails on its own side of zero, so that far cells keep their relative accuracy.
@@ -136,9 +141,10 @@ class Plain:
     """The base pair itself: every record takes part."""
 
     base: Base
+    records: ClassVar[int] = 1
 
     def cells(self, edges: Array) -> Cells:
-        p, q, p_scale, q_scale = _base_cells(self.base, edges)
+        p, q, p_scale, q_scale = base_cells(self.base, edges)
         factor = np.exp(edges[:-1])
         return Cells(p, q, p - q * factor, ROUNDING * (p_scale + q_scale * factor))
 
@@ -159,10 +165,11 @@ class Removed:
 
     base: Base
     rate: float
+    records: ClassVar[int] = 1
 
     def cells(self, edges: Array) -> Cells:
         inner = _unsampled(edges, self.rate)
-        p, q, p_scale, q_scale = _base_cells(self.base, inner)
+        p, q, p_scale, q_scale = base_cells(self.base, inner)
         factor = np.exp(inner[:-1])
         # Below log(1 - rate) there is no loss; a cell that starts there rises from further down.
         start = np.where(np.isneginf(inner[:-1]), np.maximum(1 - self.rate - np.exp(edges[:-1]), 0.0), 0.0)
@@ -176,10 +183,11 @@ class Added:
 
     base: Base
     rate: float
+    records: ClassVar[int] = 1
 
     def cells(self, edges: Array) -> Cells:
         inner = _unsampled(-edges[::-1], self.rate)
-        p, q, p_scale, q_scale = _base_cells(self.base, inner)
+        p, q, p_scale, q_scale = base_cells(self.base, inner)
         lower = edges[::-1][1:]
         endless = np.isneginf(lower)  # the cell (-inf, hi] lies infinitely high above its lower end
         factor = np.exp(np.where(endless, 0.0, inner[1:]))
@@ -203,17 +211,26 @@ class Mirrored:
     Poisson sampling under replace-one is dominated too: with A = (1-rate) Q + rate P and B = (1-rate) Q + rate P',
     advanced joint convexity (same paper, Theorem 2) gives H_a(A‖B) = rate H_a'(P‖(1-b) Q + b P') with
     a = 1 + rate (a' - 1), at most rate times the larger of H_a'(P‖Q) and H_a'(P‖P'), and a full replacement
-    P to P' is the larger shift.
+    P to P' is the larger shift. Gaussian sums have a tighter pair, `Replaced`.
+
+    For fixed-size lots no tighter pair is proved. One step's neighbours are (1-rate) N(0) + rate N(t) against
+    (1-rate) N(0) + rate N(t - s), s twice a contribution, 0 <= t <= s: t = s attains the profile for a >= 1 and t = 0
+    the one for a < 1. The supremum over one t for all steps would be lower, and wrong: the other records' gradients may
+    depend on earlier releases, and t with them. Given the losses so far, l, the last step is asked for its profile at
+    a e^-l, above 1 or below, and its t may be chosen accordingly (docs/decisions.md has two steps as an example).
     """
 
     base: Base
     rate: float
+    records: ClassVar[int] = 1
 
     def cells(self, edges: Array) -> Cells:
         zero = int(np.searchsorted(edges, 0.0))
         added, removed = Added(self.base, self.rate), Removed(self.base, self.rate)
         if zero == 0:
             return removed.cells(edges)
+        if zero == len(edges):
+            return added.cells(edges)
         below = added.cells(np.append(edges[:zero], 0.0))
         # The atom at loss 0 closes the cell that ends there: what is missing to 1.
         ends = added.cells(np.array([-np.inf, 0.0])).p[0] + removed.cells(np.array([0.0, np.inf])).p[0]
@@ -231,3 +248,51 @@ class Mirrored:
         else:
             above = Cells(*(high[1:] for high in above))
         return Cells(*(np.concatenate(sides) for sides in zip(below, above, strict=True)))
+
+
+def replaced_at(loss: Array, rate: float | Array, shift: float | Array) -> Array:
+    """shift · x at which the loss of `Replaced` is this."""
+    size = np.abs(loss)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_size = size / 2 + np.log(-np.expm1(-size)) - np.log(2) + np.log1p(-rate) - np.log(rate) + shift * shift / 2
+        turned = np.where(log_size < 300, np.arcsinh(np.exp(np.minimum(log_size, 300.0))), log_size + np.log(2))
+    return np.asarray(loss / 2 + np.copysign(turned, loss))
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """((1 - rate) N(0) + rate N(shift), (1 - rate) N(0) + rate N(-shift)), unit variances, ``shift`` of the base.
+
+    It dominates, and is attained by, Poisson samples of a Gaussian sum under replace-one, ``shift`` being one record's
+    contribution over the noise. Proof. Given which other records are drawn, which is alike for both data sets, the
+    answers are P = (1-rate) R + rate A and Q = (1-rate) R + rate B, where R = N(c), A = N(c + a), B = N(c + b) and
+    |a|, |b| <= shift. For a set S put r = R(S). By Neyman & Pearson A(S) <= Φ(Φ^-1(r) + |a|) <= Φ(Φ^-1(r) + shift)
+    and B(S) >= Φ(Φ^-1(r) - shift), and in one dimension, with a = shift and b = -shift, the half-line of R-mass r
+    attains both at once. So for every order α > 0
+
+        P(S) - α Q(S) <= (1-rate) (1-α) r + rate (Φ(Φ^-1(r) + shift) - α Φ(Φ^-1(r) - shift)),
+
+    the value of a half-line for the pair above; the supremum over S is at most H_α of that pair. Mixing over the other
+    records' draws with equal weights keeps the bound (joint convexity), and products of dominating pairs dominate
+    adaptive compositions. A record that contributes one way, replaced by its opposite, attains it.
+
+    L = log A(x) - log A(-x), A(x) = 1 - rate + rate e^(shift x - shift²/2), is odd and grows with x; L(x) = l at
+    shift x = l/2 + arsinh((1-rate) sinh(l/2) e^(shift²/2) / rate). The pair is symmetric: one side covers both.
+    """
+
+    base: GaussianLoss
+    rate: float
+    records: ClassVar[int] = 2
+
+    def cells(self, edges: Array) -> Cells:
+        place, half = replaced_at(edges, self.rate, self.base.shift), self.base.shift**2 / 2
+        towards, none, towards_scale, none_scale = base_cells(self.base, place - half)
+        away, _, away_scale, _ = (part[::-1] for part in base_cells(self.base, -place[::-1] - half))
+        stay = 1 - self.rate
+        p, q = stay * none + self.rate * towards, stay * none + self.rate * away
+        low = edges[:-1]
+        factor = np.exp(low)
+        rise = self.rate * (towards - factor * away) - stay * np.expm1(low) * none
+        scale = self.rate * (towards_scale + factor * away_scale) + stay * np.abs(np.expm1(low)) * none_scale
+        # The edges themselves are off by rounding; there P = e^l Q, so that only the difference of the sides counts.
+        return Cells(p, q, rise, 2 * ROUNDING * scale)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacit.accounting import composition as comp
-from tacit.accounting import direct, discretised, gaussian, inversion, single
+from tacit.accounting import direct, discretised, gaussian, groups, inversion, single
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Composition, Interval, Unproved
 from tacit.accounting.effort import QUERY, SEARCH, OutOfReach, limited
-from tacit.accounting.losses import Added, GaussianLoss, Removed
+from tacit.accounting.losses import Added, GaussianLoss, Removed, Replaced
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, basic, sides, unsampled_epsilon
@@ -30,8 +30,9 @@ from tacit.accounting.tail import LEAST_NOISE, check_delta, check_epsilon, finit
 
 # Beyond this many steps the rounding of the transform is not bounded by what is charged for it.
 _MOST_STEPS = 10**13
-# Bounds on ε from an inversion are this close, relatively, or are looked at once more.
-_CLOSE = 1e-5
+# Bounds from an inversion are this close, relatively, or are looked at once more: an upper bound within this part of a
+# certified lower one falls by no more than that when the truth rises.
+_CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Pld:
         if rounded:
             upper = min(upper, _renyi_epsilon(composition, delta))
         if dominating != concrete:
-            found, _ = self._worst(concrete, delta=delta)
+            found, _ = self._worst(concrete, delta=delta, fine=False)
         return Interval(upper, min(found.lower or 0.0, upper))
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
@@ -67,7 +68,7 @@ class Pld:
         found, rounded = self._worst(dominating, epsilon=epsilon)
         upper = min(found.upper, _renyi_delta(composition, epsilon)) if rounded else found.upper
         if dominating != concrete:
-            found, _ = self._worst(concrete, epsilon=epsilon)
+            found, _ = self._worst(concrete, epsilon=epsilon, fine=False)
         return Interval(upper, min(found.lower or 0.0, upper))
 
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
@@ -80,6 +81,21 @@ class Pld:
             uppers = [max(pair) for pair in zip(uppers, self._uppers(side, composition, rest), strict=True)]
         left = iter(uppers)
         return [next(left) if known is None else known for known in found]
+
+    def group(
+        self, composition: Composition, size: int, *, delta: float | None = None, epsilon: float | None = None
+    ) -> Interval | None:
+        """Bounds for ``size`` records together by a pair of their own, or None where there is none."""
+        _check_counts(composition)
+        both = groups.sides(composition, size)
+        if both is None:
+            return None
+        if epsilon is not None:
+            both = [side for side in both if epsilon < groups.largest_loss(side)]
+        found, _ = self._worst(both, delta=delta, epsilon=epsilon)
+        if delta is not None and math.isinf(found.upper):
+            return Interval(max(unsampled_epsilon(side, delta) for side in both), found.lower)
+        return found
 
     def _uppers(self, side: Side, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ in one direction at each ε."""
@@ -96,9 +112,9 @@ class Pld:
         return [next(left) if known is None else known for known in found]
 
     def _worst(
-        self, both: Sequence[Side], *, delta: float | None = None, epsilon: float | None = None
+        self, both: Sequence[Side], *, delta: float | None = None, epsilon: float | None = None, fine: bool = True
     ) -> tuple[Interval, bool]:
-        """The larger of the directions, and whether the lattice was needed.
+        """The larger of the directions, and whether the lattice was needed; ``fine`` where the upper bound counts.
 
         The lower bound comes from the direction that decides the upper one.
         """
@@ -106,10 +122,12 @@ class Pld:
         rounded = False
         for side in both:
             with limited(QUERY):
-                found = _directly(side, delta, epsilon)
+                found = _directly(side, delta, epsilon, upper if fine else math.inf)
                 if found is None:
                     rounded = True
-                    found, step = discretised.bounds(side, self.tolerance, delta, epsilon, floor=upper, coarse=step)
+                    found, step = discretised.bounds(
+                        side, self.tolerance, delta, epsilon, floor=upper, coarse=step, fine=fine
+                    )
             if math.isnan(found.upper):
                 raise ArithmeticError(f"the pld accountant computed no number for {side}; use accountant 'rdp'.")
             upper, lower = max(upper, found.upper), max(lower, found.lower or 0.0)
@@ -169,9 +187,9 @@ def _renyi_delta(composition: Composition, epsilon: float) -> float:
         return 1.0
 
 
-def _directly(side: Side, delta: float | None, epsilon: float | None) -> Interval | None:
+def _directly(side: Side, delta: float | None, epsilon: float | None, floor: float) -> Interval | None:
     """Bounds without a lattice, where there are any."""
-    return _inverted(side, delta, epsilon) if side.pairs else _closed_form(side, delta, epsilon)
+    return _inverted(side, delta, epsilon, floor) if side.pairs else _closed_form(side, delta, epsilon)
 
 
 def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Interval:
@@ -189,7 +207,7 @@ def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Inte
     return Interval(min(value * (1 + 1e-9), 1.0), low * (1 - 1e-9))
 
 
-def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interval | None:
+def _inverted(side: Side, delta: float | None, epsilon: float | None, floor: float) -> Interval | None:
     """By Fourier inversion, or None where that is not to be had, or not quickly."""
     losses = _sampled_gaussians(side)
     if losses is None:
@@ -199,29 +217,37 @@ def _inverted(side: Side, delta: float | None, epsilon: float | None) -> Interva
     try:
         if delta is not None:
             found = inversion.epsilon(losses, delta)
-            if found.upper - (found.lower or 0.0) <= _CLOSE * found.upper or losses.added:
-                return found
-            # The tilted law has two humps, and little of it near ε.
-            upper = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
-            return Interval(max(min(found.upper, upper), found.lower or 0.0), found.lower)
-        assert epsilon is not None
-        return inversion.delta(losses, epsilon)
+        else:
+            assert epsilon is not None
+            found = inversion.delta(losses, epsilon)
     except OutOfReach:
         return None
+    if found.upper - (found.lower or 0.0) <= _CLOSE * found.upper or found.upper <= floor or not side.fine:
+        return found
+    # The tilted law has two humps, and little of it near ε.
+    try:
+        if delta is not None:
+            upper = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+        else:
+            assert epsilon is not None
+            upper = direct.delta_above(side.lattice_pairs, epsilon, found.upper)
+    except OutOfReach:
+        return found
+    return Interval(max(min(found.upper, upper), found.lower or 0.0), found.lower)
 
 
 def _sampled_gaussians(side: Side) -> SampledGaussians | None:
     """The side as Gaussian sums, sampled and not, if it is nothing else."""
     kinds = {type(pair) for pair, _ in side.pairs}
-    if side.certain or len(kinds) > 1 or not kinds <= {Removed, Added}:
+    if side.certain or len(kinds) > 1 or not kinds <= {Removed, Added, Replaced}:
         return None
     terms = []
     for pair, count in side.pairs:
-        if not isinstance(pair, Removed | Added) or not isinstance(pair.base, GaussianLoss):
+        if not isinstance(pair, Removed | Added | Replaced) or not isinstance(pair.base, GaussianLoss):
             return None
         terms.append((pair.rate, 1 / pair.base.shift, float(count)))
     rates, noises, counts = np.array(terms).T
-    return SampledGaussians(rates, noises, counts, side.shift, kinds == {Added})
+    return SampledGaussians(rates, noises, counts, side.shift, kinds == {Added}, replaced=kinds == {Replaced})
 
 
 def _check_counts(composition: Composition) -> None:

@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from tacit.accounting import composition as comp
 from tacit.accounting import gaussian
 from tacit.accounting.composition import Composition, Policy, Term, Unproved
-from tacit.accounting.losses import Added, Base, GaussianLoss, LaplaceLoss, Mirrored, Pair, Plain, Removed, ResponseLoss
+from tacit.accounting.losses import (
+    Added,
+    Base,
+    GaussianLoss,
+    LaplaceLoss,
+    Mirrored,
+    Pair,
+    Plain,
+    Removed,
+    Replaced,
+    ResponseLoss,
+)
 from tacit.accounting.tail import MOST_NOISE
 from tacit.ledger.events import Adjacency
 
 # A pure loss above this is charged as if it always happened: e^-40 of it does not.
 _CERTAIN = 40.0
 # A record sampled more rarely is treated as if it were sampled this often: e^loss / rate stays a finite double.
-_LEAST_RATE = 1e-40
+LEAST_RATE = 1e-40
+_FEW_KINDS = 4
 
 
 @dataclass(frozen=True)
@@ -27,11 +39,11 @@ class Side:
     certain: float
 
     @property
-    def gaussian(self) -> bool:
-        """Whether all of it is Gaussian sums, Poisson samples under add/remove or everyone."""
-        return not self.certain and all(
-            isinstance(pair, Removed | Added) and isinstance(pair.base, GaussianLoss) for pair, _ in self.pairs
-        )
+    def fine(self) -> bool:
+        """Whether `tacit.accounting.direct` suits it: Gaussian sums of few kinds, whose losses have no atoms."""
+        few = not self.certain and len(self.pairs) <= _FEW_KINDS
+        kinds = Removed | Added | Mirrored | Replaced
+        return few and all(isinstance(pair.base, GaussianLoss) and isinstance(pair, kinds) for pair, _ in self.pairs)
 
     @property
     def lattice_pairs(self) -> tuple[tuple[Pair, int], ...]:
@@ -59,18 +71,19 @@ def sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
     """The directions of the neighbouring relation, each with its dominating pairs.
 
     ``concrete`` gives pairs that some neighbours attain, for lower bounds. Under replace-one these are, for fixed-size
-    lots, a record that contributes the opposite of all others and is replaced by one of their kind; for Poisson lots,
-    a record replaced by one that contributes nothing.
+    lots, a record that contributes the opposite of all others and is replaced by one of their kind; for Poisson lots of
+    Gaussian sums, a record replaced by its opposite, of Laplace sums, by one that contributes nothing.
     """
     replace = composition.adjacency is Adjacency.REPLACE_ONE
     pairs: tuple[list[tuple[Pair, int]], list[tuple[Pair, int]]] = ([], [])
     certain, squared = 0.0, 0.0
     for term, count in composition.parts:
-        lone = concrete and replace and term.policy is Policy.POISSON
+        poisson = replace and term.policy is Policy.POISSON
+        lone = poisson and (concrete or isinstance(term.base, comp.Gaussian))
         base = _base(term, 1 if lone else composition.shift_factor, concrete)
-        if base is None or (concrete and term.rate < _LEAST_RATE):
+        if base is None or (concrete and term.rate < LEAST_RATE):
             continue
-        rate = max(term.rate, _LEAST_RATE)
+        rate = max(term.rate, LEAST_RATE)
         if isinstance(base, GaussianLoss) and term.policy is Policy.ALWAYS:
             squared += count * base.shift**2
         elif isinstance(base, ResponseLoss) and base.epsilon > _CERTAIN and term.policy is Policy.ALWAYS:
@@ -78,6 +91,9 @@ def sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
         elif term.policy is Policy.ALWAYS:
             pairs[0].append((Plain(base), count))
             pairs[1].append((Plain(base), count))
+        elif poisson and isinstance(base, GaussianLoss):
+            pairs[0].append((Replaced(base, rate), count))
+            pairs[1].append((Replaced(base, rate), count))
         elif replace and not concrete:
             pairs[0].append((Mirrored(base, rate), count))
             pairs[1].append((Mirrored(base, rate), count))
@@ -115,7 +131,7 @@ def unsampled_epsilon(side: Side, delta: float) -> float:
     for pair, count in side.pairs:
         base = pair.base
         if isinstance(base, GaussianLoss):
-            squared += count * base.shift**2
+            squared += count * (pair.records * base.shift) ** 2
         else:
             certain += count * largest_loss(base)
     return certain + (gaussian.epsilon(math.sqrt(squared), delta) if squared else 0.0)

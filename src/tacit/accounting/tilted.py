@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting.losses import Array
+from tacit.accounting.losses import Array, replaced_at
 from tacit.accounting.mixture import log_mixture
 from tacit.accounting.rounding import COARSE
 
@@ -25,6 +25,7 @@ _CHUNK = 1 << 19
 # Bins of the loss for the bound on high frequencies, and where they end, in deviations beyond the peak.
 _BINS = 96
 _ENDS = (0.7, 2.0, 4.5)
+_BOTH_ENDS = ((0.4, 0.4), (1.0, 1.0), (2.0, 2.0), (1.0, 4.5))  # a replaced record's loss is steep on both sides
 # sin v / v never exceeds this in size from the first minimum on.
 _LOBE = 0.2173
 
@@ -129,9 +130,10 @@ class Tilted:
 
     @cached_property
     def _layers(self) -> tuple[Array, Array]:
-        """Masses and widths of the layers of a difference of losses, for each of `_ENDS`."""
+        """Masses and widths of the layers of a difference of losses, for each of several ranges."""
         peak = np.take_along_axis(self.nodes, np.argmax(self.weight, axis=1)[:, None], axis=1)
-        found = [self._layers_between(peak - 5.0, peak + end) for end in _ENDS]
+        ranges = _BOTH_ENDS if self.source.replaced else [(5.0, end) for end in _ENDS]
+        found = [self._layers_between(peak - begin, peak + end) for begin, end in ranges]
         return np.stack([mass for mass, _ in found]), np.stack([width for _, width in found])
 
     def _layers_between(self, low: Array, high: Array) -> tuple[Array, Array]:
@@ -141,6 +143,8 @@ class Tilted:
         value in a bin is at an end; running minima from 0 outwards make it fall.
         """
         rate, noise = self.source.rates[:, None], self.source.noises[:, None]
+        if self.source.replaced:
+            return self._bounded_layers(*self._replaced_bins(rate, noise, low, high))
         power = -self.tilt if self.source.added else self.tilt + 1
         ends = log_mixture(rate, np.hstack([low, high]) / noise - 0.5 / noise / noise)
         bins = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0.0, 1.0, _BINS + 1)
@@ -151,9 +155,31 @@ class Tilted:
         # L grows with x and so does its slope: the least density in a bin is at least this.
         least = np.minimum(normal[:, :-1], normal[:, 1:]) + np.minimum(mixed[:, :-1], mixed[:, 1:])
         least[inner[:, :-1] < 1e-6] = -math.inf  # too much rounding to tell
-        if self.source.cut is not None:
-            least += self.source.cut.log(x[:, 1:])[0]
         log_slope = np.minimum(np.log(rate) + ratio[:, 1:] - bins[:, 1:], 0.0) - np.log(noise)
+        return self._bounded_layers(bins, x, least, log_slope)
+
+    def _replaced_bins(self, rate: Array, noise: Array, low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
+        """Bins of the loss of a replaced record, where they lie, and bounds on the weight and the slope in them.
+
+        L(x) grows and L(-x) falls with x, so the weight e^((t+1) L(x) - t L(-x)) grows; the slope of the loss is the
+        sum of one that grows and one that falls.
+        """
+        ends = [log_mixture(rate, x / noise - 0.5 / noise / noise) for x in (low, high, -low, -high)]
+        first, last = ends[0] - ends[2], ends[1] - ends[3]
+        bins = first + (last - first) * np.linspace(0.0, 1.0, _BINS + 1)
+        x = noise * replaced_at(bins, rate, 1 / noise)
+        ratio, back = x / noise - 0.5 / noise / noise, -x / noise - 0.5 / noise / noise
+        one, other = log_mixture(rate, ratio), log_mixture(rate, back)
+        normal, mixed = -x * x / 2, (self.tilt + 1) * one - self.tilt * other
+        least = np.minimum(normal[:, :-1], normal[:, 1:]) + mixed[:, :-1]
+        rising = np.minimum(np.log(rate) + ratio - one, 0.0)[:, 1:]
+        falling = np.minimum(np.log(rate) + back - other, 0.0)[:, :-1]
+        return bins, x, least, np.logaddexp(rising, falling) - np.log(noise)
+
+    def _bounded_layers(self, bins: Array, x: Array, least: Array, log_slope: Array) -> tuple[Array, Array]:
+        """Layers from the least weight and the largest slope in each bin."""
+        if self.source.cut is not None:
+            least = least + self.source.cut.log(x[:, 1:])[0]
         log_density = least - self.log_mass[:, None] - math.log(math.sqrt(2 * math.pi)) - log_slope
         width = np.diff(bins, axis=1)[:, :1]
         mass = np.exp(np.minimum(log_density, 600.0)) * width * (1 - 1e-6)

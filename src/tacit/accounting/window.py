@@ -14,7 +14,7 @@ from tacit.accounting.effort import OutOfReach, spend
 from tacit.accounting.tilted import Tilted
 
 _EPS = sys.float_info.epsilon
-EXCESS = 1e-6
+EXCESS = 5e-8
 """What aliasing and what the frequencies left out may each add to δ, relative to it, where that can be had."""
 _MOST_WORK = 4e8
 _LEAST = sys.float_info.min
@@ -129,7 +129,7 @@ class Window:
     def tells(self, epsilon: float) -> bool:
         """Whether its bounds at this ε are close."""
         found = self.delta(epsilon)
-        return found.upper - (found.lower or 0.0) <= 1e-3 * found.upper
+        return found.upper - (found.lower or 0.0) <= 1e-6 * found.upper
 
     def log_bound(self, x: float, sign: int, *, true: bool = False) -> float:
         """log of a bound on δ(x), from above for ``sign`` +1, from below for -1; ``true``: also for the noise

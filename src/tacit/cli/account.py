@@ -31,6 +31,14 @@ def account(
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
     noise: Annotated[str, typer.Option(help="gaussian or discrete (plans only).")] = "gaussian",
+    from_opacus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A JSON file with an Opacus accountant's history: check its claim."),
+    ] = None,
+    group: Annotated[
+        int,
+        typer.Option(parser=whole, metavar="WHOLE", help="So many records together: a family, one person's records."),
+    ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw ε over the steps for several accountants (PNG, PDF, SVG).")
     ] = None,
@@ -53,11 +61,14 @@ def account(
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
+      tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
+      tacit account --from-opacus history.json --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --expect 5b2c…
       tacit account --data people.csv
     """
     from tacit.accounting import guarantee
     from tacit.accounting.plan import gradients
+    from tacit.cli.opacus import history
     from tacit.ledger import Header, Ledger
     from tacit.ledger.events import Poisson, Step
 
@@ -72,6 +83,8 @@ def account(
         show(*summed(Registry(data, name=data_name)), as_json=as_json)
         return
     if ledger is not None:
+        if from_opacus is not None:
+            raise ValueError(f"--from-opacus is given beside the ledger {ledger}; give one of them.")
         given += ["--adjacency"] * (adjacency != "add/remove") + ["--noise"] * (noise != "gaussian")
         if given:
             raise ValueError(f"{', '.join(given)} is for plans; the ledger {ledger} says it itself.")
@@ -84,20 +97,31 @@ def account(
     else:
         if expect is not None:
             raise ValueError("--expect compares a ledger with a receipt; give the ledger file as well.")
+        receipt, lines = {}, []
+        if from_opacus is not None and (given or noise != "gaussian"):
+            others = ", ".join([*given, *["--noise"] * (noise != "gaussian")])
+            raise ValueError(f"{others} is for plans; the history {from_opacus} says it itself.")
+    if from_opacus is not None:
+        entries, header = history(from_opacus), Header(adjacency=adjacency)  # type: ignore[arg-type]
+        lines = [
+            "read as Opacus charges it: Gaussian noise, Poisson samples. If lots were not drawn so, it does not hold."
+        ]
+    elif ledger is None:
         if sampling_rate is None or noise_multiplier is None or steps is None:
             missing = [name for name, value in planned.items() if value is None]
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
-        receipt, lines = {}, []
         query = gradients(noise_multiplier, noise)
         entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
-    found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant)
+    found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)
     if plot is not None:
         if delta is None:
             raise ValueError("--plot draws ε; give --delta.")
+        if group > 1:
+            raise ValueError(f"--plot draws ε of one record, not of a group of {group}; leave --group out.")
         from tacit.reports.figures import epsilon_over_steps
 
         epsilon_over_steps(entries, header, delta=delta, path=plot)
@@ -130,7 +154,17 @@ def _receipt(book: Ledger, path: Path, expect: str | None) -> tuple[dict[str, ob
 
 
 def _facts(found: Guarantee) -> dict[str, object]:
-    names = ("epsilon", "epsilon_lower", "delta", "accountant", "sampling", "adjacency", "unit", "secure_randomness")
+    names = (
+        "epsilon",
+        "epsilon_lower",
+        "delta",
+        "accountant",
+        "sampling",
+        "adjacency",
+        "unit",
+        "secure_randomness",
+        "group",
+    )
     return {name: getattr(found, name) for name in names}
 
 
