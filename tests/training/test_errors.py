@@ -53,7 +53,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
     ({"clipping": tacit.Groups({"weight": 1.0})}, "bias matches nothing"),
     ({"dataset": TensorDataset(torch.zeros(0, 4))}, "the data set is empty"),
-    ({"dataset": Stream()}, "the data set (Stream) has no length and no records by number"),
+    ({"dataset": Stream()}, "the data set (Stream) is a stream: it has no records by number"),
     ({"ledger": tacit.Ledger(tacit.ledger.Header(adjacency="replace-one"))}, "the ledger's adjacency is replace-one"),
 ]
 

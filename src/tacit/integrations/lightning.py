@@ -238,8 +238,6 @@ def _check_trainer(trainer: Any, module: Any) -> None:
             "the module has automatic_optimization=False; write a loop with Fabric and tacit.make_private instead "
             "(docs/frameworks.md)."
         )
-    if len(module.trainer.strategy.optimizers) > 1:
-        raise ValueError("the module has several optimizers; a private run has one: use a loop of your own.")
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(
             f"accumulate_grad_batches is {trainer.accumulate_grad_batches}; leave it out: lot_size= is how many "
