@@ -18,7 +18,7 @@ def pins(kind: str) -> bool:
     if found is None or found.type != kind or kind in ("cpu", "mps"):
         return False
     try:
-        return torch.empty(1, pin_memory=True).is_pinned()
+        return torch.empty(1, device="cpu", pin_memory=True).is_pinned()
     except (RuntimeError, NotImplementedError):  # a device whose library has no allocator for it
         return False
 

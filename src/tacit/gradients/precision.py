@@ -67,7 +67,8 @@ SHARE = 0.005
 NORM_SHARE = 2.0**-11
 """How much a measured norm may lie below the true one, once for all norms and once more for terms that cancel in part.
 
-That is part of the margin, so that ordinary norms are used as they are; beyond it a norm is enlarged (`Uses.squares`).
+That is part of the margin, so that ordinary norms are used as they are; beyond it a norm is enlarged
+(`bounded_squares`).
 """
 
 MARGIN = 0.02

@@ -27,7 +27,7 @@ class NoiseAhead:
         self._left = 0
         self._values = torch.empty(count, dtype=dtype, device=device)
         room = min(count, PIECE)
-        self._rooms = [torch.empty(room, dtype=dtype, pin_memory=True) for _ in range(2)]
+        self._rooms = [torch.empty(room, dtype=dtype, device="cpu", pin_memory=True) for _ in range(2)]
         self._copied = [torch.Event(device), torch.Event(device)]
         self._stream = torch.Stream(device)
         self._free = torch.Event(device)

@@ -83,7 +83,7 @@ class Uses:
         """total = Σ_i weights[i]·G_i over all uses, whatever it held."""
         together = weights
         if self.apart:
-            together = weights.index_fill(0, sent(torch.tensor(self.apart), weights.device), 0)
+            together = weights.index_fill(0, sent(torch.tensor(self.apart, device="cpu"), weights.device), 0)
         if not self.separate:
             self._assign_wide(total, weights, together)
             return
