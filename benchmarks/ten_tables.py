@@ -43,6 +43,7 @@ from sklearn.metrics import r2_score, roc_auc_score
 import sklearn
 from tacit._version import __version__
 from tacit.ledger import Budget, Header, Ledger
+from tacit.tables.encoding import words
 from tacit.tables.known import known
 from tacit.tables.reading import from_columns
 from tacit.tables.rule import choose_model
@@ -212,7 +213,7 @@ def ours(task: Task, model: str, epsilon: float, seed: int, state: State) -> Num
     found = outcome.model.predict(held)
     if task.bounds is not None:
         return [float(r2_score(test[task.target], found)), None]
-    truth = held[task.target].astype(str)
+    truth = words(held[task.target])  # as classes are spelled: 1, not 1.0
     return [
         float((found == truth).mean()),
         _area(truth, outcome.model.probabilities(held), list(outcome.model.classes)),

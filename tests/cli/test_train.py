@@ -46,7 +46,7 @@ def test_a_run_in_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert 2.9 < facts["epsilon"] <= 3.0
     assert facts["test_accuracy"] > 0.5
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {"ledger.jsonl", "model.json", "model.safetensors", "report.html", "run.json"}
+    assert files == {"ledger.jsonl", "model.json", "model.safetensors", "privacy.json", "report.html", "run.json"}
     assert account(Ledger.load("run/ledger.jsonl"), delta=1e-6).epsilon == facts["epsilon"]
 
 
