@@ -219,3 +219,14 @@ def test_one_question_at_a_time():
             guarantee([(gaussian(1.0), 1)], ev.Header(), **both)
     with pytest.raises(ValueError, match="accountant is 'prv'; choose one of"):
         guarantee([(gaussian(1.0), 1)], ev.Header(), delta=1e-5, accountant="prv")
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_shuffled_lots_have_no_certified_lower_bound(group):
+    """A record is in one lot of several, nobody knows which: the cost without amplification is not attained."""
+    query = ev.GaussianSum(group="sum", clip_norm=1.0, noise_std=1.0)
+    sampling = ev.Shuffled(lots=50, epoch=0, records=1000, assignment="independent")
+    found = guarantee([(ev.Step(sampling, (query,)), 50)], ev.Header(), delta=1e-5, group=group)
+    assert found.epsilon_lower is None
+    whole = ev.Shuffled(lots=1, epoch=0, records=1000, assignment="independent")
+    assert guarantee([(ev.Step(whole, (query,)), 1)], ev.Header(), delta=1e-5).epsilon_lower is not None

@@ -37,13 +37,13 @@ class Slackened:
     def epsilon(self, composition: Composition, delta: float) -> Interval:
         method = self.used(composition).method
         if not composition.slack:
-            return method.epsilon(composition, delta)
+            return _attained(composition, method.epsilon(composition, delta))
         left = math.nextafter(delta - composition.slack, -math.inf)
         return Interval(method.epsilon(_tight(composition), left).upper if left > 0 else math.inf)
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
         found = self.used(composition).method.delta(_tight(composition), epsilon)
-        return Interval(_with(composition.slack, found.upper)) if composition.slack else found
+        return Interval(_with(composition.slack, found.upper)) if composition.slack else _attained(composition, found)
 
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
@@ -63,11 +63,16 @@ class Slackened:
         if isinstance(self.method, Pld) and not composition.slack and not composition.discrete:
             found = self.method.group(composition, size, delta=delta, epsilon=epsilon)
             if found is not None:
-                return found
+                return _attained(composition, found)
         if delta is not None:
             return groups.epsilon(lambda least: self.epsilon(composition, least).upper, delta, size)
         assert epsilon is not None
         return groups.delta(lambda at: self.delta(composition, at).upper, epsilon, size)
+
+
+def _attained(composition: Composition, found: Interval) -> Interval:
+    """The bounds, without a lower one where no neighbours attain what the terms cost."""
+    return Interval(found.upper) if composition.shuffled else found
 
 
 def _with(slack: float, delta: float) -> float:

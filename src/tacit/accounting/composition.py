@@ -90,12 +90,14 @@ class Composition:
     """All that was done: the terms with their counts. Order does not matter, equal terms are merged.
 
     ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
-    that are found by name see to it; one that is not prepared for slack cannot get at the parts.
+    that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``shuffled``: terms
+    stand for epochs of which a record is in one lot, nobody knows which; no neighbours attain what those terms cost.
     """
 
     adjacency: Adjacency
     terms: tuple[tuple[Term, int], ...]
     slack: float = 0.0
+    shuffled: bool = False
 
     @property
     def parts(self) -> tuple[tuple[Term, int], ...]:
@@ -172,7 +174,8 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
             )
         for term in _worst(seen):
             counts[term] += 1
-    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0))
+    shuffled = any(lots > 1 for _, _, lots, *_ in epochs)
+    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0), shuffled)
 
 
 def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
