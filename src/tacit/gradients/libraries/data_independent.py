@@ -108,13 +108,19 @@ def only_validates(model: nn.Module) -> bool:
     the model's call catches errors and goes on: the value would decide which way.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
+    while frame is not None and _brings(frame):
         frame = frame.f_back
     if frame is None:
         return False
     if frame.f_code not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
         return False
     return not any(_is_caught(caller.f_code, caller.f_lineno) for caller in _up_to_call(frame, model))
+
+
+def _brings(frame: FrameType) -> bool:
+    """Return whether code only brings an operation from its caller to the engine: a mode's, or one of `_BETWEEN`."""
+    own = str(frame.f_globals.get("__name__")).startswith(_BETWEEN)
+    return own or frame.f_code.co_name == "__torch_function__"
 
 
 def _up_to_call(frame: FrameType | None, model: nn.Module) -> Iterator[FrameType]:
