@@ -649,6 +649,21 @@ def test_a_backward_pass_before_a_gradient_penalty_counts(
     engine.detach()
 
 
+def test_parameters_stay_as_they_are_until_gradients_computed_again_are_added_up(
+    flat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
+    model = nn.Sequential(nn.Linear(3, 2))
+    engine = gradients.attach(model, isolate=True)
+    model(torch.randn(B, 3)).square().sum().backward()
+    assert engine.norms().isfinite().all() and engine.coarsest_dtype == torch.float32
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified in place after the norms were taken"):
+        engine.clipped_sum(flat(1.0))
+    engine.detach()
+
+
 class RandomBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -150,7 +150,9 @@ class Replayed(Contribution):
     def __init__(self, walk: Walk, name: str, kept: Tensor | None = None) -> None:
         self.walk, self.name, self.kept = walk, name, kept
         """`kept` are the examples that count, or None if all do."""
-        self.batch, self.shape = len(walk.aliases), real(walk.aliases[0][name]).shape
+        self.value = real(walk.aliases[0][name])
+        """The parameter, of whose type the gradients are, and which must stay as it is until they are added up."""
+        self.batch, self.shape = len(walk.aliases), self.value.shape
 
     def squares(self) -> Tensor:
         found = self.walk.squares(self.name)

@@ -179,11 +179,12 @@ def _is_caught(code: CodeType, line: int) -> bool:
         if id(node) in around or not any(_covers(s, line) for s in getattr(node, "body", ())):
             continue  # what is around the function's definition is over when it runs
         if isinstance(node, (ast.With, ast.AsyncWith)):
-            if any("suppress" in ast.unparse(item.context_expr) for item in node.items):
-                return True
-        elif isinstance(node, (ast.Try, ast.TryStar)) and (
-            any(_goes_on(handler.body) for handler in node.handlers) or _leaves(node.finalbody)
-        ):
+            caught = any("suppress" in ast.unparse(item.context_expr) for item in node.items)
+        elif isinstance(node, (ast.Try, ast.TryStar)):
+            caught = any(_goes_on(handler.body) for handler in node.handlers) or _leaves(node.finalbody)
+        else:
+            continue
+        if caught:
             return True
     return False
 
