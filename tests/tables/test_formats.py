@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tacit.tables.encoding import numeric, words
-from tacit.tables.formats import is_file_of_a_table, kind_of
 from tacit.tables.frames import as_columns
+from tacit.tables.kinds import is_file_of_a_table, kind_of
 from tacit.tables.reading import columns_of, read
 
 ROWS: list[dict[str, Any]] = [{"age": 30, "town": "A, b", "rate": 0.5}, {"age": None, "town": "Ü", "rate": 2.25}]

@@ -44,7 +44,7 @@ def describe(
     from tacit.recipes.outcome import write_json
     from tacit.reports.description import description_page
     from tacit.tables.describe import describe as release
-    from tacit.tables.formats import divided
+    from tacit.tables.kinds import divided
     from tacit.tables.reading import check_columns, columns_of, read
     from tacit.tables.registry import registry_for
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tacit.cli.output import show
-from tacit.tables.formats import divided, is_file_of_a_table, kind_of
+from tacit.tables.kinds import divided, is_file_of_a_table, kind_of
 from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.formats import entries, from_arrow, kind_of, names_in, open_text, pieces_of, separator
+from tacit.tables.formats import entries, from_arrow, names_in, open_text, pieces_of, separator
+from tacit.tables.kinds import kind_of
 
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
 """Some rows of a table: an array for each column, of numbers or of text, which may be an array of Python's strings; an

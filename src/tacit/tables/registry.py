@@ -28,7 +28,7 @@ from typing import Any
 from tacit._files import sync, write_whole
 from tacit.accounting import account
 from tacit.ledger import Budget, Ledger
-from tacit.tables.formats import divided
+from tacit.tables.kinds import divided
 from tacit.tables.schema import Schema
 
 _CHUNK = 1 << 22
