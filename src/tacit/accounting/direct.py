@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacit.accounting.effort import OutOfReach
+from tacit.accounting.effort import OutOfReach, searching
 from tacit.accounting.lattice import LARGEST_LOSS
 from tacit.accounting.losses import Pair
 from tacit.accounting.parts import Grid, Part, add, coarser, trimmed
@@ -206,7 +206,7 @@ def epsilon_above(pairs: Sequence[tuple[Pair, int]], delta: float, near: float) 
         before, near = near, max(found, _width(rough) / 8)
         if 0.8 * before < near < 1.25 * before:
             break
-    return _epsilon(_law(pairs, near, delta, _FOR_EPSILON), delta)
+    return found if searching() else _epsilon(_law(pairs, near, delta, _FOR_EPSILON), delta)
 
 
 def delta_above(pairs: Sequence[tuple[Pair, int]], epsilon: float, near: float) -> float:
@@ -221,5 +221,7 @@ def delta_above(pairs: Sequence[tuple[Pair, int]], epsilon: float, near: float) 
         enough, near = found > 0.1 * near, found
         if enough and 0.8 * before < size < 1.25 * before:
             break
+    if searching():
+        return found
     many = sum(count for _, count in pairs) > _MANY
     return _delta(_law(pairs, size, near, _FOR_DELTA_OF_MANY if many else _FOR_DELTA), epsilon)

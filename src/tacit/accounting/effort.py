@@ -26,6 +26,7 @@ class OutOfReach(ArithmeticError):
 class _Counter(threading.local):
     spent = 0.0
     limit = math.inf
+    depth = 0
 
 
 _counter = _Counter()
@@ -36,10 +37,17 @@ def limited(points: float) -> Iterator[None]:
     """Allow at most ``points`` within, and no more than is left of a limit around it."""
     before = _counter.limit
     _counter.limit = min(before, _counter.spent + points)
+    _counter.depth += 1
     try:
         yield
     finally:
         _counter.limit = before
+        _counter.depth -= 1
+
+
+def searching() -> bool:
+    """Return whether this query is one of many of a search, which share one limit."""
+    return _counter.depth > 1
 
 
 def spend(points: float) -> None:
