@@ -69,24 +69,32 @@ def test_every_order_of_prepare_and_make_private_trains_the_same_model(monkeypat
         torch.testing.assert_close(ends[0], end, atol=1e-6, rtol=1e-5)
 
 
-def test_accumulation_by_accelerate_is_refused_in_its_own_words() -> None:
+@pytest.mark.parametrize("trial", [True, False])
+def test_accumulation_by_accelerate_leaves_no_batch_out(trial: bool) -> None:
+    """Accelerate scales the loss by a constant, which the trial learns; without it the scale must be declared."""
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Linear(4, 3)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     people = data.TensorDataset(X, Y)
     run = tacit.make_private(
-        model, optimizer, people, lot_size=30, steps=2, batch_size=5, clipping=1.0, noise_multiplier=1.0
+        model, optimizer, people, lot_size=30, steps=2, batch_size=5, clipping=1.0, noise_multiplier=1.0, trial=trial
     )
+    taken: list[bool] = []
 
     def loop() -> None:
         for x, y in run.batches():
             with accelerator.accumulate(model):
                 accelerator.backward(F.cross_entropy(model(x), y))
                 optimizer.step()
+                taken.append(not run.engine.ready)
                 optimizer.zero_grad()
 
-    with pytest.raises(ValueError, match="gradient accumulation does so; a private loop has none"):
+    if trial:
         loop()
+        assert all(taken) and len(taken) > 6
+    else:
+        with pytest.raises(ValueError, match="gradient accumulation does so; a private loop has none"):
+            loop()
     run.close()
 
 

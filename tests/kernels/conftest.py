@@ -19,10 +19,10 @@ from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.layers import conv_kernel as formed
 from tacit.gradients.layers import pooling
 from tacit.gradients.layers import rnn_steps as cells
-from tacit.training import held
+from tacit.training import digests
 
 SOURCE = Path(_compiled.__file__).with_name("_kernels.c")
-USERS = (alike, cells, contributions, formed, narrow, pooling, held)
+USERS = (alike, cells, contributions, formed, narrow, pooling, digests)
 """The modules that use the kernels, beside `_normal`."""
 
 

@@ -242,15 +242,15 @@ class Watched(SeededSource):
         super().fill(buffer)
         assert isinstance(buffer, bytearray)
         assert any(buffer)
-        self.drawn = [*getattr(self, "drawn", []), buffer]
+        self.buffers = [*getattr(self, "buffers", []), buffer]
 
 
 def test_keys_are_overwritten_once_they_are_used() -> None:
     source = Watched(4)
     source.normal_(torch.empty(40_000))
     source.add_normal_(torch.ones(7), 1.0, 2.0**-14)
-    assert sum(map(len, source.drawn)) == 4 * 32
-    assert not any(map(any, source.drawn))
+    assert sum(map(len, source.buffers)) == 4 * 32
+    assert not any(map(any, source.buffers))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -20,7 +20,7 @@ from tacit.gradients.factors.uses import Uses
 from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.kernels.loops import outer_squares, roots
 from tacit.gradients.precision import UNIT, call_error, chain_error
-from tacit.training import held as held_module
+from tacit.training import digests as digests_module
 from tacit.training.held import Held
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
@@ -316,7 +316,7 @@ def test_squares_of_outer_products(widths: tuple[int, int]) -> None:
         there = outer_squares(left[rows].contiguous(), right[rows].clone())
         assert there is not None
         assert all(torch.equal(a, b[rows]) for a, b in zip(there, found))
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     out, of_right = torch.empty(9), torch.empty(9)
     kernels.outer_squares(left, right, out, of_right, 4)
@@ -338,7 +338,7 @@ def test_squares_of_outer_products_bound_those_that_float32_loses() -> None:
 
 @COMPILED
 def test_squares_of_outer_products_check_their_sizes() -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     right = torch.zeros(4, 3)
     for left, out, of_right, threads in (
@@ -379,14 +379,14 @@ def test_roots_say_whether_they_are_finite(bad: float, place: int) -> None:
 
 @COMPILED
 def test_roots_check_their_sizes() -> None:
-    assert held_module.kernels is not None
+    assert digests_module.kernels is not None
     for squares, out in (
         (torch.ones(3), torch.ones(4)),
         (torch.ones(4), torch.ones(3)),
         (torch.ones(0), torch.ones(1)),
     ):
         with pytest.raises(ValueError, match="not as many"):
-            held_module.kernels.roots(0.0, 1.0, out, squares)
+            digests_module.kernels.roots(0.0, 1.0, out, squares)
     assert roots([torch.ones(0)], 0.0, 1.0, torch.ones(0, 1)) is True
     assert roots([torch.ones(3).double()], 0.0, 1.0, torch.ones(3, 1)) is None
 
@@ -513,12 +513,12 @@ def test_parts_of_a_parameter_with_more_terms_elsewhere_are_summed_in_blocks() -
 
 @COMPILED
 def test_a_digest_is_that_of_its_definition() -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     for size in (0, 1, 17, 1024, 2500, 65_536, 140_001):
         words = np.random.default_rng(size).integers(0, 2**32, size, dtype=np.uint32)
-        expected = _digest(words.tolist(), held_module._KEY.tolist())
-        assert {kernels.digests(held_module._KEY, threads, words) for threads in (1, 2, 3)} == {(expected,)}
+        expected = _digest(words.tolist(), digests_module._KEY.tolist())
+        assert {kernels.digests(digests_module._KEY, threads, words) for threads in (1, 2, 3)} == {(expected,)}
     largest = np.full(1026, 2**32 - 1, dtype=np.uint32)  # as large as products and points can be
     for word in (0, 2**32 - 1):
         words = np.full(3000, word, dtype=np.uint32)
@@ -527,11 +527,11 @@ def test_a_digest_is_that_of_its_definition() -> None:
             _digest(words[1:].tolist(), largest.tolist()),
         )
     with pytest.raises(ValueError, match="a key of 1026"):
-        kernels.digests(held_module._KEY[1:], 1, np.zeros(4, dtype=np.uint32))
+        kernels.digests(digests_module._KEY[1:], 1, np.zeros(4, dtype=np.uint32))
     with pytest.raises(ValueError, match="whole words"):
-        kernels.digests(held_module._KEY, 1, np.zeros(4, dtype=np.uint8), np.zeros(5, dtype=np.uint8))
+        kernels.digests(digests_module._KEY, 1, np.zeros(4, dtype=np.uint8), np.zeros(5, dtype=np.uint8))
     with pytest.raises(ValueError, match="wanted"):
-        kernels.digests(held_module._KEY, 0, np.zeros(4, dtype=np.uint32))
+        kernels.digests(digests_module._KEY, 0, np.zeros(4, dtype=np.uint32))
 
 
 def _digest(words: list[int], key: list[int]) -> int:
@@ -609,7 +609,7 @@ def test_clipped_sums_equal_the_loop(sizes: tuple[int, int, int], bad: bool) -> 
 
 @COMPILED
 def test_tensors_are_read_where_they_are_and_refused_where_that_cannot_be() -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     rows, out = torch.randn(4, 6, requires_grad=True), torch.empty(4)
     kernels.squares(rows, out, 1)
@@ -624,7 +624,7 @@ def test_tensors_are_read_where_they_are_and_refused_where_that_cannot_be() -> N
 
 @COMPILED
 def test_all_threads_are_asked_whether_they_flush() -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     assert [kernels.flushes(threads) for threads in (1, 2)] in ([False, False], [False, None])
     if torch.set_flush_denormal(True):
@@ -636,7 +636,7 @@ def test_all_threads_are_asked_whether_they_flush() -> None:
 
 @COMPILED
 def test_quotients_are_what_single_operations_give() -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     norms, out = torch.rand(1001, 1) * 10.0 ** torch.randint(-30, 30, (1001, 1)), torch.empty(1001, 1)
     assert kernels.quotients(0.7, norms, out) == float(norms.max())
@@ -652,7 +652,7 @@ def test_quotients_are_what_single_operations_give() -> None:
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_division_is_that_of_single_entries(threads: int) -> None:
-    kernels = held_module.kernels
+    kernels = digests_module.kernels
     assert kernels is not None
     values = [torch.randn(n) for n in (0, 1, 7, 32_768, 100_003)]
     expected = [v / 600.0 for v in values]

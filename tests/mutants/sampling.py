@@ -104,7 +104,7 @@ def sampled_too_often(patch: Patch) -> None:
     "a lot with nobody in it is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
 )
 def empty_lot_skipped(patch: Patch) -> None:
-    real = run.PrivateRun.lot
+    real = run.PrivateRun.following_lot
 
     def skipping(self: Any) -> Any:
         for batch in real(self):
@@ -115,7 +115,7 @@ def empty_lot_skipped(patch: Patch) -> None:
                 continue
             yield batch
 
-    patch.setattr(run.PrivateRun, "lot", skipping)
+    patch.setattr(run.PrivateRun, "following_lot", skipping)
 
 
 @mutant(
