@@ -111,8 +111,10 @@ def _refine(
     found.upper = min(found.upper, lattice.upper(step))
     if found.upper > floor:
         found.lower = min(lattice.lower(step), found.upper)
-    if found.upper > floor and fine:
-        found.upper = max(min(found.upper, _finely(side, delta, epsilon, found.upper)), found.lower)
+    if found.upper > floor and fine and delta is not None:
+        # To seven figures or so, so that ε is monotone in steps, rate and noise to as many; for δ it takes too long.
+        finely = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
+        found.upper = max(min(found.upper, finely), found.lower)
     while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
         if found.step <= lattice.finest:
             break
@@ -122,14 +124,6 @@ def _refine(
             found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
             break
     found.lower = min(found.lower, found.upper)
-
-
-def _finely(side: Side, delta: float | None, epsilon: float | None, near: float) -> float:
-    """The bound to seven figures or so, so that it is monotone in what it is a function of to as many."""
-    if delta is not None:
-        return direct.epsilon_above(side.lattice_pairs, delta, near)
-    assert epsilon is not None
-    return direct.delta_above(side.lattice_pairs, epsilon, near)
 
 
 def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:
