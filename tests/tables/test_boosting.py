@@ -286,3 +286,9 @@ def _encoded(table: dict[str, np.ndarray], classes: int = 0) -> Records:
     if classes:
         table = {**table, "y": np.arange(len(table["y"])) % classes}
     return encode(from_columns(table, schema.columns), Encoding(schema))
+
+
+def test_a_target_that_is_not_a_number_adds_nothing_to_the_first_sum() -> None:
+    """One record that is not a number would make the whole released sum none, and so tell of itself."""
+    found = loss_for(0).first(np.array([0.5, np.nan, -0.25, 7.0]))
+    assert found.tolist() == [1.25]

@@ -14,7 +14,7 @@ import tacit
 from tacit.gradients import attach
 from tacit.gradients.precision import LARGEST_BATCH, LARGEST_LOT, MARGIN
 from tacit.ledger import GaussianSum
-from tacit.randomness import SecureSource
+from tacit.randomness import SecureSource, SeededSource
 from tacit.training.joined import _joined
 from tacit.training.private import _batch_size
 from tacit.training.shards import ShardedSums
@@ -156,3 +156,8 @@ def test_batches_are_no_larger_than_the_margin_is_proved_for() -> None:
 def test_a_clip_norm_too_small_for_the_proof_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="clipped to 1e-10"):
         make(nn.Linear(4, 3), clipping=tacit.Flat(1e-10), noise_multiplier=1.0, steps=1)
+
+
+def test_complex_parameters_in_shards_are_refused_before_any_sum() -> None:
+    with pytest.raises(ValueError, match="is complex and sharded"):
+        ShardedSums({"w": torch.zeros(3, dtype=torch.complex64)}, lambda totals: totals, SeededSource(0))

@@ -81,6 +81,12 @@ class ShardedSums(GradientSums):
     source: Source
 
     def __init__(self, parameters: Mapping[str, Tensor], scatter: Scatter, source: Source) -> None:
+        complex_ones = [name for name, parameter in parameters.items() if parameter.is_complex()]
+        if complex_ones:
+            raise ValueError(
+                f"parameter {complex_ones[0]!r} is complex and sharded, for which there are no sums; keep its real and "
+                "imaginary parts as two parameters."
+            )
         super().__init__(parameters)
         self._scatter, self.source = scatter, source
 

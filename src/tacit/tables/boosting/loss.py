@@ -53,7 +53,8 @@ class Squared:
     outputs, reach, classes = 1, 2.0, 1
 
     def first(self, targets: NDArray[np.generic]) -> Array:
-        return np.array([np.clip(targets.astype(np.float64), -1.0, 1.0).sum()])
+        bounded = np.clip(targets.astype(np.float64), -1.0, 1.0)
+        return np.array([np.nan_to_num(bounded).sum()])  # a record that is not a number adds nothing
 
     def start(self, sums: Array, records: int, std: float) -> Array:
         return np.clip(sums / records, -1.0, 1.0)
