@@ -67,7 +67,7 @@ def test_a_name_adds_up_runs_on_a_file_that_grows(table: Path) -> None:
     assert len(Registry(name="survey").costs()) == 2 and not Registry(table).costs()
 
 
-def test_what_cannot_be_read_again_counts_with_its_whole_budget(table: Path) -> None:
+def test_a_run_whose_ledger_is_unreadable_counts_with_its_whole_budget(table: Path) -> None:
     registry, budget = Registry(table), Budget(epsilon=1.5, delta=1e-6)
     assert tacit("train", table, *WORDS, "--epsilon", "1", "--out", "a") == 0
     shutil.rmtree("a")
@@ -108,7 +108,7 @@ def test_a_damaged_registry_is_not_taken_for_an_empty_one(table: Path) -> None:
         registry.spent()
 
 
-def test_where_nothing_can_be_written_a_warning_says_so(
+def test_an_unwritable_state_directory_gives_a_warning(
     table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (table.parent / "file").write_text("")

@@ -73,7 +73,7 @@ def test_fewer_columns_have_less_noise_and_others_are_not_looked_at(table: Path)
         (("--epsilon", "9"), "Ask for at most epsilon 2"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_charged(
+def test_wrong_arguments_raise_before_anything_is_charged(
     table: Path, words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tacit("budget", table, "--epsilon", "2") == 0

@@ -216,7 +216,7 @@ def test_data_written_into_a_tensor_of_parameters_runs_one_example_at_a_time(nai
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_what_looks_like_such_a_pattern_and_mixes_is_refused(name: str) -> None:
+def test_lookalikes_of_ordinary_patterns_that_mix_are_refused(name: str) -> None:
     torch.manual_seed(1)
     with pytest.raises((ValueError, RuntimeError)), gradients.record(model := Net(MIXING[name])):
         model(torch.randn(B, T, 3)).flatten(1).sum(1).mean().backward()

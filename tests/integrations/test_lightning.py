@@ -82,7 +82,7 @@ def test_a_batch_of_the_trainer_is_a_lot(tmp_path: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * (1 - 10 / 11))
 
 
-def test_what_the_training_step_logs_is_named_as_not_private(tmp_path: Path) -> None:
+def test_values_logged_by_the_training_step_are_named_not_private(tmp_path: Path) -> None:
     trainer, _, run = fit(tmp_path, privacy={"budget": tacit.Budget(5.0, 1e-5)})
     assert "not_private/train_loss_epoch" in trainer.callback_metrics and "val_accuracy" in trainer.callback_metrics
     text = next(tmp_path.glob("lightning_logs/**/metrics.csv")).read_text()

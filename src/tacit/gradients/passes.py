@@ -110,7 +110,7 @@ class Passes:
         return None if late is None else output
 
     def _end_late(self) -> Any:
-        """Of a pass that PyTorch had begun before the plan nothing stays; return the arguments to be followed."""
+        """Undo the pass that PyTorch had begun before the plan; return its arguments, to be followed."""
         if self._late is None:
             return None
         (given, state, random), self._late = self._late, None
@@ -119,7 +119,7 @@ class Passes:
         return given
 
     def _forget_ended_calls(self) -> None:
-        """Of calls that failed, or that Ctrl-C ended, for which `leave` is not called at all."""
+        """Forget calls that failed or that Ctrl-C ended: PyTorch does not call `leave` for them."""
         if not self._calls:
             return
         running = _running_frames()

@@ -69,7 +69,7 @@ class Traced(torch.Tensor):
 
 
 def is_compiling() -> bool:
-    """Whether the compiler is asking, which looks at a tensor's memory to describe it; no code of a model runs then."""
+    """Return whether the compiler asks: it reads a tensor's memory to describe it, and no code of a model runs then."""
     return TracingContext.try_get() is not None
 
 

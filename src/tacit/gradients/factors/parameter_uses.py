@@ -131,7 +131,7 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
 
 
 def _once(region: Region, shape: torch.Size) -> bool:
-    """Whether the view covers no entry twice: sorted by stride, every dimension must step over the ones below."""
+    """Return whether the view covers no entry twice: by stride, each dimension steps over the ones below."""
     reach = 0
     for stride, size in sorted(zip(region.stride, region.size)):
         if size == 1:

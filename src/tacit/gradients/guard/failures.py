@@ -22,7 +22,7 @@ _OTHER = (ValuesRead, NotImplementedError, torch.OutOfMemoryError)
 
 
 def is_of_values(error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether what failed goes well, or cannot be said to fail, for tensors of the same shapes without values."""
+    """Return whether the operation does not fail, as far as can be told, for the same shapes without values."""
     if isinstance(error, _OTHER):
         return False
     with torch._C.DisableTorchFunction(), torch.no_grad():

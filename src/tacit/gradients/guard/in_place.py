@@ -109,7 +109,7 @@ def refuse_counting(recorder: Recording, name: str, args: tuple[Any, ...], kwarg
 
 
 def assign_attribute(recorder: Recording, attribute: str, target: Tensor, value: Any) -> None:
-    """What `target.data = value` or `target.grad = value` is about to do, if the value is data of the batch."""
+    """Follow `target.data = value`; refuse it, or `target.grad = value`, where data of the batch would outlive it."""
     if not recorder.follows(value):
         return
     layout = target._tag if recorder.follows(target) else None  # type: ignore[attr-defined]

@@ -20,20 +20,20 @@ FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "full_like": None}
 
 
 def note_fill(call: Call) -> None:
-    """What an operation of `FILLED` has filled its output with, if that is a number."""
+    """Note the number that an operation of `FILLED` has filled its output with."""
     fill = FILLED[call.name]
     given = call.arg(1, "fill_value") if fill is None else fill
     call.out._filled_with = given if isinstance(given, (int, float)) else None
 
 
 def is_filled(t: Traced) -> bool:
-    """Whether all entries are the public number that they were at first, so that nothing of a batch is in them."""
+    """Return whether all entries are still the public number that they were at first."""
     with torch._C.DisableTorchFunctionSubclass():
         return t._filled_with is not None and bool((t == t._filled_with).all())
 
 
 def mark_as_before(written: Any, given: Any) -> None:
-    """What a model that is evaluated between batches makes of what it kept is as much of an earlier batch."""
+    """Mark what an evaluated model computed from tensors that it kept: they are of an earlier batch, and so is this."""
     kept = [t for t in tensors(given) if type(t) is Traced]
     for t in tensors(written) if kept else ():
         if type(t) in (Tensor, Traced):

@@ -20,7 +20,7 @@ from tacit.gradients.traced import Traced
 _STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
     ("bernoulli", "bernoulli_"), 1.0
 )
-"""What noise is then. Not zero: a direction, divided by its length, would be no number, and hide all that it meets."""
+"""The number that stands for noise. Not zero: a direction divided by its length would be NaN and hide the rest."""
 
 
 class Still(TorchFunctionMode):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tacit.gradients.problems import CannotCut
 
 _INTERNAL = frozenset(vars(nn.Module())) | {"forward"}
-"""What PyTorch itself keeps in a module; its buffers are looked at one by one."""
+"""Attributes that PyTorch itself keeps in a module; buffers are compared one by one."""
 
 _FIXED = (bool, int, float, complex, str, bytes, type, type(None), torch.dtype, torch.device, torch.Size, nn.Module)
 """Kinds of values that a call cannot change."""

@@ -32,7 +32,7 @@ class Walk:
     def __init__(self, aliases: Sequence[dict[str, Tensor]]) -> None:
         self.aliases = aliases
         self.used = True
-        """Whether arriving gradients are dropped; not where gradients of gradients reach the aliases by other ways."""
+        """Arriving gradients are dropped. False where gradients of gradients reach the aliases by other ways."""
         self.handed_over: set[str] = set()
         """The parameters whose contribution the recorder has."""
         self._roots: list[Tensor] = []
@@ -145,7 +145,7 @@ class Walk:
 
 
 class Replayed(Contribution):
-    """What one call of an isolated module contributes to a parameter."""
+    """The contribution of one call of an isolated module to a parameter."""
 
     def __init__(self, walk: Walk, name: str, kept: Tensor | None = None) -> None:
         self.walk, self.name, self.kept = walk, name, kept
