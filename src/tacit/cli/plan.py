@@ -25,7 +25,10 @@ def plan(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = None,
     delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, fixed-size or shuffled.")] = "poisson",
+    sampling: Annotated[str, typer.Option(help="poisson, fixed-size, shuffled or allocation.")] = "poisson",
+    participations: Annotated[
+        int, typer.Option(parser=whole, metavar="WHOLE", help="Lots of an epoch that a record is in (allocation).")
+    ] = 1,
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     noise: Annotated[str, typer.Option(help="gaussian or discrete.")] = "gaussian",
@@ -52,6 +55,7 @@ def plan(
         epsilon=epsilon,
         delta=delta,
         sampling=sampling,
+        participations=participations,
         adjacency=adjacency,
         accountant=accountant,
         noise=noise,

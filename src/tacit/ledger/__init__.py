@@ -5,6 +5,7 @@ from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
 from tacit.ledger.events import (
     FORMAT,
     Adjacency,
+    Allocated,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -29,6 +30,7 @@ __all__ = [
     "FORMAT",
     "AdaptiveBudget",
     "Adjacency",
+    "Allocated",
     "Budget",
     "BudgetExceeded",
     "Everyone",

@@ -150,7 +150,36 @@ class Shuffled:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | FixedSize | Shuffled
+@dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """One lot of an epoch of ``lots`` lots: random allocation, also called balls in bins.
+
+    In epoch number ``epoch`` of the partition named ``partition`` each record takes part in exactly
+    ``participations`` of the lots, every set of so many equally likely, chosen by its own coins: independent of the
+    other records, of how many there are, and of other epochs.
+    """
+
+    lots: int
+    epoch: int
+    records: int
+    participations: int = 1
+    partition: str = "main"
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("lots", self.lots)
+        _count("epoch", self.epoch, least=0)
+        _count("records", self.records)
+        _count("participations", self.participations)
+        if self.participations > self.lots:
+            raise ValueError(
+                f"participations is {self.participations}; it must be at most the number of lots, {self.lots}."
+            )
+        _text("partition", self.partition)
+        _text("unit", self.unit)
+
+
+Sampling = Everyone | Poisson | FixedSize | Shuffled | Allocated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +367,7 @@ _EVENTS: dict[str, type[Any]] = {
     "poisson": Poisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
+    "allocated": Allocated,
     "gaussian-sum": GaussianSum,
     "laplace-sum": LaplaceSum,
     "sparse-vector": SparseVector,

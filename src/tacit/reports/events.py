@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tacit.accounting.selection import in_words
 from tacit.ledger import (
+    Allocated,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -79,6 +80,8 @@ def _key(step: Step) -> Hashable:
     sampling = step.sampling
     if isinstance(sampling, Shuffled):
         return Shuffled, sampling.lots, sampling.records, sampling.partition, sampling.assignment, queries
+    if isinstance(sampling, Allocated):
+        return Allocated, sampling.lots, sampling.records, sampling.partition, sampling.participations, queries
     return sampling, queries
 
 
@@ -161,6 +164,8 @@ def sampling(event: Sampling) -> str:
         return f"Poisson, q = {event.rate:.6g}" + (f" of {event.records}" if event.records else "")
     if isinstance(event, FixedSize):
         return f"{event.size} of {event.records} without replacement"
+    if isinstance(event, Allocated):
+        return f"random allocation, {event.participations} of {event.lots} lots of {event.records}"
     return f"shuffled, 1 of {event.lots} lots of {event.records}"
 
 
