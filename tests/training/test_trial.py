@@ -438,10 +438,13 @@ def test_a_progress_bar_around_the_batches_does_not_hide_a_mixing_loop(make: Any
     def progress(batches: Any) -> Any:
         yield from batches
 
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    model, optimizer, run = make(model, lot_size=40, steps=2)
-    with pytest.raises(ValueError, match="run together and in two parts"):
+    def loop() -> None:
         for x, y in progress(run.batches()):
             (each(model, x, y) / len(x)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model, optimizer, run = make(model, lot_size=40, steps=2)
+    with pytest.raises(ValueError, match="run together and in two parts"):
+        loop()
