@@ -33,6 +33,14 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
         _add_(sums, source.normal_, source, source.drawn)
 
 
+def add_taken_(sums: Noisy, take: Drawn, source: Source) -> None:
+    """Add noise that ``take`` hands out in units of the standard deviation, for pairs (sum, std)."""
+    if source.share != 1 or source.join_ is not None:
+        raise ValueError("correlated noise is drawn in one process; leave parallel= out.")
+    _check(sums)
+    _add_(sums, source.normal_, source, take)
+
+
 def add_laplace_(sums: Noisy, source: Source) -> None:
     """Add Laplace noise to every coordinate of each sum, for pairs (sum, scale)."""
     if source.share not in (0.0, 1.0):
