@@ -201,8 +201,8 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     for item in gaussian:
         if item.noise == "correlated":
             raise Unproved(
-                f"group {item.group!r} has correlated noise on a {type(step.sampling).__name__} sample; its sensitivity "
-                "over several steps has a proof here for cyclic sampling only (sampling='cyclic')."
+                f"group {item.group!r} has correlated noise on a {type(step.sampling).__name__} sample; there is a proof "
+                "of its sensitivity over several steps here for cyclic sampling only (sampling='cyclic')."
             )
         if item.noise not in ("gaussian", "discrete"):
             raise Unproved(
@@ -245,8 +245,8 @@ def _one_kind(block: str, steps: Counter[ev.Step]) -> tuple[ev.Step, int]:
         if not isinstance(query, ev.GaussianSum) or query.noise not in ("gaussian", "correlated"):
             kind = query.noise if isinstance(query, ev.GaussianSum) else type(query).__name__
             raise Unproved(
-                f"group {query.group!r} ({kind}) was answered from a cyclic sample; there is a proof here for sums with "
-                "Gaussian noise, correlated or not. Use Poisson sampling for it."
+                f"group {query.group!r} ({kind}) was answered from a cyclic sample; there is a proof here for sums "
+                "with Gaussian noise, correlated or not. Use Poisson sampling for it."
             )
     return step, done
 

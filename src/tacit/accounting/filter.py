@@ -37,8 +37,8 @@ class Filter:
     One costly account is made for a lease of many steps; those that cost no more than the step leased for are then
     counted down. A clip norm that changes together with its noise costs the same. Where the steps do change in cost,
     the lease is for somewhat worse ones, as long as the budget has room for them, so that it lasts. The lots of one
-    shuffled epoch cost nothing beyond the first, so there a lease ends with the epoch; so it does with a block of cyclic
-    sampling, whose steps are accounted together.
+    shuffled epoch cost nothing beyond the first, so there a lease ends with the epoch; with cyclic sampling it ends
+    with the block, whose steps are accounted together.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:

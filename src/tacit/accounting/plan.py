@@ -159,7 +159,9 @@ class _Draft:
             first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
             return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
         if self.sampling == "cyclic":
-            raise ValueError("sampling is 'cyclic', which is for correlated noise; name its strategy, or use 'poisson'.")
+            raise ValueError(
+                "sampling is 'cyclic', which is for correlated noise; name its strategy, or use 'poisson'."
+            )
         raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'cyclic'.")
 
     def guarantee(

@@ -2,15 +2,16 @@
 
 A strategy is a lower-triangular matrix C. With z the fresh noise of every step, independent and of one standard
 deviation, the noise added to the sums is C^-1 z, so that what is released, multiplied by C, is C·sums + z: one Gaussian
-mechanism over all steps (Denisov et al. 2022). Four strategies are Toeplitz with ones on the diagonal, C[t, i] = c[t-i]:
+mechanism over all steps (Denisov et al. 2022). Four strategies are Toeplitz, C[t, i] = c[t-i], with c_0 = 1:
 
 * ``"banded"``: the parameters are c_0 = 1, c_1, ..., all others are zero;
 * ``"banded-inverse"``: the parameters are d_0 = 1, d_1, ... of C^-1, all others are zero;
-* ``"buffered"``: c_i = sum_j w_j r_j^(i-1) for i > 0, with parameters w_1, ..., w_m, r_1, ..., r_m (Dvijotham et al. 2024);
+* ``"buffered"``: c_i = sum_j w_j r_j^(i-1) for i > 0, with parameters w_1, ..., w_m, r_1, ..., r_m (Dvijotham et al.
+  2024);
 * ``"square-root"``: C times C is the matrix of prefix sums (Fichtenberger, Henzinger & Upadhyay 2023); no parameters.
 
-``"tree"`` has a row for each node of a binary tree over the steps (Dwork et al. 2010): the prefix sum at t is made of the
-nodes of t's binary digits, each the sum of its steps with noise of its own; no parameters.
+``"tree"`` has a row for each node of a binary tree over the steps (Dwork et al. 2010): the prefix sum at t is made of
+the nodes of t's binary digits, each the sum of its steps with noise of its own; no parameters.
 """
 
 from __future__ import annotations

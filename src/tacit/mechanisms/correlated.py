@@ -1,15 +1,16 @@
 """Noise that is correlated between the steps of a block: C^-1 z for a strategy C and fresh noise z.
 
-Formal guarantee. For every coordinate, the noise added at the steps 0, 1, ... of a block is sum_i d_i z_(t-i), with d the
-inverse coefficients of the recorded strategy (for ``"tree"``: the difference of two prefix sums' nodes) and z
-independent N(0, 1) values times the recorded standard deviation. So the releases of a block are together one Gaussian
-mechanism, and `tacit.accounting.correlated` has what it costs. Noise is used for one release only: a step that was drawn
-and not released is passed over, its noise with it, and a position that was released is refused.
+Formal guarantee. For every coordinate, the noise added at step t of a block is sum_i d_i z_(t-i), with d the inverse
+coefficients of the recorded strategy (for ``"tree"``: the difference of two prefix sums' nodes) and z independent
+N(0, 1) values times the recorded standard deviation. So the releases of a block are together one Gaussian mechanism,
+and `tacit.accounting.correlated` has what it costs. Noise is used for one release only: a step that was drawn and not
+released is passed over, its noise with it, and a position that was released is refused.
 
 Secret state. The fresh noise of past steps is in the noise of later ones. It is made again from its keys of 32 bytes
-(``"banded-inverse"``, ``"square-root"``, ``"tree"``), or kept as sums of past noise in memory (``"banded"``, ``"buffered"``), where
-every value depends on all steps before. Whoever has these and the released gradients can take the noise off. They are
-in the memory of the process, are never written anywhere, and are overwritten when they are no longer needed.
+(``"banded-inverse"``, ``"square-root"``, ``"tree"``), or kept as sums of past noise in memory (``"banded"`` and
+``"buffered"``, where every value depends on all steps before). Keys or sums, together with the released gradients, give
+the exact gradients. They stay in the memory of the process and are never written anywhere; keys are overwritten when
+they are no longer needed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class BandedToeplitz:
 
 @dataclass(frozen=True, kw_only=True)
 class BandedInverse:
-    """C^-1 is a Toeplitz matrix of ``bands`` bands: a step's noise is made of the fresh noise of the last ``bands`` steps.
+    """C^-1 is a Toeplitz matrix of ``bands`` bands: the noise is made of the fresh noise of the last ``bands`` steps.
 
     The fresh noise of past steps is made again from its keys (Kalinin et al. 2025 call the factorisation banded
     inverse). Memory: bands - 1 keys of 32 bytes, whatever the size of the model; time: ``bands`` times the noise. By
@@ -179,9 +179,7 @@ def _banded(bands: int, steps: int, objective: Objective) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def _banded_inverse(
-    bands: int, steps: int, groups: int, sampled: bool, objective: Objective
-) -> tuple[float, ...]:
+def _banded_inverse(bands: int, steps: int, groups: int, sampled: bool, objective: Objective) -> tuple[float, ...]:
     weights, rounds = _weights(steps, objective), -(-steps // groups)
 
     def value(free: Floats) -> float:
@@ -224,8 +222,8 @@ def _ratio(parameters: tuple[float, ...]) -> tuple[Floats, Floats]:
     half = len(parameters) // 2
     weights, decays = np.asarray(parameters[:half]), np.asarray(parameters[half:])
     product = np.poly(decays)
-    others = sum(weight * np.poly(np.delete(decays, j)) for j, weight in enumerate(weights))
-    return product, product + np.concatenate([[0.0], others])
+    others = np.sum([weight * np.poly(np.delete(decays, j)) for j, weight in enumerate(weights)], axis=0)
+    return np.asarray(product, dtype=np.float64), np.asarray(product + np.concatenate([[0.0], others]))
 
 
 def _repeated(column: Floats, groups: int) -> Floats:
@@ -239,7 +237,8 @@ def _repeated(column: Floats, groups: int) -> Floats:
 def _least(value: Callable[[Floats], float], start: Floats) -> Floats:
     if not len(start):
         return start
-    found = minimize(value, start, method="L-BFGS-B", options={"maxiter": 400, "maxfun": 20_000, "ftol": 1e-10})
+    options = {"maxiter": 400, "maxfun": 20_000, "ftol": 1e-10}
+    found = minimize(value, start, method="L-BFGS-B", jac="3-point", options=options)
     return np.asarray(found.x if found.fun <= value(start) else start)
 
 

@@ -22,12 +22,12 @@ class CyclicSampler:
 
     Proof obligation: within a block the group of a record is uniform, fixed, and independent of the other records, of
     how many there are and of all that is released; in its turns it takes part independently, with the recorded
-    probability, and in no other steps (`tacit.accounting.correlated` builds on that). The number of a step in its block is
-    the number of draws before it, whether or not anything was released for them: `position`.
+    probability, and in no other steps (`tacit.accounting.correlated` builds on that). The number of a step in its
+    block is the number of draws before it, whether or not anything was released for them: `position`.
 
     A block has a name of its own in the ledger, drawn when the sampler is made. `restore` does not bring back a
     half-used block (that would mean storing who is in which group) but begins a new one, which is charged as another
-    mechanism. Work is O(records) once a block and O(lot) in each step.
+    mechanism. Work is O(records) once a block and O(records / groups) in each step.
     """
 
     def __init__(self, records: int, *, groups: int, rate: float, source: Source, unit: str = "example") -> None:

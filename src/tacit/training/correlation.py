@@ -22,12 +22,12 @@ def check_correlated(
     processes: int,
     shards: bool,
 ) -> Correlation | None:
-    """Return the strategy of correlated noise, if ``noise`` is one; refuse by name what has no proof together with it."""
+    """Return the strategy of correlated noise, if ``noise`` is one; refuse by name what has no proof beside it."""
     if not isinstance(noise, Correlation):
         if sampling == "cyclic":
             raise ValueError(
-                "sampling is 'cyclic', which is for correlated noise; give noise=tacit.mechanisms.BandedToeplitz(bands=8), "
-                "for example, or use sampling='poisson'."
+                "sampling is 'cyclic', which is for correlated noise; give noise=tacit.mechanisms.BandedToeplitz("
+                "bands=8), for example, or use sampling='poisson'."
             )
         return None
     kind = type(noise).__name__
@@ -38,13 +38,15 @@ def check_correlated(
         )
     if isinstance(clipping, Adaptive):
         raise ValueError(
-            f"noise is {kind} and the clipping is adaptive; noise of past steps cannot follow a clip norm that changes. "
-            "Use a fixed one, tacit.Flat(1.0) for example."
+            f"noise is {kind} and the clipping is adaptive; noise of past steps cannot follow a clip norm that "
+            "changes. Use a fixed one, tacit.Flat(1.0) for example."
         )
     scheduled = {"clipping": clipping, "noise_multiplier": noise_multiplier, "lot_size": lot_size}
     for name, value in scheduled.items():
         if callable(value):
-            raise ValueError(f"noise is {kind} and {name} is a function of the step; all steps must be alike: give one.")
+            raise ValueError(
+                f"noise is {kind} and {name} is a function of the step; all steps must be alike: give one."
+            )
     if isinstance(budget, AdaptiveBudget):
         raise ValueError(f"noise is {kind}; an AdaptiveBudget has no proof for correlated steps: use tacit.Budget.")
     if processes > 1 or shards:

@@ -225,8 +225,10 @@ def make_private(
 
         if correlation is not None:
             shape = fitted(correlation, people, lot_size=sizes(0), steps=total, groups=groups)
+            assert not callable(noise_multiplier)
             level = correlated_strength(shape, noise_multiplier, solve() if noise_multiplier is None else None)
         else:
+            assert not isinstance(noise, Correlation)
             level = strength(noise, noise_multiplier, solve)
         if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
             raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")

@@ -124,7 +124,7 @@ class CorrelatedSums(GradientSums):
         clipping.release_correlated_(receipt, sums, self._noise, receipt.step, self._position() - 1)
 
     def _std(self, query: GaussianSum) -> float:
-        return released_std(query, self._position() - 1)
+        return released_std(query, self._position() - 1) if query.noise == "correlated" else query.noise_std
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
