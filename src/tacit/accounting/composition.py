@@ -201,8 +201,8 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     for item in gaussian:
         if item.noise == "correlated":
             raise Unproved(
-                f"group {item.group!r} has correlated noise on a {type(step.sampling).__name__} sample; there is a proof "
-                "of its sensitivity over several steps here for cyclic sampling only (sampling='cyclic')."
+                f"group {item.group!r} has correlated noise on a {type(step.sampling).__name__} sample; a proof "
+                "of its sensitivity over several steps exists here for cyclic sampling only (sampling='cyclic')."
             )
         if item.noise not in ("gaussian", "discrete"):
             raise Unproved(
