@@ -109,6 +109,7 @@ class _State(ABC):
         self.size, self._source = size, source
         self._strategy, self._parameters = strategy, parameters
         self._taken = 0
+        self._rooms: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def begin(self) -> None:
         """Begin a step."""
@@ -121,7 +122,14 @@ class _State(ABC):
     def take(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return the noise of the next ``count`` values, to be overwritten."""
         first, self._taken = self._taken, self._taken + count
-        return self.next(torch.empty(count, dtype=dtype, device="cpu"), first).to(device)
+        return self.next(self.room(count, dtype), first).to(device)
+
+    def room(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
+        """Return memory for ``count`` values, kept: touching new pages costs more than the arithmetic."""
+        kept = self._rooms.get((dtype, number))
+        if kept is None or len(kept) < count:
+            kept = self._rooms[dtype, number] = torch.empty(count, dtype=dtype, device="cpu")
+        return kept[:count]
 
     def end(self) -> None:
         """End a step, all of whose noise was taken."""
@@ -152,7 +160,7 @@ class _MovingAverage(_State):
 
     def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
         (newest, _), *older = self._sources
-        total = newest.normal_(torch.empty_like(fresh))
+        total = newest.normal_(self.room(len(fresh), fresh.dtype, 1))
         for source, weight in older:
             total.add_(source.normal_(fresh), alpha=weight)
         return total
@@ -187,7 +195,7 @@ class _Tree(_State):
         self._sources += [(KeyedSource(key), -1.0) for key in self._left.values()]
 
     def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
-        total = torch.zeros_like(fresh)
+        total = self.room(len(fresh), fresh.dtype, 1).zero_()
         for source, weight in self._sources:
             total.add_(source.normal_(fresh), alpha=weight)
         return total
