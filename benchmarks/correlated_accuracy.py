@@ -2,8 +2,8 @@
 
     python benchmarks/correlated_accuracy.py mnist --epochs 2
 
-A linear classifier on scattering features, which learn nothing of the records. Every method has the same lots, clip norm
-and epochs, and takes the learning rate of `RATES` that does best on 5,000 training images that are held out; that
+A linear classifier on scattering features, which learn nothing of the records. Every method has the same lots, clip
+norm and epochs, and takes the learning rate of `RATES` that does best on 5,000 training images that are held out; that
 choice is not in ε. Then it is trained once more, and the accuracy on the test images is printed.
 """
 
