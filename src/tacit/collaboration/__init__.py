@@ -7,6 +7,7 @@ from tacit.collaboration.calibration import Calibration, calibrate
 from tacit.collaboration.comparison import compare, mechanism
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol
 from tacit.collaboration.messages import Download, Upload
+from tacit.collaboration.organisations import join, serve
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads
 from tacit.collaboration.privacy import (
@@ -59,8 +60,10 @@ __all__ = [
     "baselines",
     "calibrate",
     "compare",
+    "join",
     "mechanism",
     "problem",
     "raw_problem",
+    "serve",
     "simulate",
 ]

@@ -29,7 +29,7 @@ from torch import nn
 from tacit.collaboration.exchange import Protocol
 from tacit.collaboration.messages import Vector, check_fraction
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.store import Store, rules_for

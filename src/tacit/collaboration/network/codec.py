@@ -5,17 +5,12 @@ No message says who sent it: that is for the transport to know, from the sender'
 
 from __future__ import annotations
 
-import json
-import math
 import struct
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from tacit.collaboration.exchange import Protocol
-from tacit.collaboration.messages import Download, Positions, Vector, portion
+from tacit.collaboration.messages import Download, Positions, Vector
 from tacit.collaboration.server import Reason, Refused
 
 FORMAT = 1
@@ -26,92 +21,6 @@ ROUND_BYTES = 16
 
 _ARRAYS = struct.Struct("<4sBBHQI")  # magic, format, whole, nothing, number, count
 _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """What everybody who takes part must know. All of it is public; none of it may come from private records.
-
-    The server owns the parameters from ``start`` to ``stop`` of ``parameters``. ``bound`` is γ of one participant's
-    values, ``most`` how many an upload has at most, ``pool`` how many participants a masked sum has at least (0: there
-    are none), ``mean`` and ``std`` what inputs are normalised by, channel by channel, ``image`` the channels, height
-    and width of everybody's images (empty: whatever the network takes).
-    """
-
-    collaboration: str
-    model: str
-    layout: str
-    parameters: int
-    start: int
-    stop: int
-    bound: float
-    upload: float
-    protocol: Protocol
-    pool: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("bound", "upload"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
-        if not 0 <= self.start < self.stop <= self.parameters < 2**32:
-            raise ValueError(f"the slice {self.start}:{self.stop} is not one of {self.parameters} parameters.")
-        if not f"{self.collaboration}{self.model}{self.layout}".isprintable():
-            raise ValueError("the names in an agreement must be printable text.")
-        if self.pool < 0 or self.pool == 1:
-            raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
-        finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
-            raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
-        if self.image and (len(self.image) != 3 or min(self.image) < 1 or self.image[0] != len(self.mean)):
-            raise ValueError(f"image is {self.image}; it must be channels, height and width, or empty.")
-        object.__setattr__(self, "protocol", Protocol(self.protocol))
-
-    @property
-    def size(self) -> int:
-        """Parameters that this server owns."""
-        return self.stop - self.start
-
-    @property
-    def most(self) -> int:
-        """Entries of an upload. Among all parameters, so that a slice may get them all."""
-        return min(portion(self.upload, self.parameters), self.size)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Agreement:
-        facts = _object(text)
-        wanted = {field.name for field in fields(cls)}
-        if set(facts) != wanted:
-            raise ValueError(f"an agreement has {', '.join(sorted(wanted))}; this has {', '.join(sorted(facts))}.")
-        kinds: dict[str, Any] = {"parameters": int, "start": int, "stop": int, "pool": int, "bound": float}
-        kinds |= {"upload": float, "mean": _numbers, "std": _numbers, "image": _sizes}
-        try:
-            return cls(**{name: kinds.get(name, str)(value) for name, value in facts.items()})
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"the agreement is malformed: {error}.") from error
-
-
-def _sizes(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
-
-
-def _object(text: str | bytes) -> dict[str, Any]:
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("the message is not JSON.") from error
-    if not isinstance(facts, dict):
-        raise ValueError("the message is not a JSON object.")
-    return facts
 
 
 # -- arrays ----------------------------------------------------------------------------------------------------------

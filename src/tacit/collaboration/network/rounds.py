@@ -56,10 +56,19 @@ class MaskedMembership(Membership):
         charged: Callable[[], int] = lambda: 0,
         ready: Callable[[], None] = lambda: None,
         lost_key: bool = False,
+        older_server: bool = False,
     ) -> None:
         if not shard.agreement.pool:
             raise ValueError(f"the server {shard.link.address} takes no masked uploads; join without them.")
-        super().__init__(participant, [shard], outbox, download=download, charged=charged, lost_key=lost_key)
+        super().__init__(
+            participant,
+            [shard],
+            outbox,
+            download=download,
+            charged=charged,
+            lost_key=lost_key,
+            older_server=older_server,
+        )
         self._link, self._agreement = shard.link, shard.agreement
         self._credentials, self._agreed, self._ready = credentials, agreed, ready
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from tacit.collaboration.network.hosting import Judge
+from tacit.collaboration.network.judge import Judge
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.serving import is_loopback
 

@@ -22,12 +22,13 @@ import numpy as np
 
 from tacit._files import sync
 from tacit.collaboration.messages import Vector
-from tacit.collaboration.network.codec import Agreement, unpack_upload
+from tacit.collaboration.network.agreement import Agreement
+from tacit.collaboration.network.codec import unpack_upload
 from tacit.collaboration.network.database import Sole, connect, explained, transaction
 from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
-FORMAT = 3
+FORMAT = 4
 _CHECKPOINT = 3072  # pages, 192 MiB
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
