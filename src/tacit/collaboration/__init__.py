@@ -20,9 +20,10 @@ from tacit.collaboration.privacy import (
     SparseVectorUploads,
 )
 from tacit.collaboration.problem import Problem, problem, raw_problem
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest
 from tacit.collaboration.selective import SelectiveSGD
-from tacit.collaboration.server import ParameterServer, Reason, Refused, Rules
+from tacit.collaboration.server import ParameterServer, Rules
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.simulation import Baselines, Progress, Result, baselines, simulate
 

@@ -21,7 +21,7 @@ from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.codec import everything
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 INVITATION, DOWNLOAD, UPLOAD, ANSWER = "tacit.invitation", "tacit.download", "tacit.upload", "tacit.answer"
 _INDICES, _VALUES = "indices", "values"

@@ -34,7 +34,7 @@ from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.store import Store, rules_for
 from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.server import Refused
+from tacit.collaboration.refusals import Refused
 from tacit.flower import records
 
 log = logging.getLogger("tacit")

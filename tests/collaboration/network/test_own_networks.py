@@ -113,9 +113,7 @@ def test_a_difference_is_explained_before_anything_is_sent(
     assert not (tmp_path / "ann" / "ledger.jsonl").exists()
 
 
-def test_uploads_without_noise_break_a_promised_budget(
-    start: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_uploads_without_noise_break_a_promised_budget(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start(epsilon=4.0)
     with pytest.raises(ValueError, match="have no noise"):
         take_part(server, tmp_path / "ann")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tacit.collaboration.messages import Download, Positions, Vector
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 FORMAT = 1
 OVERHEAD = 8192
@@ -26,13 +28,13 @@ _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def pack_upload(sequence: int, indices: Positions, values: Vector, *, size: int) -> bytes:
+def pack_upload(sequence: int, indices: npt.NDArray[np.integer[Any]], values: Vector, *, size: int) -> bytes:
     """An upload to a server that owns ``size`` parameters; indices in rising order."""
     return _pack(_UPLOAD, sequence, None if indices.size == size else indices, values)
 
 
-def unpack_upload(data: bytes, *, size: int) -> tuple[int, Positions, Vector]:
-    """The sequence number, positions and values; what they are worth is for the server to check."""
+def unpack_upload(data: bytes | memoryview, *, size: int) -> tuple[int, npt.NDArray[np.integer[Any]], Vector]:
+    """The sequence number, positions and values, as they are in ``data``; the server checks what they are worth."""
     sequence, indices, values = _unpack(_UPLOAD, data, size)
     return sequence, everything(size) if indices is None else indices, values
 
@@ -48,16 +50,16 @@ def unpack_download(data: bytes, *, size: int) -> Download:
         raise _malformed("positions are not in rising order below the number of parameters.")
     if not np.isfinite(values).all():
         raise _malformed("a value is not finite.")
-    return Download(indices=indices, values=values)
+    return Download(indices=None if indices is None else indices.astype(np.int64), values=values)
 
 
-def _pack(magic: bytes, number: int, indices: Positions | None, values: Vector) -> bytes:
+def _pack(magic: bytes, number: int, indices: npt.NDArray[np.integer[Any]] | None, values: Vector) -> bytes:
     head = _ARRAYS.pack(magic, FORMAT, indices is None, 0, number, values.size)
-    places = b"" if indices is None else indices.astype("<u4").tobytes()
-    return head + places + values.astype("<f4", copy=False).tobytes()
+    places = b"" if indices is None else indices.astype("<u4").data
+    return b"".join([head, places, np.ascontiguousarray(values, dtype="<f4").data])  # large models: one copy
 
 
-def _unpack(magic: bytes, data: bytes, size: int) -> tuple[int, Positions | None, Vector]:
+def _unpack(magic: bytes, data: bytes | memoryview, size: int) -> tuple[int, npt.NDArray[np.uint32] | None, Vector]:
     if len(data) < _ARRAYS.size:
         raise _malformed(f"it has {len(data)} bytes; its header alone has {_ARRAYS.size}.")
     found, version, whole, nothing, number, count = _ARRAYS.unpack_from(data)
@@ -75,7 +77,7 @@ def _unpack(magic: bytes, data: bytes, size: int) -> tuple[int, Positions | None
     values = np.frombuffer(data, dtype="<f4", count=count, offset=expected - 4 * count).astype(np.float32, copy=False)
     if whole:
         return number, None, values
-    return number, np.frombuffer(data, dtype="<u4", count=count, offset=_ARRAYS.size).astype(np.int64), values
+    return number, np.frombuffer(data, dtype="<u4", count=count, offset=_ARRAYS.size), values
 
 
 def _malformed(what: str) -> Refused:
@@ -99,11 +101,11 @@ def pack_token(token: int) -> bytes:
     return _TOKEN.pack(token)
 
 
-def split_token(data: bytes) -> tuple[int, bytes]:
-    """The lease that a message was sent under, and the rest of it."""
+def split_token(data: bytes) -> tuple[int, memoryview]:
+    """The lease that a message was sent under, and the rest of it, which is not copied."""
     if len(data) < _TOKEN.size:
         raise _malformed(f"it has {len(data)} bytes; a lease alone has {_TOKEN.size}.")
-    return _TOKEN.unpack_from(data)[0], data[_TOKEN.size :]
+    return _TOKEN.unpack_from(data)[0], memoryview(data)[_TOKEN.size :]
 
 
 def split_round(data: bytes) -> tuple[bytes, bytes]:

@@ -18,7 +18,7 @@ from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.diagnosis import diagnose
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.serving import PARTICIPANT, REASON, SERVICE, is_loopback
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 log = logging.getLogger("tacit")
 
@@ -101,7 +101,7 @@ class Link:
     def agree(self) -> tuple[int, Agreement]:
         """The number of one's next upload, and what everybody has agreed on."""
         due, rest = codec.split_token(self.call("Agree", b""))
-        return due, Agreement.from_json(rest)
+        return due, Agreement.from_json(bytes(rest))
 
     def turn(self) -> int:
         """Wait for one's turn."""

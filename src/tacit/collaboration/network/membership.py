@@ -18,7 +18,7 @@ from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.outbox import Letter, Outbox, Position
 from tacit.collaboration.participant import Participant
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")

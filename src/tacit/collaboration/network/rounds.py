@@ -13,8 +13,8 @@ from tacit.collaboration.network.masking import Card, Goodbye, Mask, among, plac
 from tacit.collaboration.network.membership import Membership, Shard
 from tacit.collaboration.network.outbox import Letter, Outbox
 from tacit.collaboration.participant import Participant
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import Agreed
-from tacit.collaboration.server import Reason, Refused
 
 log = logging.getLogger("tacit")
 
