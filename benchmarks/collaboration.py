@@ -90,20 +90,9 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def agreed(size: Size) -> Agreement:
-    return Agreement(
-        collaboration="load",
-        model="mlp",
-        layout="load",
-        parameters=size.parameters,
-        start=0,
-        stop=size.parameters,
-        bound=0.01,
-        upload=0.1,
-        protocol="asynchronous",  # type: ignore[arg-type]
-        pool=0,
-        mean=(0.0,),
-        std=(1.0,),
-    )
+    owned: dict[str, Any] = {"parameters": size.parameters, "start": 0, "stop": size.parameters}
+    rules: dict[str, Any] = {"bound": 0.01, "upload": 0.1, "protocol": "asynchronous", "pool": 0}
+    return Agreement(collaboration="load", model="mlp", layout="load", **owned, **rules)
 
 
 def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:

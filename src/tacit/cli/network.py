@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.admission import State
+from tacit.cli.logs import LogFormat, configure
 from tacit.cli.output import number, show, whole
 from tacit.cli.own_code import imported, is_named, is_table, records_of, schema_text
 from tacit.cli.shared import DAY, Insecure, Json, Keys, credentials_of, warn_of_expiry
 
 if TYPE_CHECKING:
     from tacit.collaboration.network import Agreement
+    from tacit.collaboration.network.status import Access
 
 
 def serve(
@@ -80,8 +82,16 @@ def serve(
         int | None, typer.Option(parser=whole, metavar="PORT", help="Show a status page on this machine.")
     ] = None,
     status_host: Annotated[
-        str, typer.Option(help="Show it on this address instead; anybody who reaches it can read it.")
+        str, typer.Option(help="Show it on this address instead; whoever reaches it can read it, see the next two.")
     ] = "127.0.0.1",
+    status_tls: Annotated[
+        bool,
+        typer.Option("--status-tls", help="With TLS; readers show a certificate of --keys' authority, or a password."),
+    ] = False,
+    status_password: Annotated[
+        Path | None, typer.Option(help="A file with one line, user:password, that readers must know.")
+    ] = None,
+    log_format: LogFormat = "text",
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
@@ -99,12 +109,13 @@ def serve(
       tacit collaborate serve --state run --model mlp --keys keys --listen 0.0.0.0:8470 --admit north --admit south
       tacit collaborate serve --state run --keys keys --listen 0.0.0.0:8470 --status-port 8080
     """
-    import logging
     import signal
 
     from tacit import collaboration
 
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    configure(log_format)
+    if status_tls and keys is None:
+        raise ValueError("--status-tls needs --keys with the server's certificate.")
     warn_of_expiry(credentials_of(keys, "server", insecure))
     network = imported("--model", model) if model is not None and is_named(model) else model
     server = collaboration.serve(
@@ -117,8 +128,7 @@ def serve(
         validate_name="" if validate is None else Path(validate).name,
         lease=lease,
         patience=patience,
-        status_port=status_port,
-        status_host=status_host,
+        status=_access(status_port, status_host, keys if status_tls else None, status_password),
         bound=bound,
         upload=upload,
         protocol=protocol,
@@ -139,6 +149,16 @@ def serve(
     while not server.wait(DAY):
         warn_of_expiry(credentials_of(keys, "server", insecure))
     server.stop()
+
+
+def _access(port: int | None, host: str, keys: Path | None, password: Path | None) -> Access | None:
+    """Return where the status is shown and to whom, if it is."""
+    from tacit.collaboration.network.status import Access
+
+    if port is None:
+        return None
+    secret = None if password is None else password.read_text(encoding="utf-8").strip()
+    return Access(port=port, host=host, keys=keys, password=secret)
 
 
 def _public(validate: str | None, schema: Path | None) -> Any:

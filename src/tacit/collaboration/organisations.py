@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tacit.collaboration.network.hosting import Terms
     from tacit.collaboration.network.joining import Stand
     from tacit.collaboration.network.running import Server
+    from tacit.collaboration.network.status import Access
 
 Network = Callable[[], nn.Module]
 Folder = str | os.PathLike[str]
@@ -38,8 +39,7 @@ def serve(
     validate_name: str = "public records",
     lease: float = 60.0,
     patience: float = 10.0,
-    status_port: int | None = None,
-    status_host: str = "127.0.0.1",
+    status: Access | None = None,
     **terms: Any,
 ) -> Server:
     """Start a parameter server and return it; a server that was begun before goes on from ``state``.
@@ -56,6 +56,7 @@ def serve(
     * ``terms`` are those of `tacit.collaboration.network.hosting.Terms`: ``bound`` (γ), ``upload`` (θ_u), ``protocol``,
       ``pool``, ``part``, ``shape`` (of one record's input), ``schema``, and what participants promise each other:
       ``mechanism``, ``epsilon``, ``delta``. They hold from the first start on.
+    * ``status``: a `tacit.collaboration.network.status.Access`, where to show a status page, health and metrics.
     * ``lease`` and ``patience``: seconds that a turn lasts, and that it waits for whoever is next.
     """
     from tacit.collaboration.network import Credentials, Service
@@ -72,7 +73,7 @@ def serve(
     try:
         judge = None if validate is None else judge_of(service, validate, network=own, name=validate_name)
         credentials = None if keys is None else Credentials.read(Path(keys), "server")
-        page = None if status_port is None else StatusPage(service, judge, status_port, host=status_host)
+        page = None if status is None else StatusPage(service, judge, status)
         return Server(service, listen, credentials, judge=judge, page=page)
     except BaseException:
         service.close()

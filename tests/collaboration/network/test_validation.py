@@ -21,8 +21,9 @@ from tacit.collaboration.network import Agreement, Link, Service, find_shards
 from tacit.collaboration.network.hosting import Terms, open_state
 from tacit.collaboration.network.joining import agreed_settings, join
 from tacit.collaboration.network.judge import judge_of
+from tacit.collaboration.network.metrics import facts
 from tacit.collaboration.network.records import normalised, public_records, training_records
-from tacit.collaboration.network.status import StatusPage, facts
+from tacit.collaboration.network.status import Access, StatusPage
 
 Serve = Callable[..., Place]
 Connect = Callable[..., Link]
@@ -135,7 +136,7 @@ def test_accuracy_at_chance_is_said_once(
 
 def test_the_page_gets_what_accuracy_is_measured_on(tmp_path: Path) -> None:
     service = Service(open_state(tmp_path, TERMS, ["ann"], pictures(28)))
-    page = StatusPage(service, judge_of(service, pictures(28), name="<b>public</b>"), 0)
+    page = StatusPage(service, judge_of(service, pictures(28), name="<b>public</b>"), Access(port=0))
     page.start()
     try:
         with urllib.request.urlopen(page.address + "status.json", timeout=10) as answer:

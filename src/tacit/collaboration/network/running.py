@@ -61,6 +61,7 @@ class Server:
     def stop(self) -> None:
         """Answer what was begun, take nothing more, write a snapshot."""
         self._ended.set()
+        self.service.retire()
         for part in reversed(self._parts()):
             part.stop()
 

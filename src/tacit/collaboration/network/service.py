@@ -50,6 +50,7 @@ class Service:
         self._state, self._clock = State(store, snapshot_every=snapshot_every), clock
         self._lock, self._revoked = threading.RLock(), store.revocations()
         self._peers: dict[str, Peer] = {}
+        self._closed = False
         self._pulled: tuple[tuple[int, float], bytes] = ((-1, 0.0), b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
@@ -230,6 +231,27 @@ class Service:
         """The number of uploads so far, and what they led to."""
         with self._lock:
             return self._state.uploads, self._state.server.parameters
+
+    @property
+    def unready(self) -> str | None:
+        """Why no uploads are taken at the moment, for whoever watches the server; None if they are."""
+        if self._closed:
+            return "the server is being stopped"
+        return None if self._state.failure is None else f"the server cannot write its state: {self._state.failure}"
+
+    @property
+    def storage_failure(self) -> str | None:
+        """Why the disk takes nothing more, or None."""
+        return self._state.failure
+
+    def uploads(self) -> int:
+        """How many were applied."""
+        with self._lock:
+            return self._state.uploads
+
+    def retire(self) -> None:
+        """Say from now on that the server is about to stop; what was begun is still answered."""
+        self._closed = True
 
     def admit(self, name: str) -> None:
         with self._lock:

@@ -38,6 +38,11 @@ class State:
         self.refresh()
 
     @property
+    def failure(self) -> str | None:
+        """Why the disk takes nothing more, or None."""
+        return self._failed
+
+    @property
     def uploads(self) -> int:
         """How many were applied."""
         return sum(self.server.participants.values())

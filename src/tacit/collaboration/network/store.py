@@ -12,6 +12,7 @@ exactly those that it lacks, and the state depends on nothing but the uploads an
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -111,6 +112,23 @@ class Store:
         self._db.executescript(_LATER)
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
+
+    def backup(self, path: Path) -> None:
+        """Write a copy of the state as of now to ``path``, also while a server runs; the whole of it or nothing."""
+        draft = path.with_name(f".{path.name}.new")
+        draft.unlink(missing_ok=True)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            copy = sqlite3.connect(draft)
+            with explained(copy):
+                self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+            copy.close()
+            sync(draft)
+            draft.rename(path)
+            sync(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def create(cls, folder: Path, agreement: Agreement, initial: Vector, rules: Rules) -> Store:
