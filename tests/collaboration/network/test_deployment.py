@@ -2,7 +2,7 @@
 
 North, south and east have tables of their own (`examples/hospitals.py`). The server is killed and started again, north
 is killed, south is asked to end and comes back with another key, the server's disk fills up, and its state is put back
-from a backup that lacks uploads of everybody. In the end every ledger says what was released, within the budget,
+from a backup that lacks uploads. In the end every ledger says what was released, within the budget,
 every number was applied once, and the model knows all six diseases.
 """
 
@@ -148,6 +148,7 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
     site.wait(lambda: all(site.uploads()[name] >= min(before[name] + 3, EPOCHS) for name in NAMES))
 
     # The disk is full: one sentence on both sides, and the status port says so.
+    last = site.uploads()
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=60) == 0
     server = site.serve("run", limit=40_000)
@@ -159,16 +160,17 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
     server.send_signal(signal.SIGKILL)
     server.wait()
 
-    # Its state is put back from the backup, which lacks uploads of everybody.
+    # Its state is put back from the backup, which lacks uploads.
     lacking = site.done("restore", "--state", "run2", "--backup", "backup.sqlite")["uploads"]
     server = site.serve("run2")
-    refused = site.join("east")
+    behind = next(name for name in NAMES if last[name] > lacking[name])
+    refused = site.join(behind)
     refused.wait(timeout=240)
     assert refused.returncode == 2 and "--older-server" in (folder / "join.log").read_text()
     running = {name: site.join(name, "--older-server") for name in NAMES}
     ends = {name: process.communicate(timeout=400)[0] for name, process in running.items()}
     assert all(process.returncode == 0 for process in running.values()), (folder / "join.log").read_text()[-3000:]
-    assert site.uploads() == dict.fromkeys(NAMES, EPOCHS) and all(lacking[name] < EPOCHS for name in NAMES)
+    assert site.uploads() == dict.fromkeys(NAMES, EPOCHS)
     for name, out in ends.items():
         told = json.loads(out)
         ledger = Ledger.load(folder / "runs" / name / "ledger.jsonl")
