@@ -232,6 +232,7 @@ _POLICIES: dict[type, str] = {
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
     ev.Allocated: "random allocation",
+    ev.CyclicPoisson: "cyclic Poisson",
 }
 
 

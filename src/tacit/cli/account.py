@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.cli.correlation import BANDS_HELP, GROUPS_HELP, NOISE_HELP, correlation, planned_block
 from tacit.cli.output import number, show, whole
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def account(
     ] = False,
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
-    noise: Annotated[str, typer.Option(help="gaussian or discrete (plans only).")] = "gaussian",
+    noise: Annotated[str, typer.Option(help=f"{NOISE_HELP} For plans only.")] = "gaussian",
+    bands: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=BANDS_HELP)] = None,
+    groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
     from_opacus: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A JSON file with an Opacus accountant's history: check its claim."),
@@ -66,6 +69,7 @@ def account(
     Examples:
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
+      tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 400 --delta 1e-5 --noise buffered-toeplitz
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
       tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
@@ -122,12 +126,19 @@ def account(
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
         header = Header(adjacency=adjacency)  # type: ignore[arg-type]
+        strategy = correlation(noise, bands, groups)
+        if strategy is not None and (compare or sampling != "poisson"):
+            raise ValueError(f"--sampling is {sampling!r}; correlated noise has its own: leave it and --compare out.")
         if compare:
             if sampling != "shuffled" or delta is None or noise != "gaussian" or plot is not None or group > 1:
                 raise ValueError("--compare is for --sampling shuffled and --delta, with Gaussian noise and no plot.")
             show(*compared(sampling_rate, noise_multiplier, steps, delta, accountant=accountant), as_json=as_json)
             return
-        entries = planned_entries(sampling, sampling_rate, noise_multiplier, steps, noise, adjacency)
+        if strategy is None:
+            entries = planned_entries(sampling, sampling_rate, noise_multiplier, steps, noise, adjacency)
+        else:
+            step = planned_block(strategy, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps)
+            entries = [(step, steps)]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
     found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)

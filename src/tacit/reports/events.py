@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tacit.accounting.selection import in_words
 from tacit.ledger import (
     Allocated,
+    CyclicPoisson,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -166,6 +167,8 @@ def sampling(event: Sampling) -> str:
         return f"{event.size} of {event.records} without replacement"
     if isinstance(event, Allocated):
         return f"random allocation, {event.participations} of {event.lots} lots of {event.records}"
+    if isinstance(event, CyclicPoisson):
+        return f"cyclic, {event.groups} groups in turn, each record with q = {event.rate:.6g} in its turn"
     return f"shuffled, 1 of {event.lots} lots of {event.records}"
 
 

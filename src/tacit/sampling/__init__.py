@@ -1,5 +1,6 @@
 """Who takes part in each step, and how the lot reaches the model in batches."""
 
+from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
 from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
@@ -7,6 +8,7 @@ from tacit.sampling.users import UserLot, UserSampler
 
 __all__ = [
     "AllocationSampler",
+    "CyclicSampler",
     "EpochSampler",
     "EveryoneSampler",
     "FixedSizeSampler",

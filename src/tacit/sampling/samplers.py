@@ -180,12 +180,12 @@ class FixedSizeSampler:
 
 
 def mismatch(recorded: Sampling, own: Sampling) -> ValueError:
-    """Return the error of a sampler that was handed another event than its own."""
+    """Return the error for an event that this sampler would not be telling the truth about."""
     return ValueError(f"the ledger has {recorded} but this sampler would draw {own}; record sampler.event() first.")
 
 
 def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
-    """Refuse a saved state of another sampler, or with counts that are none."""
+    """Refuse the state of another kind of sampler, or of other records."""
     for name in ("sampler", "records"):
         if state.get(name) != own[name]:
             raise ValueError(f"the saved {name} is {state.get(name)!r} but this sampler has {own[name]!r}.")

@@ -13,6 +13,7 @@ from tacit.ledger import Adjacency
 from tacit.randomness import Source
 from tacit.sampling import (
     AllocationSampler,
+    CyclicSampler,
     FixedSizeSampler,
     PoissonSampler,
     Sampler,
@@ -33,8 +34,8 @@ class Population:
     examples_per_user: int | None = None
     participations: int = 1
 
-    def sampler(self, lot_size: int, source: Source) -> Sampler | UserSampler:
-        """Draws lots of about ``lot_size`` records."""
+    def sampler(self, lot_size: int, source: Source, groups: int = 1) -> Sampler | UserSampler:
+        """Draws lots of about ``lot_size`` records; ``groups`` is for cyclic sampling."""
         drawer: Sampler
         if self.sampling == "poisson":
             drawer = PoissonSampler(self.records, lot_size / self.records, source=source, unit=self.unit)
@@ -45,6 +46,9 @@ class Population:
             drawer = AllocationSampler(
                 self.records, lots, participations=self.participations, source=source, unit=self.unit
             )
+        elif self.sampling == "cyclic":
+            rate = lot_size * groups / self.records
+            drawer = CyclicSampler(self.records, groups=groups, rate=rate, source=source, unit=self.unit)
         else:
             lots = math.ceil(self.records / lot_size)
             drawer = ShuffledSampler(self.records, lots, source=source, unit=self.unit)
@@ -64,8 +68,9 @@ def population(
     participations: int = 1,
 ) -> Population:
     """The records of ``dataset``: its examples, its users, or its microbatches."""
-    if sampling not in ("poisson", "fixed-size", "shuffled", "allocation"):
-        raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'allocation'.")
+    policies = ("poisson", "fixed-size", "shuffled", "allocation", "cyclic")
+    if sampling not in policies:
+        raise ValueError(f"sampling is {sampling!r}; choose one of {', '.join(map(repr, policies))}.")
     if isinstance(participations, bool) or not isinstance(participations, int) or participations < 1:
         raise ValueError(f"participations is {participations!r}; it must be a whole number, at least 1.")
     if participations > 1 and sampling != "allocation":
