@@ -164,7 +164,7 @@ def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
         raise ValueError(f"{place} is {value!r}; the registry allows {', '.join(map(str, schema['enum']))}.")
     if schema.get("format") == "date":
         try:
-            date.fromisoformat(value)
+            date.fromisoformat(str(value))
         except ValueError:
             raise ValueError(f"{place} is {value!r}; write it as YYYY-MM-DD.") from None
     if isinstance(value, list):
