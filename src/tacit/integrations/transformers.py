@@ -191,7 +191,7 @@ class Private:
             self._evaluating = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what is private or public, not by way of a Trainer behind this mixin: TRL's adds numbers of the records."""
+        """Log what is private or public, past the ``log`` of a Trainer behind this mixin: TRL adds exact numbers there."""
         if self._evaluating or not hasattr(self, "run"):
             super().log(logs, *args, **kwargs)  # type: ignore[misc]
             return
