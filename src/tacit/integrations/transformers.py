@@ -191,7 +191,7 @@ class Private:
             self._evaluating = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what is private or public, past the ``log`` of a Trainer behind this mixin: TRL adds exact numbers there."""
+        """Log what is private or public, not through a Trainer behind this mixin: TRL's adds exact numbers."""
         if self._evaluating or not hasattr(self, "run"):
             super().log(logs, *args, **kwargs)  # type: ignore[misc]
             return
