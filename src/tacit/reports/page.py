@@ -59,7 +59,7 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
 
 
 def named(run: Run) -> str:
-    """What to call the run: data set and recipe, or the ledger's purpose, or the file."""
+    """Return the name of the run: data set and recipe, or the ledger's purpose, or the file."""
     names = [run.said.text("dataset", "name"), run.said.text("recipe", "name")]
     return ", ".join(name for name in names if name) or clean(run.ledger.header.purpose or run.place.name)
 
