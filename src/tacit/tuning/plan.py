@@ -40,6 +40,7 @@ def plan(
     also: Sequence[tuple[Step, int]] = (),
     sampling: str = "poisson",
     adjacency: str = "add/remove",
+    accountant: str = "pld",
 ) -> TunedPlan:
     """The least noise for the runs of `choose` with which the selection costs at most (``epsilon``, ``delta``).
 
@@ -62,7 +63,7 @@ def plan(
 
     def promise(z: float) -> Guarantee:
         chosen = Step(Everyone(), (trials.event(base(z)),))
-        return guarantee([*also, (chosen, 1)], header, delta=delta, accountant="rdp")
+        return guarantee([*also, (chosen, 1)], header, delta=delta, accountant=accountant)
 
     z = _least(lambda level: promise(level).epsilon, epsilon)
     return TunedPlan(
