@@ -33,19 +33,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from tacit.accounting.composition import Best, Composition, Interval
+from tacit.accounting.effort import OutOfReach
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.selection import mean_trials
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger.events import Selection
 
-_LINES = 48
+_LINES = 32
 _MARGIN = 1 + 1e-9
 
 
@@ -74,8 +76,11 @@ class Selected:
     def epsilon(self, composition: Composition, delta: float) -> Interval:
         best, share = _best(composition), check_delta(delta)
         share /= mean_trials(best.selection) * _MARGIN
-        own = self.method.epsilon(best.candidate, share).upper if share < 1 else 0.0
-        return Interval(min(own + _stretch(best, self.method), Rdp().epsilon(composition, delta).upper))
+        upper = Rdp().epsilon(composition, delta).upper
+        with suppress(OutOfReach):  # where the profile takes more effort than a search may, rdp answers
+            own = self.method.epsilon(best.candidate, share).upper if share < 1 else 0.0
+            upper = min(upper, own + _stretch(best, self.method))
+        return Interval(upper)
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
         return Interval(self.deltas(composition, [epsilon])[0])
@@ -83,13 +88,19 @@ class Selected:
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε. Where ε - c < 0, H_ε(Q, Q') = 1 - e^ε + e^ε H_-ε(Q', Q)."""
         best = _best(composition)
+        renyi = [min(Rdp().delta(composition, epsilon).upper, 1.0) for epsilon in epsilons]
+        with suppress(OutOfReach):
+            return [min(pair) for pair in zip(renyi, self._profiled(best, epsilons), strict=True)]
+        return renyi
+
+    def _profiled(self, best: Best, epsilons: Sequence[float]) -> list[float]:
         left = [check_epsilon(epsilon) - _stretch(best, self.method) for epsilon in epsilons]
         mean = mean_trials(best.selection) * _MARGIN
         found = self.method.deltas(best.candidate, [abs(each) for each in left])
         bounds = []
-        for epsilon, rest, own in zip(epsilons, left, found, strict=True):
+        for rest, own in zip(left, found, strict=True):
             upper = own if rest >= 0 else -math.expm1(rest) + math.exp(rest) * own
-            bounds.append(min(mean * upper, Rdp().delta(composition, epsilon).upper, 1.0))
+            bounds.append(mean * upper)
         return bounds
 
 
