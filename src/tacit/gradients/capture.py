@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from tacit.gradients.factors.parameter_uses import Part, resolve
 from tacit.gradients.layout import Mixed, Tag, Total
 from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
-from tacit.gradients.tap import Border, Tap, unscaled
+from tacit.gradients.tap import Border, put_tap, unscaled
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -60,20 +60,20 @@ class Capture(Recording):
 
     # -- capture -----------------------------------------------------------------------------------------------------
 
-    def tap(self, out: Tensor, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
+    def tap(self, out: Tensor, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
         """When the gradient of `out` arrives, keep what `make` derives from it.
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
-        return Tap.apply(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
+        return put_tap(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-any-return]
 
     def border(self, out: Tensor, upstream: list[Any]) -> Tensor:
         """The output of an isolated module; `upstream` are the nodes that made its inputs."""
         return Border.apply(self.anchor, out, self.arrival((), lambda grad: ()), upstream)  # type: ignore[no-untyped-call, no-any-return]
 
-    def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
+    def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = [(t, t._version) for t in saved]
+        watched = [(t, t._version) for t in saved] if saved else ()
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:
@@ -84,8 +84,12 @@ class Capture(Recording):
                         "write into a copy"
                     )
             if self.capturing:
-                with unmixed(grad.device):
-                    self.capture(make(plain(grad.detach())), epoch)
+                own = grad.detach()
+                if torch.is_autocast_enabled(grad.device.type):
+                    with unmixed(grad.device):
+                        self.capture(make(plain(own)), epoch)
+                else:
+                    self.capture(make(own if type(own) is Tensor else plain(own)), epoch)
 
         return arrived
 
@@ -98,14 +102,26 @@ class Capture(Recording):
                 "batch (if they are the same examples, changed, add the losses and call backward once)"
             )
         self.captures += 1
-        with torch.no_grad():
-            for source, contribution in pairs:
-                name = self.names.get(id(source))
-                if source.is_complex():
-                    source, contribution = real_parts(source, contribution)
-                settled = contribution.settle()
-                found = resolve(source, settled, self.names) if name is None else [(name, Part(settled, None))]
-                for name, part in found:
-                    if self.sharded:
-                        part.contribution = part.contribution.apart()
-                    self.parts.setdefault(name, []).append(part)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._keep(pairs)
+        else:  # as in every backward pass
+            self._keep(pairs)
+
+    def _keep(self, pairs: Pairs) -> None:
+        for source, contribution in pairs:
+            name = self.names.get(id(source))
+            if source.is_complex():
+                source, contribution = real_parts(source, contribution)
+            if contribution.unsettled:
+                contribution = contribution.settle()
+            found = (
+                resolve(source, contribution, self.names) if name is None else ((name, Part(contribution, None)),)
+            )
+            for name, part in found:
+                if self.sharded:
+                    part.contribution = part.contribution.apart()
+                if name in self.parts:
+                    self.parts[name].append(part)
+                else:
+                    self.parts[name] = [part]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
@@ -37,17 +37,20 @@ class StorageWatch(Protocol):
 class Guard(Protocol):
     """Decides whether an operation lets one example influence another: all that the recorder asks of `guard`."""
 
+    deciding: frozenset[str]
+    """Operations after which `after` is asked."""
+
     def metadata(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the answer of an operation that reads no values (shapes, types)."""
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation begins."""
+        """An operation begins, and data decide sizes or hooks see what is kept for the backward pass."""
 
     def failed(self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """It raised this error."""
 
     def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """It is over."""
+        """An operation of `deciding` is over, or any one where data decide sizes."""
 
     def tag(self, call: Any) -> Any:
         """Return the tag (or one tag per output) of a finished call."""
@@ -210,7 +213,7 @@ class Recording(ABC):
         """Say whose the entries of outputs are."""
 
     @abstractmethod
-    def tap(self, out: Tensor, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
+    def tap(self, out: Tensor, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
         """When the gradient of `out` arrives, keep what `make` derives from it."""
 
     @abstractmethod
@@ -222,5 +225,5 @@ class Recording(ABC):
         """Return the output of an isolated module; `upstream` are the nodes that made its inputs."""
 
     @abstractmethod
-    def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
+    def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""

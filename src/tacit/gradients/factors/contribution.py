@@ -149,6 +149,8 @@ class Contribution(ABC):
     batch: int
     positions: int = 1
     """How many terms add up to one example's gradient when it is summed together with others."""
+    unsettled: bool = False
+    """Whether `settle` may give another form."""
 
     @abstractmethod
     def squares(self) -> Tensor:
@@ -220,6 +222,12 @@ class Dense(Contribution):
         if self._squares is None:
             self._squares = row_squares(precise(self.grads))
         return self._squares
+
+    def measured(self) -> tuple[Tensor, Tensor]:
+        found = self._squares
+        if found is None:
+            found = self._squares = row_squares(precise(self.grads))
+        return found, found
 
     def hint(self, squares: Tensor) -> None:
         """They were measured with something else."""

@@ -69,9 +69,12 @@ class Outer(Contribution):
         self.width_out = g.shape[-1]
         self.shape = torch.Size(shape)
         self.sizes, self.order = tuple(sizes), tuple(order)
+        self.unsettled = self.positions > 1
 
     def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         if hi - lo == self.batch:
+            if self.a.dtype is torch.float32 is self.g.dtype:
+                return self.a, self.g
             return precise(self.a), precise(self.g)
         return precise(self.a[lo:hi]), precise(self.g[lo:hi])
 

@@ -25,6 +25,8 @@ from tacit.gradients.traced import Traced, opened
 class BatchGuard:
     """Follows where the examples of a batch lie, and finds what lets one of them influence another."""
 
+    deciding = data_sizes.DECIDING
+
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
 
