@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,10 @@ from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
 from tacit.gradients.tap import Border, put_tap, unscaled
 from tacit.gradients.traced import Traced, mark, plain
+
+
+def _have_total(tagged: list[tuple[Tensor, Tag]]) -> bool:
+    return any(isinstance(tag, Total) for _, tag in tagged)
 
 
 class Capture(Recording):
@@ -39,10 +44,9 @@ class Capture(Recording):
             if out.requires_grad:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
-                elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
-                    kind, inside = tag.kind, self.inside
+                elif isinstance(tag, Total) and not _have_total(tagged):
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self._seeded(kind, grad.detach(), inside))  # type: ignore[no-untyped-call]
+                        out.register_hook(partial(self._seeded, tag.kind, self.inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
     def note_outputs(self, outputs: list[Tensor]) -> None:
@@ -53,8 +57,9 @@ class Capture(Recording):
                 with torch._C.DisableTorchFunctionSubclass():
                     t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
 
-    def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
+    def _seeded(self, kind: str, inside: bool, grad: Tensor) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
+        grad = grad.detach()
         (self.inner_seeds if inside else self.seeds).append((kind, grad))
         return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 

@@ -145,7 +145,9 @@ class Recording(ABC):
         memory that PyTorch alone writes to (a NumPy array that shares it changes no version; one that came by DLPack is
         not seen).
         """
-        seen = {(t.data_ptr(), t._version) for t in inputs}
+        seen = set()
+        for t in inputs:
+            seen.add((t.data_ptr(), t._version))
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(

@@ -6,6 +6,7 @@ the squared norms |G_i|², a few of the G_i themselves, and the weighted sum Σ_
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -142,6 +143,12 @@ class Rounding:
     own: float = 0.0
 
 
+@functools.lru_cache(maxsize=1024)
+def formed_rounding(entries: int) -> Rounding:
+    """The error of `row_squares` of gradients that were formed."""
+    return Rounding(relative=row_rounding(entries))
+
+
 class Contribution(ABC):
     """Gradients with respect to a tensor of `shape`, one for each of `batch` examples."""
 
@@ -166,7 +173,7 @@ class Contribution(ABC):
 
     def rounding(self) -> Rounding:
         """How far `measured` may be from the truth."""
-        return Rounding(relative=row_rounding(math.prod(self.shape)))
+        return formed_rounding(self.shape.numel())
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
@@ -241,8 +248,8 @@ class Dense(Contribution):
         return precise(self.grads[lo:hi])
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        grads = precise(self.grads)
-        if rows_added_up(grads, weights.to(grads.dtype).contiguous(), total, CALLS[0]):
+        grads = self.grads if self.grads.dtype is torch.float32 else precise(self.grads)
+        if rows_added_up(grads, weights, total, CALLS[0]):
             return
         total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
 
@@ -251,7 +258,8 @@ class Dense(Contribution):
 
     def _sum(self, weights: Tensor, size: int) -> Tensor:
         """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64; or all in float64."""
-        grads = precise(self.grads).reshape(self.batch, -1)
+        grads = self.grads if self.grads.dtype is torch.float32 else precise(self.grads)
+        grads = grads.view(self.batch, -1) if self.batch else grads.reshape(0, self.shape.numel())
         if grads.shape[1] <= FEW:  # not by how many examples there are: one more would change every call
             return torch.mv(grads.double().t(), weights.double())
         weights = weights.to(grads.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -87,8 +88,7 @@ class Outer(Contribution):
         return self.blocks * self.width_in * self.width_out
 
     def gram_is_cheaper(self) -> bool:
-        t, i, o = self.positions, self.width_in, self.width_out
-        return t * (i + o) < i * o
+        return _gram_is_cheaper(self.positions, self.width_in, self.width_out)
 
     def factor_numel(self) -> int:
         return self.a.numel() + self.g.numel()
@@ -167,12 +167,7 @@ class Outer(Contribution):
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
     def rounding(self) -> Rounding:
-        if self.positions == 1:
-            return Rounding(relative=row_rounding(self.width_in) + row_rounding(self.width_out) + self.blocks)
-        own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
-        if not self.gram_is_cheaper():
-            return Rounding(relative=row_rounding(self.size), own=own)
-        return Rounding(gram=self.width_in + self.width_out + (1 + self.blocks) * self.positions + 12, own=own)
+        return _rounding(self.blocks, self.positions, self.width_in, self.width_out)
 
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
@@ -228,7 +223,7 @@ class Outer(Contribution):
         return self.shaped(self.canonical(self.product(*self.factors(lo, hi))))
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        records = per_call(positions)
+        records = CALLS[0] if positions <= 1 else per_call(positions)
         # Smaller calls, for a parameter that other uses have more terms in, are not chained without blocks (`gather`).
         simple = records == CALLS[0] and self.positions == 1 and self.blocks == 1 and not self.order
         if simple and self.add_up(total, weights, records):
@@ -342,6 +337,22 @@ class Outer(Contribution):
     def transposed(self) -> Outer:
         """The same gradients for the transposed matrix."""
         return Outer(self.g, self.a, (self.width_in, self.width_out))
+
+
+def _gram_is_cheaper(positions: int, width_in: int, width_out: int) -> bool:
+    return positions * (width_in + width_out) < width_in * width_out
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounding(blocks: int, positions: int, width_in: int, width_out: int) -> Rounding:
+    """How far `Outer.measured` may be from the truth: it follows from dimensions alone."""
+    if positions == 1:
+        return Rounding(relative=row_rounding(width_in) + row_rounding(width_out) + blocks)
+    cheaper = _gram_is_cheaper(positions, width_in, width_out)
+    own = own_rounding(positions, formed=not cheaper) / UNIT
+    if not cheaper:
+        return Rounding(relative=row_rounding(blocks * width_in * width_out), own=own)
+    return Rounding(gram=width_in + width_out + (1 + blocks) * positions + 12, own=own)
 
 
 def concatenated(parts: Sequence[Outer]) -> Outer:

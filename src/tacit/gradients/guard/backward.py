@@ -5,7 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -90,8 +90,9 @@ def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, 
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> Iterator[Any]:
+def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
     """Every node of the graph behind some tensors, back to those of `before`; not those of isolated modules."""
+    found: list[Any] = []
     seen: set[Any] = set()
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
@@ -100,9 +101,13 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> Iterator[Any]:
         if node is None or node in seen or node in before:
             continue
         seen.add(node)
-        yield node
-        inside = isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border  # type: ignore[attr-defined]
-        stack.extend(node.upstream if inside else (child for child, _ in node.next_functions))
+        found.append(node)
+        if isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border:  # type: ignore[attr-defined]
+            stack.extend(node.upstream)
+        else:
+            for child, _ in node.next_functions:
+                stack.append(child)
+    return found
 
 
 def is_custom(node: Any) -> bool:
@@ -114,7 +119,9 @@ def is_custom(node: Any) -> bool:
 
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
-    for node in filter(is_custom, nodes(roots)):
+    for node in nodes(roots):
+        if not isinstance(node, BackwardCFunction) or not is_custom(node):
+            continue
         raise ValueError(
             f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "

@@ -58,7 +58,11 @@ class Call:
         return [operator.index(d) % rank for d in listed] or None
 
     def layouts(self) -> list[tuple[Tensor, Layout]]:
-        return [(t, tag) for t, tag in self.tagged if isinstance(tag, Layout)]
+        found: list[tuple[Tensor, Layout]] = []
+        for t, tag in self.tagged:
+            if isinstance(tag, Layout):
+                found.append((t, tag))
+        return found
 
     def main(self) -> Any:
         """The first argument, or the one that is called input."""
@@ -207,7 +211,9 @@ def operation(names: str, where: dict[str, Operation] = OPERATIONS) -> Callable[
 
 
 def layout_of(recorder: Recording, x: Any) -> Layout | None:
-    return x._tag if recorder.follows(x) and isinstance(x._tag, Layout) else None
+    if type(x) is not Traced or x._recorder is not recorder or x._epoch != recorder.epoch:
+        return None
+    return x._tag if isinstance(x._tag, Layout) else None
 
 
 def trainable(q: Any) -> bool:
