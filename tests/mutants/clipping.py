@@ -208,8 +208,8 @@ def margin_dropped(patch: Patch) -> None:
 def number_of_records_in_gradients(patch: Patch) -> None:
     real = recorder.Recorder._seeded
 
-    def seeded(self: Any, kind: str, grad: torch.Tensor) -> torch.Tensor:
-        found = real(self, kind, grad)
+    def seeded(self: Any, kind: str, inside: bool, grad: torch.Tensor) -> torch.Tensor:
+        found = real(self, kind, inside, grad)
         rows = 11 * self.batch  # as if each record had some: 1/B alone is often undone exactly
         return (grad if found is None else found) / rows * rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,10 +17,6 @@ from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
 from tacit.gradients.tap import Border, put_tap, unscaled
 from tacit.gradients.traced import Traced, mark, plain
-
-
-def _have_total(tagged: list[tuple[Tensor, Tag]]) -> bool:
-    return any(isinstance(tag, Total) for _, tag in tagged)
 
 
 class Capture(Recording):
@@ -44,7 +41,7 @@ class Capture(Recording):
             if out.requires_grad:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
-                elif isinstance(tag, Total) and not _have_total(tagged):
+                elif isinstance(tag, Total) and Total not in map(type, map(itemgetter(1), tagged)):
                     with torch._C.DisableTorchFunctionSubclass():
                         out.register_hook(partial(self._seeded, tag.kind, self.inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
@@ -107,26 +104,17 @@ class Capture(Recording):
                 "batch (if they are the same examples, changed, add the losses and call backward once)"
             )
         self.captures += 1
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                self._keep(pairs)
-        else:  # as in every backward pass
-            self._keep(pairs)
-
-    def _keep(self, pairs: Pairs) -> None:
         for source, contribution in pairs:
             name = self.names.get(id(source))
-            if source.is_complex():
-                source, contribution = real_parts(source, contribution)
-            if contribution.unsettled:
-                contribution = contribution.settle()
-            found = (
-                resolve(source, contribution, self.names) if name is None else ((name, Part(contribution, None)),)
-            )
-            for name, part in found:
-                if self.sharded:
-                    part.contribution = part.contribution.apart()
-                if name in self.parts:
-                    self.parts[name].append(part)
-                else:
-                    self.parts[name] = [part]
+            if name is not None and not contribution.unsettled and not self.sharded and not source.is_complex():
+                self.parts.setdefault(name, []).append(Part(contribution, None))
+                continue
+            with torch.no_grad():
+                if source.is_complex():
+                    source, contribution = real_parts(source, contribution)
+                settled = contribution.settle()
+                found = resolve(source, settled, self.names) if name is None else [(name, Part(settled, None))]
+                for name, part in found:
+                    if self.sharded:
+                        part.contribution = part.contribution.apart()
+                    self.parts.setdefault(name, []).append(part)

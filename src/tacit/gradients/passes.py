@@ -16,7 +16,6 @@ from tacit.gradients.guard import backward
 from tacit.gradients.guard.comparison import Comparison
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.run_in_parts import outputs_of
-from tacit.gradients.guard.storage_guard import Memory
 from tacit.gradients.inputs import Inputs, divisions
 from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.isolation.module_state import State
@@ -53,12 +52,13 @@ class Passes:
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)
         self._prefixes = frozen_prefix.Prefixes(model, recorder)
-        self._unseen, self._memory = Unseen(recorder), Memory(recorder)
+        self._unseen = Unseen(recorder)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
             return None
-        self._forget_ended_calls()
+        if self._calls:
+            self._forget_ended_calls()
         self._calls.append(id(sys._getframe(1)))
         if len(self._calls) > 1:
             return None
@@ -66,12 +66,13 @@ class Passes:
             self._recorder.evaluating = True
             return None
         backward.refuse_module_hooks(self._recorder.model)
-        shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
+        if self._recorder.sharded_modules:
+            shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         self._eager.put()
-        fresh = self._make_plan(marked)
-        if divisions(marked) and not self._recorder.is_isolated():
+        fresh = not self._planned and self._make_plan(marked)
+        if not self._recorder.is_isolated() and divisions(marked):
             raise ValueError(
                 "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
                 "at a time than together: somewhere examples influence each other"
@@ -82,7 +83,7 @@ class Passes:
             self._late = marked, State(self._recorder.model), torch.get_rng_state()
             self._late[1].begin()
             return plain(args), plain(kwargs)
-        self.watch(marked)
+        self.watch()
         return marked
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -91,11 +92,12 @@ class Passes:
         call = id(sys._getframe(1))
         failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
         if failed or not self._calls:
-            self._forget_ended_calls()
+            if self._calls:
+                self._forget_ended_calls()
             return None
-        late = self._end_late()
+        late = None if self._late is None else self._end_late()
         if late is not None and output is not None:
-            self.watch(late)
+            self.watch()
             output = module.forward(*late[0], **late[1])
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
         if not self._calls:
@@ -105,8 +107,8 @@ class Passes:
                 self._recorder.problems.check()
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
-                    self._memory.end()
-                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
+                    if self._recorder.inferred:
+                        self._recorder.note_outputs(outputs_of(output))
         return None if late is None else output
 
     def _end_late(self) -> Any:
@@ -120,8 +122,6 @@ class Passes:
 
     def _forget_ended_calls(self) -> None:
         """Forget calls that failed or that Ctrl-C ended: PyTorch does not call `leave` for them."""
-        if not self._calls:
-            return
         running = _running_frames()
         self._calls = [call for call in self._calls if call in running]
         if not self._calls:
@@ -129,7 +129,8 @@ class Passes:
 
     def are_running(self) -> bool:
         """Return whether a call of the model has not come to its end."""
-        self._forget_ended_calls()
+        if self._calls:
+            self._forget_ended_calls()
         return bool(self._calls)
 
     def end(self) -> None:
@@ -147,7 +148,7 @@ class Passes:
 
     def _make_plan(self, marked: Any) -> bool:
         """Before the first batch with somebody in it, decide which modules run one example at a time."""
-        if self._planned or not self._recorder.batch or self._recorder.sharded:
+        if not self._recorder.batch or self._recorder.sharded:
             return False
         self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little
         self._isolated.remove()
@@ -155,7 +156,7 @@ class Passes:
         self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
         return True
 
-    def watch(self, marked: Any) -> None:
+    def watch(self) -> None:
         """Follow what the model does from here on."""
         self._recorder.inside = True
         self._isolated.begin()
@@ -163,14 +164,12 @@ class Passes:
         data_independent.begin()
         self._prefixes.put()
         self._unseen.put()
-        self._memory.put(marked)
 
     def stop_watching(self) -> None:
         """Follow it no more."""
         if self._recorder.inside:
             data_independent.end()
         self._recorder.inside = self._recorder.evaluating = False
-        self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
         self._eager.remove()

@@ -28,7 +28,7 @@ from tacit.gradients.names import (
     writes,
 )
 from tacit.gradients.nested import detached, tensors
-from tacit.gradients.problems import EARLIER, TRANSFORMED, CannotCut
+from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, plain
 
@@ -40,10 +40,6 @@ _REASONS: dict[type, str] = {
     Only: "examples are fed to trainable parameters one at a time; put them together first (torch.stack)",
 }
 """Why a tensor of the batch cannot be fed to parameters."""
-
-
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-"""Return the hooks that see what is kept for the backward pass, if there are any."""
 
 
 def _is_in_order(tag: Mixed, shared: list[Tensor], args: tuple[Any, ...]) -> bool:
@@ -68,12 +64,13 @@ class Recorder(Capture):
             self._refuse_isolated(args, kwargs)
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
-        if self.free or _saved_tensors_hooks(False) is not None:
+        if self.free:
             self.guard.before(kind.name, args, kwargs)
         try:
             out = self._operate(kind, func, args, kwargs, own_rule)
-        except (RuntimeError, IndexError) as error:
-            self.guard.failed(error, func, args, kwargs)
+        except (RuntimeError, IndexError):
+            if self.inside:  # told only if the model catches the error and goes on
+                self.problems.add(FAILED)
             raise
         if self.free or kind.name in self.guard.deciding:
             self.guard.after(kind.name, func, args, kwargs, out)
@@ -93,10 +90,7 @@ class Recorder(Capture):
         if take_over is not None:
             return take_over(self, func, args, kwargs)
         if kind.body is not None and not (kind.is_simple and len(args) == 1 and not kwargs.get("inplace")):
-            if self.memory is None:
-                return kind.body(*args, **kwargs)
-            with self.memory.working(False):
-                return kind.body(*args, **kwargs)
+            return kind.body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
             return run_empty(self, func, args, kwargs, bool(shared))

@@ -145,7 +145,9 @@ class Outer(Contribution):
 
     def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
-            a, g = self.factors(0, self.batch)
+            a, g = self.a, self.g
+            if not a.dtype is torch.float32 is g.dtype:
+                a, g = self.factors(0, self.batch)
             pair = outer_squares(a, g) if self.blocks == 1 else None
             if pair is not None:
                 found, of_g = pair

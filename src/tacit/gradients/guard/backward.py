@@ -6,7 +6,6 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     if kwargs.get("create_graph"):
         raise ValueError(_SECOND_ORDER)
     with torch.enable_grad():  # an alias made without it would have no graph
-        roots = plain(args[0]) if kwargs.get("inputs") is None else args[0]
+        roots = args[0] if kwargs.get("inputs") is not None else tuple(map(plain, _listed(args[0])))
     given = list(args[1:])
     if walks(recorder):  # the examples' graphs are walked once more, for the weighted sum
         given, kwargs = [*given[:1], True, *given[2:]] if len(given) > 1 else given, {**kwargs}
@@ -55,7 +54,7 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
 
 def walks(recorder: Recording) -> list[Walk]:
     """Return the calls of isolated modules whose gradients are computed again."""
-    return [call for call in recorder.aliases if isinstance(call, Walk)]
+    return [call for call in recorder.aliases if isinstance(call, Walk)] if recorder.aliases else []
 
 
 def _own(recorder: Recording, tensors: Any, gradients: Any) -> list[Any]:
@@ -70,16 +69,23 @@ def _own(recorder: Recording, tensors: Any, gradients: Any) -> list[Any]:
     ]
 
 
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
 def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
     gather_again(recorder.model, recorder.sharded_modules)
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    roots = _listed(tensors)
     _refuse_custom(roots)
-    mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
-    if any(type(root) is Traced and isinstance(root._tag, Only) for root in roots):
-        recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
-    if mixed:
-        recorder.problems.confirm(mixed[0].reason)
+    mixed: Mixed | None = None
+    for root in roots:
+        if type(root) is Traced and isinstance(root._tag, Only):
+            recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
+        if type(root) is Traced and isinstance(root._tag, Mixed):
+            mixed = mixed or root._tag
+    if mixed is not None:
+        recorder.problems.confirm(mixed.reason)
     given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
     pairs = list(zip(roots, [given] if isinstance(given, Tensor) else given))
     for root, gradient in pairs:
@@ -145,8 +151,7 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     def watched(grad: Tensor) -> None:
         version = grad._version
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        memory = recorder.memory
-        with torch._C._EnableTorchFunction(), memory.working(False) if memory is not None else nullcontext():
+        with torch._C._EnableTorchFunction():
             answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or grad._version != version:
             raise ValueError(_HOOK)
@@ -163,12 +168,20 @@ def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together."""
     if _global_backward_hooks or _global_backward_pre_hooks:
         raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
-    for name, module in model.named_modules():
+    left: list[nn.Module | None] = [model]
+    seen: set[nn.Module | None] = {None}
+    while left:
+        module = left.pop()
+        if module in seen or module is None:
+            continue
+        seen.add(module)
         if module._backward_hooks or module._backward_pre_hooks:
+            name = next(name for name, each in model.named_modules() if each is module)
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
                 "of different examples unseen; remove it"
             )
+        left.extend(module._modules.values())
 
 
 def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:
