@@ -9,6 +9,7 @@ from typing import Any
 from torch.nn import functional as F
 
 from tacit.gradients.names import EXPORTS, METADATA, POINTWISE, READS, SHOWN, canonical, words, writes
+from tacit.gradients.remembered import REMEMBERED
 from tacit.gradients.traced import opened
 
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
@@ -37,6 +38,8 @@ class Kind:
     is_pointwise: bool
     is_entrywise: bool
     """Whether entries of examples that lie alike in all its arguments lie there in its output too."""
+    is_remembered: bool
+    """Whether a decision about it is remembered (`remembered`)."""
     writes: bool
     """Whether it changes its first argument in place."""
     is_simple: bool
@@ -58,6 +61,7 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         is_special=name in EXPORTS | SHOWN | READS or name == "detach" or name.startswith("_foreach_"),
         is_pointwise=name in POINTWISE,
         is_entrywise=name in _ENTRYWISE and not writes(func),
+        is_remembered=name in REMEMBERED and not writes(func),
         writes=writes(func),
         is_simple=func in _SIMPLE,
         body=opened(func),

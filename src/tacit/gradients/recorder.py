@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from tacit.gradients.names import (
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
+from tacit.gradients.remembered import MOST, is_regular, premises
 from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
@@ -53,6 +54,8 @@ class Recorder(Capture):
     def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
         super().__init__(model, reduction)
         self.guard = guarded_by(self)
+        self.decisions: dict[Hashable, Any] = {}
+        """Layouts of outputs by what was decided from (`remembered`)."""
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -99,10 +102,26 @@ class Recorder(Capture):
         frozen = FROZEN.get(name) if own_rule else None
         if frozen is not None:
             return frozen(self, func, args, kwargs)
+        tag: Layout | None = None
+        key: Hashable | None = None
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
-            tag = common_layout(tagged, out) if kind.is_entrywise and self.batch != 1 else None
-        return mark(out, self, tag) if tag is not None else self.finish(name, func, args, kwargs, out, tagged)
+            if kind.is_entrywise and self.batch != 1:
+                tag = common_layout(tagged, out)
+            elif kind.is_remembered and isinstance(out, Tensor):
+                key = premises(name, self.batch, args, kwargs, tagged)
+                tag = self.decisions.get(key)
+        if tag is not None:
+            return mark(out, self, tag)
+        out = self.finish(name, func, args, kwargs, out, tagged)
+        if key is not None and type(out) is Traced and is_regular(out._tag):
+            self._remember(key, out._tag)
+        return out
+
+    def _remember(self, key: Hashable, tag: Tag) -> None:
+        if len(self.decisions) >= MOST:
+            self.decisions.clear()
+        self.decisions[key] = tag
 
     def _special(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that copies, shows or reads values; NotImplemented if it is as any other here."""
