@@ -54,7 +54,9 @@ def expect_exact(engine: Engine, model: nn.Module, x: Tensor, y: Tensor) -> None
     wanted = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
     for i in range(len(x)):
         loss(model, x[i : i + 1], y[i : i + 1]).backward()
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters() if n in wanted}
+        grads = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters() if n in wanted
+        }
         norm = torch.sqrt(sum((g.double() ** 2).sum() for g in grads.values()))  # type: ignore[arg-type]
         for name, g in grads.items():
             wanted[name] += g * min(1.0, float(1 / norm))
@@ -63,11 +65,15 @@ def expect_exact(engine: Engine, model: nn.Module, x: Tensor, y: Tensor) -> None
         torch.testing.assert_close(found[name], want, rtol=1e-4, atol=1e-5)
 
 
+def step(engine: Engine, model: nn.Module, size: int = 6) -> None:
+    loss(model, *batch(model, size)).backward()
+    engine.clipped_sum(Flat())
+
+
 def trained(model: nn.Module, batches: int = 3) -> Engine:
     engine = attach(model)
     for _ in range(batches):
-        loss(model, *batch(model)).backward()
-        engine.clipped_sum(Flat())
+        step(engine, model)
     return engine
 
 
@@ -97,8 +103,7 @@ def test_a_model_that_begins_to_mix_is_refused(premise: str) -> None:
     engine = trained(model)
     model.between = after
     with pytest.raises((ValueError, RuntimeError)):
-        loss(model, *batch(model)).backward()
-        engine.clipped_sum(Flat())
+        step(engine, model)
 
 
 def test_a_slice_that_was_the_whole_batch_is_refused_in_a_larger_one() -> None:
@@ -108,9 +113,8 @@ def test_a_slice_that_was_the_whole_batch_is_refused_in_a_larger_one() -> None:
     engine = trained(model)
     model.between = lambda h: h[:6]
     with pytest.raises((ValueError, RuntimeError)):
-        out = model(torch.randn(12, 6))
-        F.cross_entropy(out, torch.randint(0, 3, (6,))).backward()
-        engine.clipped_sum(Flat())
+        F.cross_entropy(model(torch.randn(12, 6)), torch.randint(0, 3, (6,))).backward()
+    engine.detach()
 
 
 def test_a_reshape_to_fixed_sizes_is_decided_anew_for_another_batch_size() -> None:
@@ -119,8 +123,7 @@ def test_a_reshape_to_fixed_sizes_is_decided_anew_for_another_batch_size() -> No
     model.between = lambda h: h.view(6, -1).view(-1, 6)
     engine = trained(model)
     with pytest.raises((ValueError, RuntimeError)):
-        loss(model, *batch(model, 9)).backward()  # rows of 9 examples in 6 rows of 9 entries
-        engine.clipped_sum(Flat())
+        step(engine, model, 9)  # rows of 9 examples in 6 rows of 9 entries
 
 
 def test_a_tensor_kept_from_an_earlier_batch_is_refused_though_it_looks_the_same() -> None:
@@ -135,11 +138,9 @@ def test_a_tensor_kept_from_an_earlier_batch_is_refused_though_it_looks_the_same
         return (h + kept[0][:, :6].detach()) if len(kept) > 1 else h
 
     model.between = keeping
-    loss(model, *batch(model)).backward()
-    engine.clipped_sum(Flat())
+    step(engine, model)
     with pytest.raises((ValueError, RuntimeError), match="earlier batch"):
-        loss(model, *batch(model)).backward()
-        engine.clipped_sum(Flat())
+        step(engine, model)
 
 
 HONEST: dict[str, Callable[[Changing], None]] = {
@@ -178,8 +179,7 @@ def test_a_decision_about_another_dtype_is_not_used() -> None:
     engine = trained(model)
     keys = set(engine._recorder.decisions)
     model.between = lambda h: h.double().view(-1, 2, 3).flatten(1).float()
-    loss(model, *batch(model)).backward()
-    engine.clipped_sum(Flat())
+    step(engine, model)
     assert set(engine._recorder.decisions) > keys
 
 
@@ -201,6 +201,5 @@ def test_no_more_decisions_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPat
     model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
     engine = attach(model)
     for size in range(4, 12):
-        loss(model, *batch(model, size)).backward()
-        engine.clipped_sum(Flat())
+        step(engine, model, size)
         assert len(engine._recorder.decisions) <= 5

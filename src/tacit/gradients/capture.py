@@ -67,7 +67,7 @@ class Capture(Recording):
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
-        return put_tap(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-any-return]
+        return put_tap(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
 
     def border(self, out: Tensor, upstream: list[Any]) -> Tensor:
         """The output of an isolated module; `upstream` are the nodes that made its inputs."""

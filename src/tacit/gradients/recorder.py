@@ -12,10 +12,10 @@ from torch._C._functorch import peek_interpreter_stack
 from tacit.gradients.capture import Capture
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
+from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
 from tacit.gradients.layers.pointwise import lift
 from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, common_layout
-from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
@@ -205,7 +205,12 @@ class Recorder(Capture):
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
-        if name == "index_select" and isinstance(bad, Mixed) and bad is tagged[0][1] and _is_in_order(bad, shared, args):
+        if (
+            name == "index_select"
+            and isinstance(bad, Mixed)
+            and bad is tagged[0][1]
+            and _is_in_order(bad, shared, args)
+        ):
             # A learned tensor that is the same for all examples, put in their order.
             return shared[0].narrow(args[1], 0, len(args[2]))
         if bad is not None:

@@ -45,7 +45,7 @@ def premises(
     A tensor that is not of the batch may be an index, whose values decide; the same tensor twice may be told apart from
     two that are alike. Neither is remembered, nor is anything about a tensor of another batch.
     """
-    found: list[Hashable] = [name, batch, *kwargs]
+    found: list[Any] = [name, batch, *kwargs]
     seen: set[int] = set()
     left = [*args, *kwargs.values()] if kwargs else list(args)
     left.reverse()
@@ -56,7 +56,7 @@ def premises(
             tag = value._tag
             if len(seen) == len(tagged) or tagged[len(seen)][1] is not tag or id(value) in seen:
                 return None
-            if not is_regular(tag):
+            if not isinstance(tag, Layout) or not is_regular(tag):
                 return None
             found += (tag.dim, tag.inner, value.shape, value.dtype)
             seen.add(id(value))

@@ -109,7 +109,7 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
         seen.add(node)
         found.append(node)
         if isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border:  # type: ignore[attr-defined]
-            stack.extend(node.upstream)
+            stack.extend(node.upstream)  # type: ignore[attr-defined]
         else:
             for child, _ in node.next_functions:
                 stack.append(child)
@@ -128,8 +128,9 @@ def _refuse_custom(roots: list[Any]) -> None:
     for node in nodes(roots):
         if not isinstance(node, BackwardCFunction) or not is_custom(node):
             continue
+        name = type(node)._forward_cls.__name__  # type: ignore[attr-defined]
         raise ValueError(
-            f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "
+            f"the loss goes through the custom autograd function {name!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
             "which then runs one example at a time"
         )

@@ -72,7 +72,7 @@ def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         out = recorder.tap(batch_invariant_matmul.linear(plain(x), bare_weight, bare_bias), saved, make)
     else:
         with torch._C.DisableTorchFunctionSubclass():
-            out = put_linear_tap(recorder.anchor, x, bare_weight, bare_bias, recorder.arrival(saved, make))
+            out = put_linear_tap(recorder.anchor, x, bare_weight, bare_bias, recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
 
 
@@ -86,7 +86,7 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
-        out = put_linear_tap(None, x, weight, bias, None)
+        out = put_linear_tap(None, x, weight, bias, None)  # type: ignore[no-untyped-call]
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 
 
