@@ -26,6 +26,7 @@ from tacit.gradients.factors.contribution import (
 from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
+    NORM_SHARE,
     TOGETHER,
     UNIT,
     Call,
@@ -43,6 +44,9 @@ ROOM = 1 << 20
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
+
+PIECE = 512
+"""Entries of a row that one product of a Gram matrix adds up where these are added in float64."""
 
 NARROW, NARROW_SUM = 32, 128
 """Matrices with at most so many columns, and twice as many rows, are formed transposed: up to five times as fast."""
@@ -80,8 +84,9 @@ class Outer(Contribution):
         return precise(self.a[lo:hi]), precise(self.g[lo:hi])
 
     @property
-    def is_cpu(self) -> bool:
-        return self.a.is_cpu
+    def sample(self) -> Tensor:
+        """A tensor with the device and type of the factors."""
+        return self.a
 
     @property
     def size(self) -> int:
@@ -97,7 +102,7 @@ class Outer(Contribution):
         """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
         if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
             alike = self.alike()
-            if not alike and not self.is_cpu:
+            if not alike and not self.sample.is_cpu:
                 return self  # whose terms cancel is asked for all parameters at once, so that the host waits once
             formed = Dense(self.formed())
             if alike:
@@ -145,9 +150,7 @@ class Outer(Contribution):
 
     def measured(self) -> tuple[Tensor, Tensor]:
         if self.positions == 1:
-            a, g = self.a, self.g
-            if not a.dtype is torch.float32 is g.dtype:
-                a, g = self.factors(0, self.batch)
+            a, g = self.factors(0, self.batch)
             pair = outer_squares(a, g) if self.blocks == 1 else None
             if pair is not None:
                 found, of_g = pair
@@ -169,7 +172,19 @@ class Outer(Contribution):
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
     def rounding(self) -> Rounding:
-        return _rounding(self.blocks, self.positions, self.width_in, self.width_out)
+        return _rounding(self.blocks, self.positions, self.width_in, self.width_out, self.in_pieces())
+
+    def in_pieces(self) -> bool:
+        """Return whether Gram matrices are added up from pieces of the widths, in float64.
+
+        Where rows are wide and positions many, the bound of a whole product's rounding, u·width·M², would enlarge norms
+        by more than the margin covers: M² is about positions·|G|². Off the CPU every piece is a launch: there the norms
+        are enlarged instead.
+        """
+        if max(self.width_in, self.width_out) <= PIECE:
+            return False
+        bound = (self.width_in + self.width_out + 2 * self.positions) * self.positions * UNIT / 2
+        return bound > NORM_SHARE and self.sample.is_cpu and self.sample.dtype is not torch.float64
 
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
@@ -188,13 +203,14 @@ class Outer(Contribution):
         """
         a, g = self.factors(lo, hi)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
-        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+        multiplied = _gram_by_pieces if self.in_pieces() else _gram
+        gram_a, gram_g = multiplied(a), multiplied(g)
         tiny = torch.finfo(a.dtype).tiny
         of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
         of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
         sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
         sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
-        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
+        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1).to(a.dtype), sizes.to(a.dtype)
 
     def turned(self, narrow: int) -> bool:
         return self.width_in <= narrow and 2 * self.width_in <= self.width_out
@@ -341,12 +357,26 @@ class Outer(Contribution):
         return Outer(self.g, self.a, (self.width_in, self.width_out))
 
 
+def _gram(x: Tensor) -> Tensor:
+    return torch.bmm(x, x.transpose(1, 2))
+
+
+def _gram_by_pieces(x: Tensor) -> Tensor:
+    """The Gram matrices in float64, from products over at most `PIECE` entries in float32."""
+    total: Tensor | None = None
+    for piece in x.split(PIECE, 2):
+        found = torch.bmm(piece, piece.transpose(1, 2))
+        total = found.double() if total is None else total.add_(found)
+    assert total is not None
+    return total
+
+
 def _gram_is_cheaper(positions: int, width_in: int, width_out: int) -> bool:
     return positions * (width_in + width_out) < width_in * width_out
 
 
 @functools.lru_cache(maxsize=1024)
-def _rounding(blocks: int, positions: int, width_in: int, width_out: int) -> Rounding:
+def _rounding(blocks: int, positions: int, width_in: int, width_out: int, in_pieces: bool) -> Rounding:
     """How far `Outer.measured` may be from the truth: it follows from dimensions alone."""
     if positions == 1:
         return Rounding(relative=row_rounding(width_in) + row_rounding(width_out) + blocks)
@@ -354,6 +384,8 @@ def _rounding(blocks: int, positions: int, width_in: int, width_out: int) -> Rou
     own = own_rounding(positions, formed=not cheaper) / UNIT
     if not cheaper:
         return Rounding(relative=row_rounding(blocks * width_in * width_out), own=own)
+    if in_pieces:  # and multiplied and added in float64
+        return Rounding(gram=min(width_in, PIECE) + min(width_out, PIECE) + 12, own=own)
     return Rounding(gram=width_in + width_out + (1 + blocks) * positions + 12, own=own)
 
 
