@@ -323,3 +323,18 @@ def test_an_evaluation_on_the_training_set_is_warned_about(tmp_path: Path, caplo
 def test_a_loss_that_is_not_known_for_each_example_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"not known for Linear .* leave 'loss' out of metrics"):
         trainer("classification", tmp_path, model=torch.nn.Linear(2, 2), privacy={"metrics": LOSS})
+
+
+def test_a_model_with_dropout_is_tried_and_a_mixing_loss_refused(tmp_path: Path) -> None:
+    class Mixing(PrivateTrainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            logits = model(**inputs).logits
+            each = torch.nn.functional.cross_entropy(logits, inputs["labels"], reduction="none")
+            return (each * len(logits)).mean()
+
+    made = trainer("classification", tmp_path, kind=Mixing)
+    for module in made.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    with pytest.raises(ValueError, match="run together and in two parts"):
+        made.train()
