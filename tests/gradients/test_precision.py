@@ -283,7 +283,7 @@ def test_norms_of_wide_rows_at_many_positions_are_bounds_and_hardly_enlarged(
     norms = bounded_squares([uses])[0].double().sqrt()
     true = torch.einsum("nbto,nbti->noi", g.double(), a.double()).flatten(1).norm(dim=1)
     assert (norms >= true * (1 - 2 * precision.NORM_SHARE)).all()
-    assert (norms <= true * (1 + 5e-4)).all()
+    assert (norms <= true * (1 + 1e-3)).all()
 
 
 def test_gram_matrices_in_pieces_are_no_further_off_than_their_bound() -> None:

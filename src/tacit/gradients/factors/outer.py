@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.gradients.factors import gram
 from tacit.gradients.factors.contribution import (
     Contribution,
     Dense,
@@ -20,21 +20,17 @@ from tacit.gradients.factors.contribution import (
     largest_mass,
     precise,
     precise_dtype,
-    row_rounding,
     row_squares,
 )
 from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
-    NORM_SHARE,
     TOGETHER,
-    UNIT,
     Call,
     Chain,
     adds_once,
     gather,
     one_by_one,
-    own_rounding,
     per_call,
     pieces,
 )
@@ -44,9 +40,6 @@ ROOM = 1 << 20
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
-
-PIECE = 512
-"""Entries of a row that one product of a Gram matrix adds up where these are added in float64."""
 
 NARROW, NARROW_SUM = 32, 128
 """Matrices with at most so many columns, and twice as many rows, are formed transposed: up to five times as fast."""
@@ -93,7 +86,7 @@ class Outer(Contribution):
         return self.blocks * self.width_in * self.width_out
 
     def gram_is_cheaper(self) -> bool:
-        return _gram_is_cheaper(self.positions, self.width_in, self.width_out)
+        return gram.is_cheaper(self.positions, self.width_in, self.width_out)
 
     def factor_numel(self) -> int:
         return self.a.numel() + self.g.numel()
@@ -166,25 +159,17 @@ class Outer(Contribution):
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
             return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
         each = self.blocks * self.positions * (2 * self.positions + self.width_in)
-        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        pieces = self.in_pieces()
+        pairs = [gram.squares(*self.factors(lo, hi), pieces) for lo, hi in chunks(self.batch, each * 4)]
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
     def rounding(self) -> Rounding:
-        return _rounding(self.blocks, self.positions, self.width_in, self.width_out, self.in_pieces())
+        return gram.rounding(self.blocks, self.positions, self.width_in, self.width_out, self.in_pieces())
 
     def in_pieces(self) -> bool:
-        """Return whether Gram matrices are added up from pieces of the widths, in float64.
-
-        Where rows are wide and positions many, the bound of a whole product's rounding, u·width·M², would enlarge norms
-        by more than the margin covers: M² is about positions·|G|². Off the CPU every piece is a launch: there the norms
-        are enlarged instead.
-        """
-        if max(self.width_in, self.width_out) <= PIECE:
-            return False
-        bound = (self.width_in + self.width_out + 2 * self.positions) * self.positions * UNIT / 2
-        return bound > NORM_SHARE and self.sample.is_cpu and self.sample.dtype is not torch.float64
+        return gram.in_pieces(self.positions, self.width_in, self.width_out, self.sample)
 
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
@@ -195,22 +180,6 @@ class Outer(Contribution):
         """|a|²·|g|², one row for each block of each example, added over the blocks."""
         found = guarded_squares(a).mul_(guarded_squares(g))
         return found if self.blocks == 1 else found.view(self.batch, self.blocks).sum(1)
-
-    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
-
-        Rounding is relative to the latter; where that is far above the result, see `cancelled`.
-        """
-        a, g = self.factors(lo, hi)
-        a, g = a.flatten(0, 1), g.flatten(0, 1)
-        multiplied = _gram_by_pieces if self.in_pieces() else _gram
-        gram_a, gram_g = multiplied(a), multiplied(g)
-        tiny = torch.finfo(a.dtype).tiny
-        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
-        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
-        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
-        sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
-        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1).to(a.dtype), sizes.to(a.dtype)
 
     def turned(self, narrow: int) -> bool:
         return self.width_in <= narrow and 2 * self.width_in <= self.width_out
@@ -355,38 +324,6 @@ class Outer(Contribution):
     def transposed(self) -> Outer:
         """The same gradients for the transposed matrix."""
         return Outer(self.g, self.a, (self.width_in, self.width_out))
-
-
-def _gram(x: Tensor) -> Tensor:
-    return torch.bmm(x, x.transpose(1, 2))
-
-
-def _gram_by_pieces(x: Tensor) -> Tensor:
-    """The Gram matrices in float64, from products over at most `PIECE` entries in float32."""
-    total: Tensor | None = None
-    for piece in x.split(PIECE, 2):
-        found = torch.bmm(piece, piece.transpose(1, 2))
-        total = found.double() if total is None else total.add_(found)
-    assert total is not None
-    return total
-
-
-def _gram_is_cheaper(positions: int, width_in: int, width_out: int) -> bool:
-    return positions * (width_in + width_out) < width_in * width_out
-
-
-@functools.lru_cache(maxsize=1024)
-def _rounding(blocks: int, positions: int, width_in: int, width_out: int, in_pieces: bool) -> Rounding:
-    """How far `Outer.measured` may be from the truth: it follows from dimensions alone."""
-    if positions == 1:
-        return Rounding(relative=row_rounding(width_in) + row_rounding(width_out) + blocks)
-    cheaper = _gram_is_cheaper(positions, width_in, width_out)
-    own = own_rounding(positions, formed=not cheaper) / UNIT
-    if not cheaper:
-        return Rounding(relative=row_rounding(blocks * width_in * width_out), own=own)
-    if in_pieces:  # and multiplied and added in float64
-        return Rounding(gram=min(width_in, PIECE) + min(width_out, PIECE) + 12, own=own)
-    return Rounding(gram=width_in + width_out + (1 + blocks) * positions + 12, own=own)
 
 
 def concatenated(parts: Sequence[Outer]) -> Outer:
