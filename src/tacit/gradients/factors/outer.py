@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit.gradients.factors import gram
 from tacit.gradients.factors.contribution import (
@@ -22,21 +21,17 @@ from tacit.gradients.factors.contribution import (
     precise_dtype,
     row_squares,
 )
+from tacit.gradients.factors.matrix_sums import MatrixSums
 from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
     TOGETHER,
     Call,
-    Chain,
-    adds_once,
     gather,
     one_by_one,
     per_call,
     pieces,
 )
-
-ROOM = 1 << 20
-"""Bytes of factors that are weighted at a time."""
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
@@ -216,7 +211,7 @@ class Outer(Contribution):
         if simple and self.add_up(total, weights, records):
             return
         if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
-            chain = self.products(weights, records)
+            chain = self.matrix_sums().chain(*self.factors(0, self.batch), weights, records)
         else:
             chain = one_by_one(self.contraction(weights), records)
         gather(total, 0, self.batch, records, chain)
@@ -244,58 +239,10 @@ class Outer(Contribution):
         """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
         if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
             return False
-        return self.batch <= records or self.product_adds_once(records * self.positions)
+        return self.batch <= records or self.matrix_sums().adds_once(records * self.positions, self.a)
 
-    def product_adds_once(self, terms: int) -> bool:
-        sides = self.sides(NARROW_SUM)
-        return adds_once(*sides, terms, precise_dtype(self.a), self.a.device, torch.get_num_threads())
-
-    def products(self, weights: Tensor, records: int) -> Chain:
-        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition.
-
-        The narrower factors are multiplied by the weights a few calls at a time, in memory that stays in the cache.
-        """
-        a, g = self.factors(0, self.batch)
-        narrow, wide = (a, g) if self.width_in < self.width_out else (g, a)
-        each = weights.to(a.dtype).view(-1, 1, 1, 1)
-        at_once = records * max(1, ROOM // max(1, records * narrow[:1].nbytes))
-        room = narrow.new_empty((min(at_once, self.batch), *narrow.shape[1:]))
-
-        turned = self.turned(NARROW_SUM)
-
-        def chain(out: Tensor, lo: int, hi: int) -> None:
-            total = out.new_empty(self.sides(NARROW_SUM)) if turned else out.view(self.sides(NARROW_SUM))
-            if lo == hi:
-                total.zero_()
-            for start, end in pieces(hi, at_once, lo):
-                torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
-                for first, last in pieces(end, records, start):
-                    weighted, other = room[first - start : last - start], wide[first:last]
-                    left, right = (weighted, other) if (narrow is a) == turned else (other, weighted)
-                    self.add_product(total, left, right, records, fresh=first == lo)
-            if turned:
-                out.view(self.width_out, self.width_in).copy_(total.t())
-
-        return chain
-
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor, records: int, *, fresh: bool) -> None:
-        """total += Σ left ⊗ right over a few examples in one addition, or total = Σ left ⊗ right if `fresh`.
-
-        Where they are fewer than `records`, zeros come after the terms, up to eighths of a full call: so few sizes are
-        soon all tried out.
-        """
-        left, right = left.flatten(0, 2), right.flatten(0, 2)
-        if fresh:
-            torch.mm(left.t(), right, out=total)
-            return
-        full = records * self.positions  # for so many terms `adds_by_itself` has asked
-        terms = len(left)
-        if extra := min(-terms % -(-full // 8), full - terms):
-            left, right, terms = F.pad(left, (0, 0, 0, extra)), F.pad(right, (0, 0, 0, extra)), terms + extra
-        if terms == full or self.product_adds_once(terms):
-            total.addmm_(left.t(), right)
-        else:
-            total += torch.mm(left.t(), right)
+    def matrix_sums(self) -> MatrixSums:
+        return MatrixSums(self.positions, *self.sides(NARROW_SUM), self.turned(NARROW_SUM))
 
     def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The factors, the narrower one multiplied by the weights."""

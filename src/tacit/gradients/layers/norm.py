@@ -20,6 +20,7 @@ from tacit.gradients.layers.registry import (
     rule,
     rule_of_one,
     trainable,
+    unknown_form,
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.names import writes
@@ -153,8 +154,4 @@ def _layer_norm(call: Call) -> Tag:
 
 
 rule_of_one("group_norm instance_norm prelu")(leading)
-
-
-@rule("native_layer_norm")
-def _unknown_form(call: Call) -> Tag:
-    return mixes(call, "was called in a form the engine does not know")
+rule("native_layer_norm")(unknown_form)

@@ -136,6 +136,11 @@ def mixes(call: Call, what: str) -> Mixed:
     return Mixed(f"`{call.name}` {what}; every example's loss must be computed from that example alone")
 
 
+def unknown_form(call: Call) -> Mixed:
+    """The rule of an operation whose gradient rule takes every form that it knows."""
+    return mixes(call, "was called in a form the engine does not know")
+
+
 def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
     """The common layout of right-aligned broadcast arguments in an output of the given rank."""
     found: Layout | None = None
