@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class Capture(Recording):
 
     def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = [(t, t._version) for t in saved] if saved else ()
+        watched = tuple(zip(saved, map(attrgetter("_version"), saved)))
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:

@@ -49,7 +49,7 @@ class Measured:
             for part in parts:
                 for each in (part.contribution, *vars(part.contribution).values()):
                     if isinstance(each, Dense):
-                        each.forget()
+                        each.known = None
 
     def norms(self, partition: Sequence[tuple[str, ...]], *, once: bool = False) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.

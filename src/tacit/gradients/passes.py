@@ -72,14 +72,15 @@ class Passes:
         marked = self._inputs.marked(args, kwargs)
         self._eager.put()
         fresh = not self._planned and self._make_plan(marked)
-        if not self._recorder.is_isolated() and divisions(marked):
+        isolated = self._recorder.is_isolated()
+        if not isolated and divisions(marked):
             raise ValueError(
                 "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
                 "at a time than together: somewhere examples influence each other"
             )
-        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
+        if not isolated:  # alone, examples cannot influence each other
             self._comparison.begin(*marked)
-        if fresh and "" in self._recorder.plan:
+        if fresh and isolated:
             self._late = marked, State(self._recorder.model), torch.get_rng_state()
             self._late[1].begin()
             return plain(args), plain(kwargs)

@@ -77,8 +77,11 @@ class LinearTap(torch.autograd.Function):
         (grad,) = grads
         if torch.is_grad_enabled():
             raise RuntimeError("gradients of gradients have no fast rule; run the model with isolate=True")
-        if ctx.arrived is not None:
-            Tap.backward(ctx, grad)
+        arrived = ctx.arrived
+        if arrived is not None:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.arrived = _gone  # as in `Tap`
+            arrived(grad)
         if not ctx.needs_input_grad[1]:
             return (None,) * 5
         if not torch.is_autocast_enabled(grad.device.type):

@@ -223,26 +223,17 @@ class Dense(Contribution):
         # Calls that run over memory by columns would all change with the number of rows.
         self.grads = grads.contiguous()
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
-        self._squares: Tensor | None = None
+        self.known: Tensor | None = None
+        """Their squared norms, once they were measured, perhaps with something else."""
 
     def squares(self) -> Tensor:
-        if self._squares is None:
-            self._squares = row_squares(precise(self.grads))
-        return self._squares
+        return self.measured()[0]
 
     def measured(self) -> tuple[Tensor, Tensor]:
-        found = self._squares
+        found = self.known
         if found is None:
-            found = self._squares = row_squares(precise(self.grads))
+            found = self.known = row_squares(precise(self.grads))
         return found, found
-
-    def hint(self, squares: Tensor) -> None:
-        """They were measured with something else."""
-        self._squares = squares
-
-    def forget(self) -> None:
-        """Measure again when asked again."""
-        self._squares = None
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])

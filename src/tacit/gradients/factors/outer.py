@@ -143,7 +143,7 @@ class Outer(Contribution):
             if pair is not None:
                 found, of_g = pair
                 if self.output is not None:
-                    self.output.hint(of_g)
+                    self.output.known = of_g
             elif self.output is not None:
                 of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
                 found = guarded_squares(a).mul_(of_g)
@@ -161,7 +161,8 @@ class Outer(Contribution):
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
     def rounding(self) -> Rounding:
-        return gram.rounding(self.blocks, self.positions, self.width_in, self.width_out, self.in_pieces())
+        pieces = self.positions > 1 and self.in_pieces()
+        return gram.rounding(self.blocks, self.positions, self.width_in, self.width_out, pieces)
 
     def in_pieces(self) -> bool:
         return gram.in_pieces(self.positions, self.width_in, self.width_out, self.sample)

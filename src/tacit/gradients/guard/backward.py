@@ -126,9 +126,10 @@ def is_custom(node: Any) -> bool:
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
     for node in nodes(roots):
-        if not isinstance(node, BackwardCFunction) or not is_custom(node):
+        function = getattr(type(node), "_forward_cls", None)
+        if function is None or function in OWN or not is_custom(node):
             continue
-        name = type(node)._forward_cls.__name__  # type: ignore[attr-defined]
+        name = function.__name__
         raise ValueError(
             f"the loss goes through the custom autograd function {name!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "

@@ -218,9 +218,8 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     weights: that is refused unless the mean is declared.
     """
     names = "input target weight reduction ignore_index label_smoothing"
-    x, target, weight, reduction, ignore, smoothing = bound(
-        names, args, kwargs, reduction=1, ignore_index=-100, label_smoothing=0.0
-    )
+    given = bound(names, args, kwargs, reduction=1, ignore_index=-100, label_smoothing=0.0)
+    x, target, weight, reduction, ignore, smoothing = given
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
     with torch._C.DisableTorchFunctionSubclass():
@@ -259,7 +258,7 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
-        elif hard and (total := _summed(recorder, func, args, kwargs, tagged, ignore, smoothing)) is not None:
+        elif hard and (total := _summed(recorder, func, given, tagged)) is not None:
             return mean_of_sum(recorder, total, x, layout, targets // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
@@ -268,20 +267,12 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
 
 
-def _summed(
-    recorder: Recording,
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    tagged: list[tuple[Tensor, Tag]],
-    ignore: int,
-    smoothing: float,
-) -> Tensor | None:
+def _summed(recorder: Recording, func: Any, given: list[Any], tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
     """The sum of cross-entropies in float32 or better of rows in the order of the examples, or None."""
-    call = Call(canonical(func), func, args, kwargs, None, recorder.batch or 0, tagged)
+    x, target, weight, _, ignore, smoothing = given
+    call = Call(canonical(func), func, tuple(given), {}, None, recorder.batch or 0, tagged)
     if len(call.layouts()) != len(tagged):
         return None
-    x, target, weight = call.arg(0, "input", "self"), call.arg(1, "target"), call.arg(2, "weight")
     with torch._C.DisableTorchFunctionSubclass():
         if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
             return None
