@@ -38,7 +38,7 @@ def planned_entries(
 
 
 def _lots(rate: float) -> int:
-    """How many lots an epoch has."""
+    """Return the number of lots in an epoch."""
     if not 0 < rate <= 1:
         raise ValueError(f"--sampling-rate is {rate!r}; it must be in (0, 1].")
     lots = round(1 / rate)

@@ -1,4 +1,4 @@
-"""What a ledger is made of: frozen events that say what was done to the records, and nothing else.
+"""Events of a ledger: frozen descriptions of what was done to the records, and nothing else.
 
 A *step* is one sampling event and every query answered from that one sample (paper: McMahan, Andrew et al. 2019,
 section 6). The words used here have one meaning throughout the library:
@@ -25,14 +25,14 @@ FORMAT = 1
 
 
 class Adjacency(StrEnum):
-    """Which two data sets count as neighbours."""
+    """The neighbouring relation: which two data sets must be hard to tell apart."""
 
     ADD_REMOVE = "add/remove"
     REPLACE_ONE = "replace-one"
 
 
 def _number(value: object) -> bool:
-    """Whether value is a finite number; a whole number too large to be a float is not."""
+    """Return True for a finite number; a whole number too large to be a float is not one."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -360,7 +360,7 @@ class ThresholdedCounts:
 
     @property
     def shared(self) -> GaussianSum:
-        """What it is on the values that neighbours share."""
+        """The sum on the values that neighbours share."""
         return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
 
     @property

@@ -88,7 +88,7 @@ def _key(step: Step) -> Hashable:
 
 
 def _ratio(query: Query) -> Hashable:
-    """What tells two queries of one group apart: noise multiplier to six figures, or the whole event."""
+    """Return a key that tells two queries of one group apart: noise multiplier to six figures, or the whole event."""
     if isinstance(query, GaussianSum):
         return query.noise, f"{query.noise_std / query.clip_norm:.6g}"
     if isinstance(query, LaplaceSum):
@@ -126,7 +126,7 @@ def _rows(phase: _Phase) -> list[Row]:
 
 
 def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
-    """What was released, its S, its noise and its z."""
+    """Return in words what was released, its S, its noise and its z."""
     group = clean(query.group)
     if isinstance(query, GaussianSum):
         sums = [one for one in alike if isinstance(one, GaussianSum)]
