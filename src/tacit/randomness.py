@@ -1,4 +1,4 @@
-"""Where every secret random number comes from: an AES-256-CTR keystream keyed by the operating system.
+"""The source of every secret random number: an AES-256-CTR keystream keyed by the operating system.
 
 Noise and sampling protect people only if nobody can predict them, so both draw from one `Source`, and none of it can
 be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and
@@ -222,6 +222,22 @@ class SeededSource(Source):
     def _key(self, *, forked: bool) -> bytes:
         process = f"process {os.getpid()}" if forked else "first process"
         return hashlib.sha256(f"tacit seeded source {self._seed} {process}".encode()).digest()
+
+
+class KeyedSource(Source):
+    """The stream of a key that was drawn from another source: made again from the same key, it says the same again.
+
+    For noise of past steps that later steps need once more. Its worth is that of the key.
+    """
+
+    secure = False
+
+    def __init__(self, key: bytes | bytearray) -> None:
+        self._given = key
+        super().__init__()
+
+    def _key(self, *, forked: bool) -> bytes:
+        return bytes(self._given)
 
 
 _sources: weakref.WeakSet[Source] = weakref.WeakSet()

@@ -3,10 +3,12 @@
 The server, the participants and the lease are state machines without I/O; `simulate` runs them in one process.
 """
 
+from tacit.collaboration.averaging import Averaging
 from tacit.collaboration.calibration import Calibration, calibrate
 from tacit.collaboration.comparison import compare, mechanism
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol
 from tacit.collaboration.messages import Download, Upload
+from tacit.collaboration.organisations import average, contribute, join, serve
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads
 from tacit.collaboration.privacy import (
@@ -19,15 +21,17 @@ from tacit.collaboration.privacy import (
     SparseVectorUploads,
 )
 from tacit.collaboration.problem import Problem, problem, raw_problem
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest
 from tacit.collaboration.selective import SelectiveSGD
-from tacit.collaboration.server import ParameterServer, Reason, Refused, Rules
+from tacit.collaboration.server import ParameterServer, Rules
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.simulation import Baselines, Progress, Result, baselines, simulate
 
 __all__ = [
     "AboveThreshold",
     "AtRandom",
+    "Averaging",
     "Baselines",
     "Calibration",
     "Claim",
@@ -56,11 +60,15 @@ __all__ = [
     "SparseVectorPrivacy",
     "SparseVectorUploads",
     "Upload",
+    "average",
     "baselines",
     "calibrate",
     "compare",
+    "contribute",
+    "join",
     "mechanism",
     "problem",
     "raw_problem",
+    "serve",
     "simulate",
 ]

@@ -23,10 +23,11 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.joining import agreed_settings
 from tacit.collaboration.network.outbox import Outbox, Position
@@ -47,7 +48,7 @@ LEDGER = "ledger.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What a participant brings: the same network as everybody, its own records, and what it decides alone.
+    """A participant: the common network, its own records, and the settings that it decides alone.
 
     Of ``settings``, privacy, δ, epochs (uploads, at most), learning rate, batch size, selection and τ are the
     participant's; γ, θ_u and θ_d are the server's. ``folder`` holds its ledger and outbox, and must outlive the
@@ -150,7 +151,11 @@ class _Desk:
             return f"all {settings.epochs} uploads were made"
         workshop = _workshop(replace(settings, seed=None), len(member.inputs), self._size)
         participant = workshop.participant(
-            "participant", self._model, member.inputs, member.labels, source=self._source(), ledger=self._account.open
+            "participant",
+            self._model,
+            TensorDataset(member.inputs, member.labels),
+            source=self._source(),
+            ledger=self._account.open,
         )
         position = self._outbox.position()
         if position is not None:
@@ -173,14 +178,14 @@ class _Desk:
         return None
 
     def statement(self) -> str:
-        """What it has cost, for people to read."""
+        """Return the cost so far in words."""
         path = self._member.folder / LEDGER
         if not path.exists():
             return UNPROTECTED
         return str(claim([Ledger.load(path)], delta=self._settings.delta))[: codec.LONGEST_STATEMENT // 4]
 
     def _source(self) -> Source:
-        """Of one upload. A seeded one must go on where the last message ended: each has a stream of its own."""
+        """Return the random source of one upload. Each seeded upload has a stream of its own."""
         if self._settings.seed is None:
             return SecureSource()
         source = SeededSource(self._settings.seed)

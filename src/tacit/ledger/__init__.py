@@ -5,6 +5,8 @@ from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
 from tacit.ledger.events import (
     FORMAT,
     Adjacency,
+    Allocated,
+    CyclicPoisson,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -18,6 +20,7 @@ from tacit.ledger.events import (
     SparseVector,
     Step,
     ThresholdedCounts,
+    TruncatedPoisson,
     from_json,
     to_json,
 )
@@ -29,8 +32,10 @@ __all__ = [
     "FORMAT",
     "AdaptiveBudget",
     "Adjacency",
+    "Allocated",
     "Budget",
     "BudgetExceeded",
+    "CyclicPoisson",
     "Everyone",
     "FixedSize",
     "Gate",
@@ -49,6 +54,7 @@ __all__ = [
     "SparseVector",
     "Step",
     "ThresholdedCounts",
+    "TruncatedPoisson",
     "from_json",
     "to_json",
 ]

@@ -1,4 +1,4 @@
-"""What a ledger is made of: frozen events that say what was done to the records, and nothing else.
+"""Events of a ledger: frozen descriptions of what was done to the records, and nothing else.
 
 A *step* is one sampling event and every query answered from that one sample (paper: McMahan, Andrew et al. 2019,
 section 6). The words used here have one meaning throughout the library:
@@ -19,19 +19,20 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tacit._version import __version__
+from tacit.ledger.correlation import check_strategy
 
 FORMAT = 1
 
 
 class Adjacency(StrEnum):
-    """Which two data sets count as neighbours."""
+    """The neighbouring relation: which two data sets must be hard to tell apart."""
 
     ADD_REMOVE = "add/remove"
     REPLACE_ONE = "replace-one"
 
 
 def _number(value: object) -> bool:
-    """Whether value is a finite number; a whole number too large to be a float is not."""
+    """Return True for a finite number; a whole number too large to be a float is not one."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -102,6 +103,22 @@ class Poisson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TruncatedPoisson:
+    """As `Poisson`, but of more than ``most`` records drawn some are dropped, so that lots have a largest size."""
+
+    rate: float
+    records: int
+    most: int
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _positive("sampling rate", self.rate, most=1)
+        _count("records", self.records)
+        _count("largest lot size", self.most)
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FixedSize:
     """``size`` of the ``records`` slots, uniformly without replacement, independently at each step."""
 
@@ -150,7 +167,61 @@ class Shuffled:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | FixedSize | Shuffled
+@dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """One lot of an epoch of ``lots`` lots: random allocation, also called balls in bins.
+
+    In epoch number ``epoch`` of the partition named ``partition`` each record takes part in exactly
+    ``participations`` of the lots, every set of so many equally likely, chosen by its own coins: independent of the
+    other records, of how many there are, and of other epochs.
+    """
+
+    lots: int
+    epoch: int
+    records: int
+    participations: int = 1
+    partition: str = "main"
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("lots", self.lots)
+        _count("epoch", self.epoch, least=0)
+        _count("records", self.records)
+        _count("participations", self.participations)
+        if self.participations > self.lots:
+            raise ValueError(
+                f"participations is {self.participations}; it must be at most the number of lots, {self.lots}."
+            )
+        _text("partition", self.partition)
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson:
+    """Records in ``groups`` groups, which take turns; of the group whose turn it is, each with probability ``rate``.
+
+    Each record's own uniform coin chooses its group when the block named ``block`` begins, and it stays there as long
+    as the block lasts: in a step whose number in the block is not its group's modulo ``groups`` it takes no part. In
+    its own steps it takes part by a coin of probability ``rate``. The steps of a block are counted from the first that
+    is recorded, and all of them are the same event.
+    """
+
+    groups: int
+    rate: float
+    block: str
+    records: int | None = None
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("groups", self.groups)
+        _positive("sampling rate", self.rate, most=1)
+        _text("block", self.block)
+        if self.records is not None:
+            _count("records", self.records)
+        _text("unit", self.unit)
+
+
+Sampling = Everyone | Poisson | TruncatedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +230,9 @@ class GaussianSum:
 
     With ``noise`` "discrete" the sum is rounded to whole multiples of ``lattice`` and the noise is ``lattice`` times a
     discrete Gaussian N_Z(0, (noise_std / lattice)^2); ``clip_norm`` then includes what rounding adds.
+
+    With ``noise`` "correlated" the noise is C^-1 z over the steps of a block, z having N(0, noise_std^2) on every
+    coordinate and C being the matrix that ``strategy`` and ``parameters`` name (`tacit.ledger.correlation`).
     """
 
     group: str
@@ -166,12 +240,19 @@ class GaussianSum:
     noise_std: float
     noise: str = "gaussian"
     lattice: float | None = None
+    strategy: str | None = None
+    parameters: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _text("group", self.group)
         _positive("clip norm", self.clip_norm)
         _positive("noise standard deviation", self.noise_std)
         _text("noise", self.noise)
+        if self.noise == "correlated":
+            object.__setattr__(self, "parameters", tuple(self.parameters or ()))
+            check_strategy(str(self.strategy), self.parameters or ())
+        elif self.strategy is not None or self.parameters is not None:
+            raise ValueError(f"strategy is {self.strategy!r}; leave it out: only correlated noise has one.")
         if self.noise == "discrete":
             _positive("lattice step", self.lattice if self.lattice is not None else math.nan)
         elif self.lattice is not None:
@@ -279,7 +360,7 @@ class ThresholdedCounts:
 
     @property
     def shared(self) -> GaussianSum:
-        """What it is on the values that neighbours share."""
+        """The sum on the values that neighbours share."""
         return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
 
     @property
@@ -336,8 +417,11 @@ _EVENTS: dict[str, type[Any]] = {
     "header": Header,
     "everyone": Everyone,
     "poisson": Poisson,
+    "truncated-poisson": TruncatedPoisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
+    "allocated": Allocated,
+    "cyclic-poisson": CyclicPoisson,
     "gaussian-sum": GaussianSum,
     "laplace-sum": LaplaceSum,
     "sparse-vector": SparseVector,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
 from tacit.accounting.plan import gradients
-from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step, TruncatedPoisson
+from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
 from tacit.training.recipe import Schedule, by_step
@@ -59,12 +60,12 @@ def least_noise(
     lot_size: Schedule[int],
     steps: int,
     accountant: str,
-    noise: str,
+    noise: str | Correlation,
     also: Sequence[tuple[Step, int]],
 ) -> float:
     """The noise multiplier with which all steps, and what the ledger already holds, fit the budget.
 
-    ``noise`` is "gaussian" or "discrete".
+    ``noise`` is "gaussian", "discrete" or a strategy for correlated noise.
     """
     if budget is None:
         raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
@@ -79,11 +80,14 @@ def least_noise(
             epsilon=budget.epsilon,
             delta=budget.delta,
             sampling=population.sampling,
+            participations=population.participations,
+            max_lot_size=population.max_lot_size,
             adjacency=population.adjacency.value,
             accountant=accountant,
             noise=noise,
             also=also,
         ).noise_multiplier
+    assert isinstance(noise, str)
     counts = _coarse(sizes)
 
     def fits(method: str) -> Callable[[float], bool]:
@@ -114,9 +118,12 @@ def _coarse(sizes: Counter[int]) -> Counter[int]:
     return coarse
 
 
-def _sampling(population: Population, size: int) -> Poisson | FixedSize:
+def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | FixedSize:
     if population.sampling == "fixed-size":
         return FixedSize(size=size, records=population.records, unit=population.unit)
+    if population.max_lot_size is not None:
+        rate, most = size / population.records, population.max_lot_size
+        return TruncatedPoisson(rate=rate, records=population.records, most=most, unit=population.unit)
     return Poisson(rate=size / population.records, records=population.records, unit=population.unit)
 
 

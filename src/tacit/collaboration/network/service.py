@@ -1,7 +1,6 @@
 """What the server answers to whom: the parameter server, its store and the turns, without any transport.
 
-A message that is refused (`Refused`) changes nothing. Any number of threads may call; none of them ever waits for a
-participant.
+A message that is refused (`Refused`) changes nothing. Any number of threads may call; none waits for a participant.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tacit.collaboration.network.pool import HELD, Pool
 from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry, Store
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 _T = TypeVar("_T")
 
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 class Service:
     """One server. ``lease`` and ``patience`` are seconds: how long a turn lasts, and how long it waits to be taken.
 
-    ``snapshot_every`` uploads (or 64 MiB of them) the whole state is written, so that a restart is quick.
+    ``snapshot_every`` uploads (or many bytes of them) the whole state is written, so that a restart is quick.
     """
 
     def __init__(
@@ -50,7 +49,8 @@ class Service:
         self._state, self._clock = State(store, snapshot_every=snapshot_every), clock
         self._lock, self._revoked = threading.RLock(), store.revocations()
         self._peers: dict[str, Peer] = {}
-        self._whole: tuple[int, bytes] = (-1, b"")
+        self._closed = False
+        self._pulled: tuple[tuple[int, float], bytes] = ((-1, 0.0), b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
         )
@@ -67,6 +67,20 @@ class Service:
                 duration=lease,
                 everybody=lambda: [name for name, revoked in self._state.people.items() if not revoked],
             )
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message: an upload of as many entries as are allowed."""
+        return 8 * self.agreement.most + codec.OVERHEAD
+
+    def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
+        """What can be asked: each takes the name of who asks and a message."""
+        return {
+            "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
+            "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
+            "Round": lambda name, _: self.round(name), "Enrol": self.enrol, "Roster": self.roster,
+            "Leave": self.leave, "Masked": self.masked, "Outcome": self.outcome,
+        }  # fmt: skip
 
     def check_certificate(self, peer: Peer) -> None:
         """Refuse whoever comes with a certificate that was revoked or has expired, at this moment.
@@ -124,16 +138,11 @@ class Service:
         fraction = codec.unpack_fraction(request)
         with self._lock:
             self._state.check_person(name)
-            uploads = self._state.uploads
-            if fraction < 1 or self._whole[0] != uploads:
-                download = self._state.server.pull(fraction)
-                message = codec.pack_download(download)
-                if download.indices is None:
-                    self._whole = uploads, message
-            else:
-                message = self._whole[1]
-            self.traffic.down += len(message)
-            return message
+            asked = self._state.uploads, fraction  # who come between two uploads share one message
+            if self._pulled[0] != asked:
+                self._pulled = asked, codec.pack_download(self._state.server.peek(fraction))
+            self.traffic.down += len(self._pulled[1])
+            return self._pulled[1]
 
     def push(self, name: str, request: bytes) -> bytes:
         """Take an upload: check it, commit it, apply it. `ALREADY` if exactly this one had been taken before."""
@@ -234,6 +243,26 @@ class Service:
         """The number of uploads so far, and what they led to."""
         with self._lock:
             return self._state.uploads, self._state.server.parameters
+
+    @property
+    def unready(self) -> str | None:
+        """Why no uploads are taken at the moment; None if they are."""
+        failure = self.storage_failure
+        why = None if failure is None else f"the server cannot write its state: {failure}"
+        return "the server is being stopped" if self._closed else why
+
+    @property
+    def storage_failure(self) -> str | None:
+        """Why the disk takes nothing more, or None."""
+        return self._state.failure
+
+    def uploads(self) -> int:
+        """How many were applied."""
+        return self._state.uploads
+
+    def retire(self) -> None:
+        """Say from now on that the server is about to stop; what was begun is still answered."""
+        self._closed = True
 
     def admit(self, name: str) -> None:
         with self._lock:
