@@ -431,6 +431,11 @@ _EVENTS: dict[str, type[Any]] = {
 _KINDS = {cls: kind for kind, cls in _EVENTS.items()}
 
 
+def kinds() -> dict[type[Any], str]:
+    """The events that are written to a ledger, each with its ``kind``."""
+    return dict(_KINDS)
+
+
 def _names(union: Any) -> str:
     return ", ".join(cls.__name__ for cls in union.__args__)
 
