@@ -39,7 +39,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tacit.accounting.composition import Best, Composition, Interval
+from tacit.accounting.composition import Best, Composition, Interval, Policy
 from tacit.accounting.effort import OutOfReach
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp
@@ -59,7 +59,7 @@ def only_selection(composition: Composition) -> Best | None:
     if count != 1 or not isinstance(term.base, Best):
         return None
     candidate = term.base.candidate
-    inner = any(isinstance(each.base, Best) for each, _ in candidate.terms)
+    inner = any(isinstance(each.base, Best) or each.policy is Policy.ALLOCATED for each, _ in candidate.terms)
     return None if inner or candidate.slack or candidate.discrete else term.base
 
 

@@ -34,7 +34,7 @@ _PUBLIC = "computed on the test set, which is taken to be public"
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a run is. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
+    """The progress of a run. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
 
     stage: str
     step: int = 0
@@ -120,7 +120,8 @@ def train(
             seconds=time.monotonic() - started,
         )
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    write_tensors(folder.model, tensors | {f"front.{name}": value for name, value in fitted.state().items()})
+    tensors |= {f"front.{name}": value for name, value in fitted.state().items()}
+    write_tensors(folder.model, tensors, ledger.stamp)
     write_json(folder.architecture, job.architecture())
     facts |= {"finished": True, "seconds": outcome.seconds, "result": outcome.result()}
     folder.finish(facts)
@@ -188,7 +189,7 @@ def _norms(job: Job, model: nn.Module, rows: Tensor, ledger: Ledger, facts: dict
 
 
 def _clip_norm(ledger: Ledger) -> float:
-    """Of the gradient as a whole, in the last step of training."""
+    """Return the clip norm of the gradient as a whole, in the last step of training."""
     for step, _ in reversed(ledger.entries):
         found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
         if found:

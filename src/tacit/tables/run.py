@@ -194,7 +194,7 @@ def run_table(
             raise
     drafted = frozenset[str]() if registry is None else registry.drafted(schema)
     origins = provenance(schema, outcome.model.schema, drafted, outcome.remarks)
-    replace(outcome.model, provenance=origins).save(out)
+    replace(outcome.model, provenance=origins).save(out, ledger.stamp)
     if isinstance(outcome.model.network, Shapes):
         write_json(out / "shapes.json", exported(outcome.model.network, outcome.model.encoding))
     seconds = time.monotonic() - started
