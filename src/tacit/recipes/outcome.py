@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, how it was made, and what it cost.
+"""The files of a finished run: the model, how it was made, and what it cost.
 
 Files are written whole or not at all: beside their place, synced, and renamed.
 """
@@ -94,9 +94,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return facts
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors as safetensors, whole or not at all."""
-    write_whole(path, save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], stamp: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, whole or not at all, with the ledger's ``stamp`` in the file's metadata."""
+    content = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, save(content, metadata=stamp))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
