@@ -88,9 +88,6 @@ Rule = Callable[[Call], Any]
 RULES: dict[str, Rule] = {}
 """Batch rules by the name of the operation."""
 
-TRY: Any = object()
-"""The answer of a batch rule that does not know: the guard tries the operation on single examples."""
-
 
 def rule(names: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
@@ -134,6 +131,14 @@ def pairs(call: Call) -> Mixed:
 
 def mixes(call: Call, what: str) -> Mixed:
     return Mixed(f"`{call.name}` {what}; every example's loss must be computed from that example alone")
+
+
+def unknown(call: Call) -> Mixed:
+    """Return the tag of an operation of which no rule says how it treats examples."""
+    return Mixed(
+        f"`{call.name}` is not known to the engine, so that examples may influence each other there; use it inside a "
+        "module of the model, which then runs one example at a time"
+    )
 
 
 def unknown_form(call: Call) -> Mixed:
