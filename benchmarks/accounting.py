@@ -297,7 +297,8 @@ def allocations(points, seconds):
             found = Pld().epsilon(Composition(Adjacency.ADD_REMOVE, ((term, count // lots),)), 1e-5)
             return found.lower, found.upper
 
-        def simulated(lots=lots, noise=noise, count=count, samples=max(200, 10**6 // count)):
+        def simulated(lots=lots, noise=noise, count=count):
+            samples = max(200, 10**6 // count)
             rng, loss, start = np.random.default_rng(), np.zeros(samples), time.process_time()
             for _ in range(count // lots):
                 z = rng.standard_normal((samples, lots))
