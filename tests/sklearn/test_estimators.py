@@ -36,6 +36,8 @@ LEFT_OUT = {
     "check_array_api_input": "SCIPY_ARRAY_API is not set",
 }
 """Checks that scikit-learn does not ask, or breaks off, and why; the same list is in docs/tables.md. None fails."""
+NOT_MET = {"check_sample_weight_equivalence_on_dense_data": "a fit on repeated rows has other noise"}
+"""The one check that fails, as it must."""
 
 
 @parametrize_with_checks(
@@ -47,6 +49,7 @@ LEFT_OUT = {
         PrivateScaler(epsilon=LARGE, debug_seed=1),
         PrivatePCA(n_components=1, epsilon=LARGE, debug_seed=1),
     ],
+    expected_failed_checks=lambda estimator: NOT_MET if hasattr(estimator, "weight_bound") else {},
 )
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:debug_seed is set")
@@ -394,22 +397,27 @@ def weighted_rows(count: int = 2000) -> tuple[np.ndarray, np.ndarray]:
     return X, np.where(X[:, 0] + draw.normal(0, 1, count) > 0.9, "rare", "usual")
 
 
-def test_class_weights_make_a_rare_class_predicted_more_often() -> None:
+@pytest.mark.parametrize("model", ["linear", "boosted"])
+def test_class_weights_make_a_rare_class_predicted_more_often(model: str) -> None:
     X, y = weighted_rows()
     shares = [
-        (PrivateClassifier(epsilon=20, classes=["rare", "usual"], **options).fit(X, y).predict(X) == "rare").mean()
+        (
+            PrivateClassifier(epsilon=20, model=model, classes=["rare", "usual"], **options).fit(X, y).predict(X)
+            == "rare"
+        ).mean()
         for options in ({}, {"class_weight": {"rare": 4.0}, "weight_bound": 4.0})
     ]
     assert shares[1] > shares[0] + 0.1
 
 
-def test_records_of_weight_zero_are_not_learned_from() -> None:
+@pytest.mark.parametrize("model", ["linear", "boosted"])
+def test_records_of_weight_zero_are_not_learned_from(model: str) -> None:
     X, y = weighted_rows()
     wrong = np.where(y == "rare", "usual", "rare")
     rows, labels, weights = np.vstack([X, X]), np.append(y, wrong), np.append(np.ones(len(y)), np.zeros(len(y)))
-    model = PrivateClassifier(epsilon=20, classes=["rare", "usual"]).fit(rows, labels, sample_weight=weights)
-    assert model.score(X, y) > 0.75
-    number = PrivateRegressor(epsilon=20, target_bounds=(-1, 1))
+    fresh = PrivateClassifier(epsilon=20, model=model, classes=["rare", "usual"])
+    assert fresh.fit(rows, labels, sample_weight=weights).score(X, y) > 0.75
+    number = PrivateRegressor(epsilon=20, model=model, target_bounds=(-1, 1))
     fitted = number.fit(np.vstack([X, X]), np.append(X[:, 0], -X[:, 0]), sample_weight=weights)
     assert fitted.score(X, X[:, 0]) > 0.5
 
@@ -428,9 +436,8 @@ def test_a_heavy_record_adds_no_more_than_the_clip_norm() -> None:
     ("options", "weights", "text"),
     [
         ({"class_weight": "balanced"}, None, "no 'balanced'"),
-        ({"class_weight": {"rare": 5.0}}, None, "from 0 to weight_bound"),
+        ({"class_weight": {"rare": -5.0}}, None, "at least 0"),
         ({"weight_bound": 0}, None, "weight_bound is 0"),
-        ({"model": "boosted"}, np.ones(600), "the model is 'boosted'"),
         ({}, -np.ones(600), "Negative values"),
     ],
 )

@@ -41,11 +41,9 @@ class Private(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
 
     def _weighted(self, rows: Numbers, sample_weight: Any) -> Numbers | None:
-        """Return the records' weights; refused, before anything is charged, where the model takes none."""
+        """Return the records' weights; for boosting as shares of the declared bound."""
         weights = bounded_weights(rows, sample_weight, self.weight_bound)
-        if weights is not None and self.model == "boosted":
-            raise ValueError("weights are for model='linear' and 'mlp', and the model is 'boosted'; leave them out.")
-        return weights
+        return weights / self.weight_bound if weights is not None and self.model == "boosted" else weights
 
     def _purse(self, rows: int) -> Purse:
         return Purse(rows, self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
@@ -111,7 +109,7 @@ class Private(BaseEstimator):  # type: ignore[misc]
             self.guarantee_ = purse.guarantee()
             return
         if self.model == "boosted":
-            self._boost(rows, targets, outputs, noise, purse)
+            self._boost(rows, targets, outputs, noise, purse, weights)
             return
         rows = bound(rows, self.bounds)
         fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
@@ -131,11 +129,15 @@ class Private(BaseEstimator):  # type: ignore[misc]
             )
         self.network_, self.settings_, self.guarantee_ = fresh, chosen, purse.guarantee()
 
-    def _boost(self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse) -> None:
+    def _boost(
+        self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, weights: Numbers | None
+    ) -> None:
         classes = 0 if targets.is_floating_point() else outputs
         bins, before = Bins(rows.shape[1], self.bounds, purse), len(purse.ledger)
         self.settings_ = chosen_for(rows, purse)
-        self.network_, self.bins_ = fit_shapes(rows, targets, classes, noise=noise, bins=bins, purse=purse)
+        self.network_, self.bins_ = fit_shapes(
+            rows, targets, classes, noise=noise, bins=bins, purse=purse, weights=weights
+        )
         self.n_iter_, self.guarantee_ = len(purse.ledger) - before, purse.guarantee()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -84,10 +85,12 @@ def class_weights(labels: NDArray[Any], weights: Any, weight_bound: float) -> Nu
             "private, so there is no 'balanced'."
         )
     for name, weight in weights.items():
-        if not isinstance(weight, int | float) or not 0 <= weight <= weight_bound:
-            raise ValueError(
-                f"class_weight has {weight!r} for {name!r}; it must be from 0 to weight_bound, which is "
-                f"{weight_bound:g}."
+        if not isinstance(weight, int | float) or not 0 <= weight < np.inf:
+            raise ValueError(f"class_weight has {weight!r} for {name!r}; it must be a number, at least 0.")
+        if weight > weight_bound:
+            warnings.warn(
+                f"class_weight has {weight!r} for {name!r}, which counts as weight_bound, {weight_bound:g}.",
+                stacklevel=3,
             )
     found = np.ones(len(labels))
     for name, weight in weights.items():

@@ -41,7 +41,8 @@ class PrivateClassifier(ClassifierMixin, Private):  # type: ignore[misc]
       taken as they are: put a `PrivateScaler` before.
     * ``sample_weight`` (of `fit`) and ``class_weight`` (a dictionary): a record's loss is multiplied by its weight, at
       most the declared ``weight_bound``, before its gradient is clipped; a weight changes what a record adds, never how
-      much it can add. A larger bound has more noise: the clip norm grows with its square root. Not for boosting.
+      much it can add. A larger bound has more noise: the clip norm grows with its square root. In boosting a record
+      counts for its weight's share of the bound.
     * ``debug_seed``: for debugging only. The fit can then be repeated, and is not private.
 
     Whether classes are text, whole numbers or others is taken to be public.
