@@ -23,15 +23,16 @@ _FEW = 64
 _EPS = float(np.finfo(np.float64).eps)
 
 
-def convolved(a: Array, b: Array, *, same: bool = False) -> Array:
-    """An upper bound, close to it, on the convolution of two vectors of masses; ``same``: they are one vector.
+def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Array:
+    """A bound on the convolution of two vectors of masses, close to it: from above for ``sign`` +1, from below for -1.
 
-    Products of levels i and j are of one size for all i + j = m: they are added up before the transform back. What
-    two transforms, a product and a transform back can be off by is added to every entry they touch.
+    ``same``: they are one vector. Products of levels i and j are of one size for all i + j = m: they are added up
+    before the transform back. What two transforms, a product and a transform back can be off by is added to every
+    entry they touch, or taken away from it. For ``sign`` 0 nothing is, and masses may be negative.
     """
     if min(len(a), len(b)) <= _FEW:
         spend(len(a) * len(b) / 50)
-        return np.asarray(np.convolve(a, b) * (1 + ROUNDING / 64))
+        return np.asarray(np.convolve(a, b) * (1 + sign * ROUNDING / 64))
     ours = _levels(a)
     theirs = ours if same else _levels(b)
     out = np.zeros(len(a) + len(b) - 1)
@@ -52,15 +53,19 @@ def convolved(a: Array, b: Array, *, same: bool = False) -> Array:
             spectrum += left[i] * right[j]
             off += math.sqrt(float(one @ one) * float(other @ other))
             begin, end = min(begin, start + first), max(end, start + first + len(one) + len(other) - 1)
-        out[begin:end] += np.maximum(irfft(spectrum, size)[begin:end], 0.0) + rounding * off
-    return out * (1 + ROUNDING / 64)
+        found = irfft(spectrum, size)[begin:end]
+        if sign:
+            found = np.maximum(found + sign * rounding * off, rounding * off if sign > 0 else 0.0)
+        out[begin:end] += found
+    return out * (1 + sign * ROUNDING / 64)
 
 
 def _levels(p: Array) -> list[tuple[int, int, Array]]:
     """The masses by size: level i has those within a factor `_BAND` below max / _BAND^i; each with its first place."""
     out = []
     with np.errstate(divide="ignore"):
-        level = np.floor((math.log(float(p.max())) - np.log(p)) / math.log(_BAND))
+        size = np.abs(p)
+        level = np.floor((math.log(max(float(size.max()), 1e-300)) - np.log(size)) / math.log(_BAND))
     for i in np.unique(level[np.isfinite(level)]):
         places = np.flatnonzero(level == i)
         begin, end = int(places[0]), int(places[-1]) + 1
