@@ -492,7 +492,7 @@ def test_somebodys_own_operation_is_not_trusted_for_its_name() -> None:
         model(torch.randn(5, 4))
 
 
-def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
+def test_a_fallback_for_all_after_one_example_failed_is_refused() -> None:
     """A decomposition fails for a batch if it does for one of its matrices."""
 
     def tried(x: Tensor) -> Tensor:
@@ -506,7 +506,7 @@ def test_another_way_for_all_after_an_operation_failed_for_one() -> None:
         model(good).sum().backward()
         assert len(tape.norms()) == B
         tape.discard()
-        with pytest.raises(ValueError, match="failed for the values of some example"):
+        with pytest.raises(ValueError, match="went on in another way"):
             model(torch.cat([good[:-1], -good[:1]]))
 
 
@@ -520,15 +520,6 @@ FAILING: dict[str, Callable[[Tensor], Any]] = {
     "multinomial": lambda x: torch.multinomial(0.5 - x, 1),
     "division": lambda x: 3 // (x - 0.5).long(),
     "assertion": lambda x: torch._assert_async((x < 0.5).all()),
-}
-OF_SHAPES: dict[str, Callable[[Tensor], Any]] = {
-    "view": lambda x: x.t().view(-1),
-    "add": lambda x: x + torch.ones(7),
-    "index": lambda x: x[:, 9],
-    "cat": lambda x: torch.cat([x, torch.ones(B, 4, 4)]),
-    "gather": lambda x: x.gather(1, torch.zeros(B, 4, 4, dtype=torch.long)),
-    "type": lambda x: torch.fft.fft(x.bfloat16()),
-    "reading": lambda x: x.sum().item(),
 }
 
 
@@ -545,18 +536,10 @@ def trying(operation: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("name", FAILING)
 @pytest.mark.usefixtures("without_isolation")
-def test_operations_that_fail_for_values(name: str) -> None:
+def test_a_model_that_goes_on_after_a_failed_operation_is_refused(name: str) -> None:
     model = Run(trying(FAILING[name]))
-    with gradients.record(model), pytest.raises(ValueError, match="failed for the values of some example"):
+    with gradients.record(model), pytest.raises(ValueError, match="went on in another way"):
         model(torch.full((B, 4), 0.9))
-
-
-@pytest.mark.parametrize("name", OF_SHAPES)
-def test_operations_that_fail_for_shapes_may_be_tried(name: str) -> None:
-    model = Run(trying(OF_SHAPES[name]))
-    with gradients.record(model) as tape:
-        model(X).sum().backward()
-    assert tape.norms().isfinite().all()
 
 
 PSEUDO: dict[str, Callable[[Tensor], Tensor]] = {

@@ -878,16 +878,3 @@ def test_errors_are_pytorchs_own_and_leave_the_engine_usable(flat: Any) -> None:
     model(torch.randn(B, *shape_of(2))).square().sum(1).mean().backward()
     assert engine.batch_size == B
     engine.clipped_sum(flat(1.0))
-
-
-def test_features_are_memory_of_the_batch(parts: list[bool]) -> None:
-    """Who reads them where PyTorch tells nobody is found, as with all that operations bring."""
-
-    class Reading(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x * Tensor._make_subclass(Tensor, x).mean(0)
-
-    model = nn.Sequential(*frozen(nn.Conv2d(3, 4, 3), nn.ReLU()), Reading(), nn.Conv2d(4, 2, 3))
-    with gradients.record(model), pytest.raises(ValueError, match="shows to nobody"):
-        model(torch.randn(4 * RECORDS, *shape_of(2)))
-    assert any(parts)

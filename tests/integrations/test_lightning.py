@@ -151,3 +151,13 @@ def test_settings_without_a_private_meaning_are_refused_before_any_charge(name: 
     with pytest.raises(ValueError, match=why):
         fit(tmp_path, **chosen)
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_a_model_with_dropout_is_tried_and_a_mixing_loss_refused(tmp_path: Path) -> None:
+    class Mixing(Module):
+        def training_step(self, batch: Any, number: int) -> Any:
+            x, y = batch
+            return (F.cross_entropy(self.net(F.dropout(x, 0.5)), y, reduction="none") / len(x)).sum()
+
+    with pytest.raises(ValueError, match="run together and in two parts"):
+        fit(tmp_path, Mixing())

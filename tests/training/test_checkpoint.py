@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -448,3 +449,23 @@ def test_a_crash_at_any_moment_of_saving_leaves_a_checkpoint(
             run.load(target)
     assert save(100)
     assert os.listdir(tmp_path) == ["point"]
+
+
+def test_a_closed_run_lets_go_of_the_ledger_that_it_opened_by_its_path(make: Any, train: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    make(steps=2, ledger=path)[2].close()
+    make(steps=2, ledger=path)[2].close()  # with the first still open: LedgerUnavailable
+    shared = tacit.Ledger.open(path)
+    for _ in range(2):
+        run = make(steps=2, ledger=shared)[2]
+        train(run)
+        run.close()
+    assert len(shared) == 4
+
+
+def test_the_file_of_a_model_names_the_ledger_it_was_paid_from(make: Any, train: Any, tmp_path: Path) -> None:
+    _, _, run = make(steps=2)
+    train(run)
+    run.save(tmp_path / "point")
+    with safe_open(tmp_path / "point" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"tacit.ledger.digest": run.ledger.digest, "tacit.ledger.steps": "2"}

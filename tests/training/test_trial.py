@@ -430,3 +430,21 @@ def test_a_scale_that_changes_after_the_trial_must_be_declared(make: Any) -> Non
     with pytest.raises(ValueError, match="reduction cannot be told"):
         go(make, loop)
     assert go(make, loop, reduction="mean").guarantee(1e-5).epsilon > 0
+
+
+def test_a_progress_bar_around_the_batches_does_not_hide_a_mixing_loop(make: Any) -> None:
+    """A generator between loop and run, as tqdm is: dropout must stand still for the loop behind it."""
+
+    def progress(batches: Any) -> Any:
+        yield from batches
+
+    def loop() -> None:
+        for x, y in progress(run.batches()):
+            (each(model, x, y) / len(x)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model, optimizer, run = make(model, lot_size=40, steps=2)
+    with pytest.raises(ValueError, match="run together and in two parts"):
+        loop()

@@ -32,7 +32,7 @@ def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int
         engine = Engine(twin, batch_dim=batch_dim, rows_per_record=rows_per_record)
         try:
             inputs, named = engine._inputs.marked(args, kwargs)
-            engine._passes.watch((inputs, named))
+            engine._passes.watch()
             try:
                 twin.forward(*inputs, **named)
             except ValuesRead as error:

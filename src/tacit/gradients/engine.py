@@ -62,10 +62,8 @@ class Engine:
     hooks that change gradients of the batch, tensors of an earlier batch that gradients depend on. Where a module can
     run one example at a time instead, it does (`isolation`).
 
-    Code that reads the batch where PyTorch shows it to nobody (scripted functions, `torch.Tensor(x)`, `set_`, nodes of
-    the graph called as functions) is found by the memory that it reads (`guard.storage_guard`), while the plan is made
-    and in the model's first two passes. What depends on the batch's size or on places in it is found by running seven
-    examples of the first batch in parts (`guard.run_in_parts`).
+    What no operation shows (the batch's size, places in it, scripted functions, `torch.Tensor(x)`) is found by running
+    seven examples of the first batch in parts (`guard.run_in_parts`); `record` does not, `check` does.
 
     The engine cannot see:
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from contextlib import nullcontext
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -109,16 +108,12 @@ class Prefix:
         self._features.pop(get_ident(), None)  # of a call that was interrupted
         if not self._is_called_by_container(args) or not self._is_possible(args[0]):
             return None
-        memory = self._recorder.memory
-        with memory.working() if memory is not None else nullcontext():
-            features = self._computed(args[0])
-            if features is None:
-                return None
-            if memory is not None:
-                memory.hold(features)
-            nobody = _recorder_for(self._recorder, 0)
-            self._features[get_ident()] = nobody, features
-            return mark(plain(args[0])[:0], nobody, Layout(0))
+        features = self._computed(args[0])
+        if features is None:
+            return None
+        nobody = _recorder_for(self._recorder, 0)
+        self._features[get_ident()] = nobody, features
+        return mark(plain(args[0])[:0], nobody, Layout(0))
 
     def _hand_on(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         nobody, features = self._features.get(get_ident(), (None, None))

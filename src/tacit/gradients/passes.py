@@ -16,7 +16,6 @@ from tacit.gradients.guard import backward
 from tacit.gradients.guard.comparison import Comparison
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.run_in_parts import outputs_of
-from tacit.gradients.guard.storage_guard import Memory
 from tacit.gradients.inputs import Inputs, divisions
 from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.isolation.module_state import State
@@ -53,7 +52,7 @@ class Passes:
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)
         self._prefixes = frozen_prefix.Prefixes(model, recorder)
-        self._unseen, self._memory = Unseen(recorder), Memory(recorder)
+        self._unseen = Unseen(recorder)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
@@ -82,7 +81,7 @@ class Passes:
             self._late = marked, State(self._recorder.model), torch.get_rng_state()
             self._late[1].begin()
             return plain(args), plain(kwargs)
-        self.watch(marked)
+        self.watch()
         return marked
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -95,7 +94,7 @@ class Passes:
             return None
         late = self._end_late()
         if late is not None and output is not None:
-            self.watch(late)
+            self.watch()
             output = module.forward(*late[0], **late[1])
         self._calls.remove(call if call in self._calls else self._calls[-1])  # compiled frames are others
         if not self._calls:
@@ -105,7 +104,6 @@ class Passes:
                 self._recorder.problems.check()
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
-                    self._memory.end()
                     self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
         return None if late is None else output
 
@@ -155,7 +153,7 @@ class Passes:
         self._isolated = Installed(self._recorder, self._recorder.model, self._recorder.plan)
         return True
 
-    def watch(self, marked: Any) -> None:
+    def watch(self) -> None:
         """Follow what the model does from here on."""
         self._recorder.inside = True
         self._isolated.begin()
@@ -163,14 +161,12 @@ class Passes:
         data_independent.begin()
         self._prefixes.put()
         self._unseen.put()
-        self._memory.put(marked)
 
     def stop_watching(self) -> None:
         """Follow it no more."""
         if self._recorder.inside:
             data_independent.end()
         self._recorder.inside = self._recorder.evaluating = False
-        self._memory.remove()
         self._unseen.remove()
         self._prefixes.remove()
         self._eager.remove()

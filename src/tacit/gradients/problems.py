@@ -21,6 +21,12 @@ EARLIER = (
 )
 """Why a tensor of an earlier batch may not take part."""
 
+FAILED = (
+    "an operation on the batch failed and the model went on in another way for all examples; use an operation that "
+    "answers for each example (torch.linalg.cholesky_ex, a comparison) with torch.where"
+)
+"""Why a model may not catch the error of an operation: the values of one example can be its cause."""
+
 TRANSFORMED = (
     "torch.vmap, torch.func.grad and the like hide operations on the batch; use operations on whole tensors, or "
     "torch.autograd.grad"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from tacit.gradients.names import (
     writes,
 )
 from tacit.gradients.nested import detached, tensors
-from tacit.gradients.problems import EARLIER, TRANSFORMED, CannotCut
+from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
 from tacit.gradients.traced import Traced, is_compiling, mark_like, opened, plain
 
@@ -77,8 +76,9 @@ class Recorder(Capture):
         self.guard.before(name, args, kwargs)
         try:
             out = self._operate(name, func, args, kwargs, own_rule)
-        except (RuntimeError, IndexError) as error:
-            self.guard.failed(error, func, args, kwargs)
+        except (RuntimeError, IndexError):
+            if self.inside:  # told only if the model catches the error and goes on
+                self.problems.add(FAILED)
             raise
         self.guard.after(name, func, args, kwargs, out)
         return out
@@ -105,8 +105,7 @@ class Recorder(Capture):
             return take_over(self, func, args, kwargs)
         body = opened(func)
         if body is not None and (func not in _SIMPLE or len(args) != 1 or kwargs.get("inplace")):
-            with self.memory.working(False) if self.memory is not None else nullcontext():
-                return body(*args, **kwargs)
+            return body(*args, **kwargs)
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
             return run_empty(self, func, args, kwargs, bool(shared))

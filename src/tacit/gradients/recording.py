@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
@@ -22,18 +22,6 @@ COMPARED = -1
 """The epoch of examples that were only compared (`guard.run_in_parts`): what is computed from them is no constant."""
 
 
-class StorageWatch(Protocol):
-    """Looks at the memory that operations read (see `guard.storage_guard`)."""
-
-    def working(self, value: bool = True) -> AbstractContextManager[None]: ...
-
-    def look(self, name: str, value: Any) -> None: ...
-
-    def hold(self, t: Tensor) -> None: ...
-
-    def carry_out(self, recorder: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-
-
 class Guard(Protocol):
     """Decides whether an operation lets one example influence another: all that the recorder asks of `guard`."""
 
@@ -42,9 +30,6 @@ class Guard(Protocol):
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An operation begins."""
-
-    def failed(self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """It raised this error."""
 
     def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """It is over."""
@@ -119,8 +104,6 @@ class Recording(ABC):
         """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
         self.free = False
         """Whether tensors of the batch have sizes that data decided (see `guard.data_sizes`)."""
-        self.memory: StorageWatch | None = None
-        """Who looks at the memory that operations read, in passes that are looked at closely."""
         self.aliases: list[Any] = []
         """For every call of an isolated module, each example's own aliases of its parameters (`isolation.isolate`)."""
         self.planned_for: Recording | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,15 +55,13 @@ class Traced(torch.Tensor):
         if recorder is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        memory = recorder.memory
-        handle = recorder.handle if memory is None else partial(memory.carry_out, recorder)
         if get_eval_frame_callback() is None:
-            return handle(func, args, kwargs)
+            return recorder.handle(func, args, kwargs)
         # Inside a compiled function: the compiler, which would otherwise trace the engine itself with all that it keeps
         # between operations, sees an operation that it must leave as it is.
         compiler = set_eval_frame(None)
         try:
-            return handle(func, args, kwargs)
+            return recorder.handle(func, args, kwargs)
         finally:
             set_eval_frame(compiler)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Header, Ledger
 from tacit.randomness import Integers
 from tacit.recipes.averaging import Average
 from tacit.recipes.folder import Folder
+from tacit.recipes.interrupts import interrupts
 from tacit.recipes.job import BATCH, Job
 from tacit.recipes.outcome import Outcome, write_json, write_tensors
 from tacit.recipes.recipe import Recipe
@@ -122,7 +120,8 @@ def train(
             seconds=time.monotonic() - started,
         )
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    write_tensors(folder.model, tensors | {f"front.{name}": value for name, value in fitted.state().items()})
+    tensors |= {f"front.{name}": value for name, value in fitted.state().items()}
+    write_tensors(folder.model, tensors, ledger.stamp)
     write_json(folder.architecture, job.architecture())
     facts |= {"finished": True, "seconds": outcome.seconds, "result": outcome.result()}
     folder.finish(facts)
@@ -145,7 +144,7 @@ def _loop(
     passes = job.recipe.lot_size / job.records
     saved = time.monotonic()
     optimizer, watched = run.optimizer, job.recipe.loss_bound is not None
-    with _interrupts() as asked:
+    with interrupts() as asked:
         for x, y in run.batches():
             before = run.step
             optimizer.param_groups[0]["lr"] = job.recipe.optimizer.at(before * passes)
@@ -234,23 +233,3 @@ def _accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
     pieces = zip(torch.split(rows, BATCH), torch.split(labels, BATCH), strict=True)
     right = sum(int((model(x.float()).argmax(1) == y).sum()) for x, y in pieces)
     return right / len(labels)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Ctrl-C asks (the list gets an entry) so that the step in hand is finished; a second one interrupts at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)

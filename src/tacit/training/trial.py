@@ -12,11 +12,9 @@ must agree. Nothing of these batches stays: no gradient, no statistics, no buffe
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from tacit.sampling import LotReader
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.collated_rows import NotRows, Rows, describe
 from tacit.training.schedulers import KeptSchedule
+from tacit.training.still_in_loop import StillInLoop
 
 log = logging.getLogger("tacit")
 
@@ -230,7 +229,7 @@ class Trial:
                     stack.callback(setattr, module, "dropout", module.dropout)
                     module.dropout = 0.0
             stack.enter_context(seeded(seed))
-            self._still = stack.enter_context(_StillInLoop())
+            self._still = stack.enter_context(StillInLoop())
             stack.callback(self.stop)
             yield
 
@@ -269,31 +268,6 @@ class Trial:
         self.stop()
         self.put_back_schedule()
         self._part, self._buffers, self._schedule, self._sums = None, None, None, {}
-
-
-class _StillInLoop(Still):
-    """Stands still while the loop runs that asked for the batch, and no longer if that was interrupted and is held."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._loop = next((id(frame) for frame in _frames() if not _is_between(frame)), 0)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.active and not any(id(frame) == self._loop for frame in _frames()):
-            self.active = False
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_between(frame: FrameType) -> bool:
-    """Return whether code of this library, or a context manager, is what runs."""
-    return str(frame.f_globals.get("__name__")).startswith(("tacit.", "contextlib"))
 
 
 def _own_differences(whole: Part, part: Part) -> str | None:

@@ -6,7 +6,6 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -138,8 +137,7 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     def watched(grad: Tensor) -> None:
         version = grad._version
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        memory = recorder.memory
-        with torch._C._EnableTorchFunction(), memory.working(False) if memory is not None else nullcontext():
+        with torch._C._EnableTorchFunction():
             answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or grad._version != version:
             raise ValueError(_HOOK)

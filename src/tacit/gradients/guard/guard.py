@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tacit.gradients.guard import data_sizes
 from tacit.gradients.guard.batch_rules import propagate
-from tacit.gradients.guard.failures import FAILED, is_of_values
-from tacit.gradients.guard.hidden_calls import PACKING, are_others_packing
 from tacit.gradients.guard.in_place import COUNTING, known, refuse_counting, settle
 from tacit.gradients.guard.metadata import told
 from tacit.gradients.guard.stale_tensors import DROPPED, FILLED, is_filled, mark_as_before, note_fill
@@ -19,7 +17,7 @@ from tacit.gradients.layout import Layout, Mixed
 from tacit.gradients.names import POINTWISE
 from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
-from tacit.gradients.traced import Traced, opened
+from tacit.gradients.traced import Traced
 
 
 class BatchGuard:
@@ -35,15 +33,8 @@ class BatchGuard:
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An operation begins."""
         recorder = self._recorder
-        if recorder.batch is not None and are_others_packing():
-            recorder.problems.add(PACKING)
         if recorder.free and recorder.inside:
             data_sizes.before(recorder, name, args, kwargs)
-
-    def failed(self, error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """It raised this error: a problem if the values of some example are the cause and the model goes on."""
-        if self._recorder.inside and opened(func) is None and is_of_values(error, func, args, kwargs):
-            self._recorder.problems.add(FAILED)
 
     def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """It is over."""

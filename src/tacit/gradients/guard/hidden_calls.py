@@ -15,17 +15,10 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from tacit.gradients.names import canonical
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import TRANSFORMED
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced
-
-PACKING = (
-    "what is kept for the backward pass goes through hooks of somebody's own (saved_tensors_hooks), which see all "
-    "examples together; do without them, or use PyTorch's (save_on_cpu, checkpoint)"
-)
-
 
 _NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
 
@@ -51,8 +44,6 @@ class Unseen(TorchFunctionMode):
         if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
             return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
         if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
-            if self._recorder.memory is not None:
-                self._recorder.memory.look(canonical(func), (args, kwargs))
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
@@ -92,9 +83,3 @@ def _unwrapped(t: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(t):
         t = _functorch.get_unwrapped(t)
     return t
-
-
-def are_others_packing() -> bool:
-    """Return whether hooks on saved tensors are set that are not PyTorch's own."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and not all(str(getattr(h, "__module__", "")).startswith("torch.") for h in hooks)

@@ -20,7 +20,7 @@ from tacit.gradients.guard.model_copies import copied, silenced
 from tacit.gradients.guard.run_in_parts import is_same
 from tacit.gradients.isolation.cutting import Join, agreed, cut
 from tacit.gradients.isolation.divided import Divided
-from tacit.gradients.isolation.isolate import Arguments, Isolated, working
+from tacit.gradients.isolation.isolate import Arguments, Isolated
 from tacit.gradients.isolation.module_state import State
 from tacit.gradients.layers.loss import tell_of_own_means
 from tacit.gradients.layout import Layout
@@ -39,8 +39,7 @@ class Compared(Isolated):
         if not self.is_followed():
             return self.original(*args, **kwargs)
         given = args, kwargs
-        with working(self.recorder):
-            self._before = copied(self.module)  # as it is before any example ran
+        self._before = copied(self.module)  # as it is before any example ran
         joins = self._found(given, self.run(given))
         self.joins = (*self.joins, joins)
         return self.put_together(self._outputs, joins)
@@ -49,7 +48,7 @@ class Compared(Isolated):
         """Return how each output is put together."""
         self._outputs = outputs
         batch = self.recorder.batch or 0
-        with working(self.recorder), torch._C.DisableTorchFunctionSubclass(), self.recorder.isolation():
+        with torch._C.DisableTorchFunctionSubclass(), self.recorder.isolation():
             pieces = cut(pytree.tree_map(_detached, given), batch)
             together = self._together(given, range(batch))
             backwards = self._alone(pieces[::-1])[::-1]

@@ -7,7 +7,6 @@ once for each example. Its proof is one sentence: a record's pass sees nothing b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,11 +26,6 @@ from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def working(recorder: Recording) -> AbstractContextManager[None]:
-    """The engine is at work on tensors of the batch."""
-    return recorder.memory.working() if recorder.memory is not None else nullcontext()
 
 
 class _Body(nn.Module):
@@ -87,17 +81,16 @@ class Isolated:
         """Return every example's own output."""
         recorder, batch = self.recorder, self.recorder.batch
         assert batch is not None
-        with working(recorder):
-            with torch._C.DisableTorchFunctionSubclass():
-                self._upstream = [t.grad_fn for t in pytree.tree_leaves(arguments) if type(t) is Traced]
-                pieces = cut(arguments, batch)
-            with recorder.isolation(), State(self.module) as state:
-                named = {name: p for name, p in self._body.named_parameters() if p.requires_grad}
-                aliases = [{name: p.detach().requires_grad_() for name, p in named.items()} for _ in pieces]
-                outputs = []
-                for (args, kwargs), own in zip(pieces, aliases):
-                    state.begin()
-                    outputs.append(functional_call(self._body, own, args, kwargs))
+        with torch._C.DisableTorchFunctionSubclass():
+            self._upstream = [t.grad_fn for t in pytree.tree_leaves(arguments) if type(t) is Traced]
+            pieces = cut(arguments, batch)
+        with recorder.isolation(), State(self.module) as state:
+            named = {name: p for name, p in self._body.named_parameters() if p.requires_grad}
+            aliases = [{name: p.detach().requires_grad_() for name, p in named.items()} for _ in pieces]
+            outputs = []
+            for (args, kwargs), own in zip(pieces, aliases):
+                state.begin()
+                outputs.append(functional_call(self._body, own, args, kwargs))
         names = {name: recorder.names[id(p)] for name, p in named.items()}
         renamed = [{names[name]: alias for name, alias in own.items()} for own in aliases]
         size = sum(p.numel() * p.element_size() for p in named.values())

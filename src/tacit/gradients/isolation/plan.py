@@ -25,7 +25,6 @@ from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.model_copies import copied, silenced
 from tacit.gradients.guard.run_in_parts import MOST, Cut, outputs_of
 from tacit.gradients.guard.standing_still import Still, seeded
-from tacit.gradients.guard.storage_guard import Memory
 from tacit.gradients.inputs import divisions
 from tacit.gradients.isolation.compare import Compared, Mixes
 from tacit.gradients.isolation.isolate import Arguments, Installed, Plan
@@ -170,16 +169,14 @@ def _is_regular(tag: Any) -> bool:
 
 def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool) -> None:
     """Run forward and backward passes with every operation followed, and raise the first obstacle."""
-    watch, unseen, memory = _CustomFunctions(own), Unseen(own), Memory(own)
+    watch, unseen = _CustomFunctions(own), Unseen(own)
     own.inside = True
     unseen.put()
-    memory.put(given)
     try:
         with watch:
             output = twin(*given[0], **given[1])
     finally:
         own.inside = False
-        memory.remove()
         unseen.remove()
     if own.problems.found:
         raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
