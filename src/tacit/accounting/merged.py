@@ -63,14 +63,17 @@ class MergedSum:
 
     def delta_below(self, epsilon: float) -> float:
         """A lower bound on δ(epsilon)."""
-        factor = math.exp(min(max(epsilon + self._log_q - self._log_p, -700.0), 700.0))
+        exponent = epsilon + self._log_q - self._log_p
+        if exponent > _FAR / 2:
+            return 0.0
+        factor = math.exp(max(exponent, -_FAR / 2))
         most = float(np.max(self._p - factor * self._q * (1 + 16 * _EPS), initial=0.0))
         return min(most * math.exp(min(self._log_p, 700.0)), 1.0) * (1 - 16 * _EPS)
 
     def epsilon_below(self, delta: float) -> float:
         """An ε at which δ(ε) is at least ``delta`` for sure, or minus infinity."""
         exponent = math.log(delta) - self._log_p
-        if exponent > 700:
+        if exponent > _FAR:
             return -math.inf
         rest = self._p * (1 - 4 * _EPS) - math.exp(exponent)
         told = (rest > 0) & (self._q > 0)
