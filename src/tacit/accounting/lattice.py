@@ -110,3 +110,36 @@ def pessimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
     p[1:] += up
     p[0] += cells.p[0]
     return Lattice(step, offset, first, p, float(cells.p[-1]))
+
+
+def shares(rises: list[float], falls: list[float], mode: int) -> Array:
+    """How much of each cell goes down to its lower end, so that a lattice distribution results that the law dominates.
+
+    The fraction ``share[i]`` of the cell (x_i, x_i+1] goes down to x_i, the rest up to x_i+1. What arrives at x_i is
+    merged into one outcome; its loss is at least x_i exactly when
+
+        share[i] · rise_i >= (1 - share[i-1]) · fall_{i-1},      fall = e^(x_i) Q(cell) - P(cell),
+
+    and lowering that loss to x_i is sound. Equality everywhere loses nothing to first order; the recurrence that
+    gives it is stable from either tail towards the mode, and where a share would leave [0, 1] more mass goes down. The
+    last cell, without upper end, is all down.
+    """
+    n = len(rises)
+    share = [0.0] * n
+    share[n - 1] = 1.0
+    for i in range(n - 1, mode, -1):
+        supply = share[i] * rises[i]
+        if supply < falls[i - 1]:
+            share[i - 1] = 1.0 - supply / falls[i - 1]
+    for i in range(1, mode + 1):
+        demand = (1.0 - share[i - 1]) * falls[i - 1]
+        if i == mode:
+            supply = share[i] * rises[i]
+        elif demand <= rises[i]:
+            share[i] = demand / rises[i] if rises[i] > 0 else 0.0
+            continue
+        else:
+            share[i], supply = 1.0, rises[i]
+        if supply < demand:
+            share[i - 1] = 1.0 - supply / falls[i - 1]
+    return np.asarray(share)

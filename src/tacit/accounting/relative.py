@@ -54,8 +54,10 @@ def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Arra
             off += math.sqrt(float(one @ one) * float(other @ other))
             begin, end = min(begin, start + first), max(end, start + first + len(one) + len(other) - 1)
         found = irfft(spectrum, size)[begin:end]
-        if sign:
-            found = np.maximum(found + sign * rounding * off, rounding * off if sign > 0 else 0.0)
+        if sign > 0:
+            found = np.maximum(found, 0.0) + rounding * off
+        elif sign < 0:
+            found = np.where(found > 2 * rounding * off, found - rounding * off, 0.0)
         out[begin:end] += found
     return out * (1 + sign * ROUNDING / 64)
 

@@ -1,4 +1,4 @@
-"""What commands read and print: numbers named when they are wrong; lines for people, or one JSON object."""
+"""Reading and printing of commands: numbers named when they are wrong; lines for people, or one JSON object."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What the command line says of a run on images."""
+    """The command line's options of a run on images."""
 
     dataset: str | None
     recipe: str

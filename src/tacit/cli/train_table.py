@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the command line says of the column to predict."""
+    """The command line's options of the column to predict."""
 
     name: str | None
     task: str | None = None
@@ -94,7 +94,7 @@ def from_standard_input() -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """What the command line says of a run on a table."""
+    """The command line's options of a run on a table."""
 
     schema: Path | None
     target: Target

@@ -5,6 +5,7 @@ from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
 from tacit.ledger.events import (
     FORMAT,
     Adjacency,
+    Allocated,
     CyclicPoisson,
     Everyone,
     FixedSize,
@@ -19,6 +20,7 @@ from tacit.ledger.events import (
     SparseVector,
     Step,
     ThresholdedCounts,
+    TruncatedPoisson,
     from_json,
     to_json,
 )
@@ -30,6 +32,7 @@ __all__ = [
     "FORMAT",
     "AdaptiveBudget",
     "Adjacency",
+    "Allocated",
     "Budget",
     "BudgetExceeded",
     "CyclicPoisson",
@@ -51,6 +54,7 @@ __all__ = [
     "SparseVector",
     "Step",
     "ThresholdedCounts",
+    "TruncatedPoisson",
     "from_json",
     "to_json",
 ]

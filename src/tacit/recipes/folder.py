@@ -65,7 +65,7 @@ class Folder:
         return found
 
     def check_ledger(self) -> None:
-        """What was released is in the ledger; without it a resumed run would forget what it cost."""
+        """Refuse to resume without the ledger: the run would forget what it cost."""
         if not self.ledger.exists():
             raise ValueError(f"{self.ledger} is gone, and with it what the run has cost; put it back, or begin anew.")
 

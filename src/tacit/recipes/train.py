@@ -34,7 +34,7 @@ _PUBLIC = "computed on the test set, which is taken to be public"
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a run is. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
+    """The progress of a run. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
 
     stage: str
     step: int = 0
@@ -189,7 +189,7 @@ def _norms(job: Job, model: nn.Module, rows: Tensor, ledger: Ledger, facts: dict
 
 
 def _clip_norm(ledger: Ledger) -> float:
-    """Of the gradient as a whole, in the last step of training."""
+    """Return the clip norm of the gradient as a whole, in the last step of training."""
     for step, _ in reversed(ledger.entries):
         found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
         if found:

@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def privacy(run: Run, facts: Findings) -> list[str]:
-    """What the ledger alone says: ε over the steps, δ(ε), and the best attack."""
+    """Return the charts that need the ledger alone: ε over the steps, δ(ε), and the best attack."""
     found = [_spending(facts)] if run.ledger.entries else []
     if facts.curve and facts.epsilon:
         found += [_curve(facts), _attack(facts), _powers(facts)]

@@ -9,7 +9,7 @@ from importlib import resources
 
 from tacit._version import __version__
 from tacit.accounting.guarantee import rounded_up
-from tacit.reports import charts, events, shapes, statement
+from tacit.reports import charts, checklists, events, shapes, statement
 from tacit.reports.findings import Findings, Run
 from tacit.reports.said import Said, clean
 
@@ -44,6 +44,7 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
             _training(run),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
+            _section("Published checklists", _checklists(run, facts)),
             _section("Sign-off", _signoff(signed or {})),
         )
     )
@@ -58,7 +59,7 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
 
 
 def named(run: Run) -> str:
-    """What to call the run: data set and recipe, or the ledger's purpose, or the file."""
+    """Return the name of the run: data set and recipe, or the ledger's purpose, or the file."""
     names = [run.said.text("dataset", "name"), run.said.text("recipe", "name")]
     return ", ".join(name for name in names if name) or clean(run.ledger.header.purpose or run.place.name)
 
@@ -126,6 +127,17 @@ def _columns(run: Run) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return _section("The data", f"<p>{escape(words)}</p>{table}")
+
+
+def _checklists(run: Run, facts: Findings) -> str:
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in checklists.answers(run, facts)
+    )
+    head = "<tr><th>asked by</th><th>question</th><th>answer</th></tr>"
+    return (
+        "<details><summary>What NIST SP 800-226 and the European Data Protection Board ask, and the answers</summary>"
+        f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div></details>'
+    )
 
 
 def _signoff(signed: Mapping[str, str]) -> str:

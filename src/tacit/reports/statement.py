@@ -10,6 +10,7 @@ import itertools
 import math
 from typing import NamedTuple
 
+from tacit.accounting.accountants import find
 from tacit.accounting.guarantee import Guarantee, rounded_up
 from tacit.accounting.selection import in_words
 from tacit.ledger import Selection, Shuffled
@@ -63,6 +64,8 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
     ]
     if found is not None:
         pairs.append(("What that ε is worth", _strength(facts)))
+        if found.secure_randomness:
+            pairs.append(("A family of four", _family(found)))
     pairs += [
         (
             "Randomness",
@@ -78,7 +81,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
 
 
 def uncovered(run: Run) -> list[str]:
-    """What the guarantee does not cover."""
+    """Return what the guarantee does not cover, a sentence each."""
     book, unit = run.ledger, clean(run.ledger.header.unit)
     tuned = any(isinstance(query, Selection) for step, _ in book.entries for query in step.queries)
     items = []
@@ -106,7 +109,7 @@ def uncovered(run: Run) -> list[str]:
 
 
 class Score(NamedTuple):
-    """How good the model is, and whether that was released with noise and charged."""
+    """The score of a model, and whether it was released with noise and charged."""
 
     title: str
     value: str
@@ -137,7 +140,7 @@ def groups(run: Run) -> frozenset[str]:
 
 
 def paid_for(name: str, metric: object, released: frozenset[str]) -> bool:
-    """Whether a metric of run.json is private: it says so, and the ledger was charged for it."""
+    """Return True if a metric of run.json is private: it says so, and the ledger was charged for it."""
     says = isinstance(metric, dict) and metric.get("private") is True
     return says and (f"metrics/{name}" in released or name in released)
 
@@ -208,6 +211,21 @@ def _strength(facts: Findings) -> str:
         f"Seeing all that is released changes the odds on any fact about one {clean(found.unit)} at most {shown}-fold, "
         f"except with a probability of about δ. An attacker who wrongly accuses 1 % of the absent finds at most "
         f"{percent(power)} of those present. In the tiers of Ponomareva et al. (2023) this is {tier}."
+    )
+
+
+def _family(found: Guarantee, size: int = 4) -> str:
+    """What holds for so many records together, such as those of a family or one person's visits."""
+    method, unit = find(found.accountant), clean(found.unit)
+    try:
+        epsilon = method.group(found.composition, size, delta=found.delta).upper
+    except ValueError:  # no finite bound, or none that is proved
+        epsilon = math.inf
+    if not math.isfinite(epsilon):
+        return f"For {size} {unit}s together nothing is promised at this δ (`tacit account LEDGER --group {size}`)."
+    return (
+        f"For any {size} {unit}s together, a family or one person's several records, ε is {rounded_up(epsilon)} at the "
+        f"same δ. For other numbers: `tacit account LEDGER --delta {found.delta:g} --group N`."
     )
 
 

@@ -25,6 +25,8 @@ class Recipe:
     lot_size: Callable[[int], int]
     batch_size: int
     microbatch_size: int = 1
+    max_lot_size: int | None = None
+    """The most records of a lot, to which all lots are filled up."""
     allocate: Callable[[float], Allocation] | None = None
     """The noise of a step from its noise multiplier, where that is all there is to it."""
     solved: float | None = None
@@ -74,10 +76,10 @@ def check_sizes(lot_size: Schedule[int], steps: int, records: int, *, sampling: 
         size = lot_size(step)
         _check_size(size, records, step)
         sizes.add(size)
-    if len(sizes) > 1 and sampling == "shuffled":
+    if len(sizes) > 1 and sampling in ("shuffled", "allocation"):
         raise ValueError(
-            f"lot_size changes from {lot_size(0)} to others; shuffled lots have one size: use Poisson or fixed-size "
-            "sampling."
+            f"lot_size changes from {lot_size(0)} to others; lots of sampling={sampling!r} have one size: use "
+            "Poisson or fixed-size sampling."
         )
 
 
