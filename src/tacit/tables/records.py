@@ -17,7 +17,7 @@ from tacit.randomness import Source
 from tacit.tables.columns import Columns
 from tacit.tables.encoding import Encoding
 
-IN_MEMORY = 2**28
+IN_MEMORY = 2**25
 """Encoded rows of up to so many bytes are kept in memory."""
 _CHUNK = 65_536
 

@@ -84,6 +84,11 @@ class Schema:
         """The columns of free text."""
         return tuple(name for name, column in self.columns.items() if isinstance(column, Text))
 
+    @property
+    def open_texts(self) -> tuple[str, ...]:
+        """The columns of free text whose buckets the rule is yet to choose."""
+        return tuple(name for name, column in self.columns.items() if isinstance(column, Text) and not column.buckets)
+
     def sources(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return for each column, or each of ``names``, the column of the file that it is read from."""
         found = {}
