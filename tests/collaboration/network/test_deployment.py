@@ -199,5 +199,5 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
     model.load_state_dict(load_file(folder / "runs" / "east" / "model.safetensors"))
     inputs, labels = load_dataset(folder / "everybody.csv", folder / "schema.json").tensors
     with torch.no_grad():
-        # Chance is 0.17. How much more it is depends on who was away and trained last; the example's test asks for that.
+        # Chance is 0.17; how much more it is depends on who trained last. The example's test asks for more.
         assert float((model(inputs).argmax(dim=1) == labels).float().mean()) > 0.35
