@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.gradients.factors import outer
+from tacit.gradients.factors import matrix_sums
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.precision import BLOCKS, CALLS, LARGEST_BATCH, adds_once, gather, one_by_one, per_call
@@ -88,7 +88,7 @@ def test_a_last_call_that_would_be_added_term_by_term_is_added_by_itself(monkeyp
         return terms == CALLS[0]
 
     monkeypatch.setattr(Tensor, "addmm_", addmm_)
-    monkeypatch.setattr(outer, "adds_once", only_full)
+    monkeypatch.setattr(matrix_sums, "adds_once", only_full)
     a, g, weights = torch.randn(421, 1, 1, 50), torch.randn(421, 1, 1, 64), torch.rand(421)
     found = torch.empty(64, 50)
     Outer(a, g, (64, 50)).assign(found, weights, 1)
@@ -137,7 +137,7 @@ def test_whether_a_product_adds_once_is_asked_of_the_product_that_is_computed(
         added.add((total.shape[0], total.shape[1]))
         return addmm_(total, left, right)
 
-    monkeypatch.setattr(outer, "adds_once", ask)
+    monkeypatch.setattr(matrix_sums, "adds_once", ask)
     monkeypatch.setattr(Tensor, "addmm_", add)
     torch.manual_seed(0)
     a, g = torch.randn(500, 1, 1, width_in), torch.randn(500, 1, 1, width_out)

@@ -25,7 +25,7 @@ ALL = torch.randn(40, 4, generator=torch.Generator().manual_seed(3))
 X = ALL[8:16]
 ONE, NEXT = ALL[13:14], ALL[16:18]
 Body = Callable[["Model", Tensor], Tensor]
-INFLUENCE = "influence each other|by themselves|outside the engine's sight|combines different examples"
+INFLUENCE = "influence each other|by themselves|outside the engine's sight|combines different examples|shape"
 
 
 class Model(nn.Module):

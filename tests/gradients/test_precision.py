@@ -269,3 +269,28 @@ def test_records_that_are_summed_together_have_terms_no_larger_than_the_proof_al
     together = [i for i in range(20) if i not in uses.apart]
     assert (mass[together] <= precision.spread(positions) * norms[together] * (1 + 1e-3)).all()
     assert len(uses.apart) >= 10 and not set(uses.apart) & set(range(10, 20))  # ordinary records are not touched
+
+
+@pytest.mark.parametrize(("positions", "inputs", "outputs"), [(16, 2304, 256), (49, 1600, 192), (3, 9000, 700)])
+def test_norms_of_wide_rows_at_many_positions_are_bounds_and_hardly_enlarged(
+    positions: int, inputs: int, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    a, g = torch.randn(3, 1, positions, inputs), torch.randn(3, 1, positions, outputs)
+    outer = Outer(a, g, (outputs, inputs))
+    assert outer.gram_is_cheaper()
+    uses = Uses([Part(outer, None)], torch.Size((outputs, inputs)))
+    norms = bounded_squares([uses])[0].double().sqrt()
+    true = torch.einsum("nbto,nbti->noi", g.double(), a.double()).flatten(1).norm(dim=1)
+    assert (norms >= true * (1 - 2 * precision.NORM_SHARE)).all()
+    assert (norms <= true * (1 + 1e-3)).all()
+
+
+def test_gram_matrices_in_pieces_are_no_further_off_than_their_bound() -> None:
+    """All terms have one sign, so that a long chain of additions in float32 would be far off."""
+    a, g = 1 + torch.rand(2, 1, 8, 6000), 1 + torch.rand(2, 1, 8, 700)
+    outer = Outer(a, g, (700, 6000))
+    assert outer.in_pieces()
+    squares, sizes = outer.measured()
+    true = torch.einsum("nbto,nbti->noi", g.double(), a.double()).flatten(1).square().sum(1)
+    assert ((squares.double() - true).abs() <= outer.rounding().gram * UNIT * sizes.double()).all()

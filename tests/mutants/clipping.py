@@ -11,7 +11,7 @@ from mutants.registry import AUDIT, HISTORY, Patch, mutant
 from tacit.gradients import capture as recorder
 from tacit.gradients import clip as measured
 from tacit.gradients import tap
-from tacit.gradients.factors import outer
+from tacit.gradients.factors import gram, outer
 from tacit.gradients.factors import parameter_uses as sources
 from tacit.gradients.factors import sparse as sparse_gradients
 from tacit.gradients.layers import conv as convolutions
@@ -53,14 +53,13 @@ def one_layer_not_clipped(patch: Patch) -> None:
     note=6,
 )
 def squares_added_over_positions(patch: Patch) -> None:
-    real = outer.Outer.gram_squares
+    real = gram.squares
 
-    def squares(self: Any, lo: int, hi: int) -> Any:
-        _, sizes = real(self, lo, hi)
-        a, g = self.factors(lo, hi)
+    def squares(a: torch.Tensor, g: torch.Tensor, pieces: bool) -> Any:
+        _, sizes = real(a, g, pieces)
         return (a.square().sum(3) * g.square().sum(3)).sum((1, 2)), sizes
 
-    patch.setattr(outer.Outer, "gram_squares", squares)
+    patch.setattr(gram, "squares", squares)
     patch.setattr(outer.Outer, "settle", lambda self: self)
     patch.setattr(outer.Outer, "gram_is_cheaper", lambda self: True)
 
@@ -206,14 +205,14 @@ def margin_dropped(patch: Patch) -> None:
     "tests/gradients/test_neighbours.py::test_a_mean_loss_of_cancelling_targets_moves_by_one_record",
 )
 def number_of_records_in_gradients(patch: Patch) -> None:
-    real = recorder.Recorder._seeded
+    real = recorder.Capture._seeded
 
-    def seeded(self: Any, kind: str, grad: torch.Tensor) -> torch.Tensor:
-        found = real(self, kind, grad)
+    def seeded(self: Any, kind: str, inside: bool, grad: torch.Tensor) -> torch.Tensor:
+        found = real(self, kind, inside, grad)
         rows = 11 * self.batch  # as if each record had some: 1/B alone is often undone exactly
         return (grad if found is None else found) / rows * rows
 
-    patch.setattr(recorder.Recorder, "_seeded", seeded)
+    patch.setattr(recorder.Capture, "_seeded", seeded)
 
 
 @mutant(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from tacit.gradients.factors.parameter_uses import Part, resolve
 from tacit.gradients.layout import Mixed, Tag, Total
 from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
-from tacit.gradients.tap import Border, Tap, unscaled
+from tacit.gradients.tap import Border, put_tap, unscaled
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -39,10 +41,9 @@ class Capture(Recording):
             if out.requires_grad:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
-                elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
-                    kind, inside = tag.kind, self.inside
+                elif isinstance(tag, Total) and Total not in map(type, map(itemgetter(1), tagged)):
                     with torch._C.DisableTorchFunctionSubclass():
-                        out.register_hook(lambda grad: self._seeded(kind, grad.detach(), inside))  # type: ignore[no-untyped-call]
+                        out.register_hook(partial(self._seeded, tag.kind, self.inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
     def note_outputs(self, outputs: list[Tensor]) -> None:
@@ -53,27 +54,28 @@ class Capture(Recording):
                 with torch._C.DisableTorchFunctionSubclass():
                     t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
 
-    def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
+    def _seeded(self, kind: str, inside: bool, grad: Tensor) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
+        grad = grad.detach()
         (self.inner_seeds if inside else self.seeds).append((kind, grad))
         return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------
 
-    def tap(self, out: Tensor, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
+    def tap(self, out: Tensor, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
         """When the gradient of `out` arrives, keep what `make` derives from it.
 
         `saved` are the inputs `make` will read; they must not be overwritten in between.
         """
-        return Tap.apply(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
+        return put_tap(self.anchor, out, self.arrival(saved, make))  # type: ignore[no-untyped-call, no-any-return]
 
     def border(self, out: Tensor, upstream: list[Any]) -> Tensor:
         """The output of an isolated module; `upstream` are the nodes that made its inputs."""
         return Border.apply(self.anchor, out, self.arrival((), lambda grad: ()), upstream)  # type: ignore[no-untyped-call, no-any-return]
 
-    def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
+    def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = [(t, t._version) for t in saved]
+        watched = tuple(zip(saved, map(attrgetter("_version"), saved)))
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:
@@ -84,8 +86,12 @@ class Capture(Recording):
                         "write into a copy"
                     )
             if self.capturing:
-                with unmixed(grad.device):
-                    self.capture(make(plain(grad.detach())), epoch)
+                own = grad.detach()
+                if torch.is_autocast_enabled(grad.device.type):
+                    with unmixed(grad.device):
+                        self.capture(make(plain(own)), epoch)
+                else:
+                    self.capture(make(own if type(own) is Tensor else plain(own)), epoch)
 
         return arrived
 
@@ -98,9 +104,12 @@ class Capture(Recording):
                 "batch (if they are the same examples, changed, add the losses and call backward once)"
             )
         self.captures += 1
-        with torch.no_grad():
-            for source, contribution in pairs:
-                name = self.names.get(id(source))
+        for source, contribution in pairs:
+            name = self.names.get(id(source))
+            if name is not None and not contribution.unsettled and not self.sharded and not source.is_complex():
+                self.parts.setdefault(name, []).append(Part(contribution, None))
+                continue
+            with torch.no_grad():
                 if source.is_complex():
                     source, contribution = real_parts(source, contribution)
                 settled = contribution.settle()

@@ -28,6 +28,9 @@ class Measured:
         self._recorder = recorder
         self.shapes = {name: real(p).shape for name, p in recorder.parameters.items()}
         """A complex parameter is pairs of real numbers."""
+        self._dtypes = {
+            name: torch.promote_types(real(p).dtype, torch.float32) for name, p in recorder.parameters.items()
+        }
         self.uses: dict[str, Uses] = {}
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
@@ -46,7 +49,7 @@ class Measured:
             for part in parts:
                 for each in (part.contribution, *vars(part.contribution).values()):
                     if isinstance(each, Dense):
-                        each.forget()
+                        each.known = None
 
     def norms(self, partition: Sequence[tuple[str, ...]], *, once: bool = False) -> Tensor:
         """The norms, [batch, groups]; NaN or infinite for a gradient that is not finite.
@@ -60,9 +63,11 @@ class Measured:
     def _norms(self, partition: Sequence[tuple[str, ...]], *, once: bool) -> tuple[Tensor, bool | None]:
         """And whether all of them are finite, where that was found on the way."""
         squares = self.squares(once=once)
-        groups = [[squares[name] for name in group] for group in partition]
+        groups = [list(map(squares.__getitem__, group)) for group in partition]
         type_info = torch.finfo(groups[0][0].dtype)
-        errors = max((uses.relative for uses in self.uses.values()), default=0.0)
+        errors = 0.0
+        for uses in self.uses.values():
+            errors = max(errors, uses.relative)
         excess = (errors + len(self.shapes) * type_info.eps) / 2 - NORM_SHARE
         lost, factor = math.sqrt(self._entries * type_info.tiny), 1 + 16 * type_info.eps + max(0.0, excess)
         if len(groups) == 1:
@@ -95,12 +100,15 @@ class Measured:
                 if parts:
                     uses = self.uses[name] = Uses(parts, self.shapes[name])
                     recorder.parts[name] = uses.parts
-            found = dict(zip(self.uses, bounded_squares(list(self.uses.values()))))
-            squares = {
-                name: precise(found[name]) if name in found else torch.zeros(recorder.batch, device=parameter.device)
-                for name, parameter in recorder.parameters.items()
-            }
-        if len({s.dtype for s in squares.values()}) > 1:
+            squares = dict(zip(self.uses, bounded_squares(list(self.uses.values()))))
+            dtypes = set()
+            for name, parameter in recorder.parameters.items():
+                if name not in squares:
+                    squares[name] = torch.zeros(recorder.batch, device=parameter.device)
+                elif squares[name].dtype not in (torch.float32, torch.float64):
+                    squares[name] = precise(squares[name])
+                dtypes.add(squares[name].dtype)
+        if len(dtypes) > 1:
             squares = {name: s.double() for name, s in squares.items()}
         if once:
             return squares
@@ -152,16 +160,19 @@ class Measured:
         self, name: str, weights: Tensor, finite: Tensor | None, out: Tensor | None = None, *, overwrite: bool = True
     ) -> Tensor:
         """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
-        parameter, uses = self._recorder.parameters[name], self.uses.get(name)
+        uses = self.uses.get(name)
         if out is None:
-            dtype = torch.promote_types(real(parameter).dtype, torch.float32)
-            out = torch.empty(self.shapes[name], dtype=dtype, device=parameter.device)
+            device = self._recorder.parameters[name].device
+            out = torch.empty(self.shapes[name], dtype=self._dtypes[name], device=device)
         if uses is None:
             return out.zero_() if overwrite else out
         if finite is not None:
             uses = uses.without(~finite)
         fresh = out if overwrite else torch.empty_like(out)
-        with unmixed(out.device):
+        if torch.is_autocast_enabled(out.device.type):
+            with unmixed(out.device):
+                uses.assign(fresh, weights)
+        else:
             uses.assign(fresh, weights)
         return out if overwrite else out.add_(fresh)
 

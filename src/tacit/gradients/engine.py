@@ -193,7 +193,7 @@ class Engine:
         out: Mapping[str, Tensor] | None = None,
         overwrite: bool = False,
         scale: float = 1.0,
-        keep: bool = False,
+        keep: bool | None = None,
     ) -> dict[str, Tensor]:
         """scale·Σ_i w_i·∇ℓ_i by parameter name, in float32 or better.
 
@@ -204,10 +204,11 @@ class Engine:
         others included (docs/finite-precision.md). An example with a NaN or infinite gradient contributes zero.
 
         With `out` the sum is added into the given tensors, which rounds once more; with `overwrite` it replaces what
-        they held. The batch is forgotten afterwards unless `keep` is set. `scale` must be public (one over the expected
-        lot size, say), never the number of examples that happened to be drawn.
+        they held. The batch is forgotten afterwards unless `keep` is set (a tape keeps it). `scale` must be public (one
+        over the expected lot size, say), never the number of examples that happened to be drawn.
         """
         result: dict[str, Tensor] = {}
+        keep = self._stays_readable if keep is None else keep
         try:
             column, finite = self._measured.weights(clipping, scale, once=not keep)
             for name in self._recorder.parameters:
@@ -280,17 +281,6 @@ class Tape(Engine, AbstractContextManager["Tape"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
-
-    def clipped_sum(
-        self,
-        clipping: Clipping,
-        *,
-        out: Mapping[str, Tensor] | None = None,
-        overwrite: bool = False,
-        scale: float = 1.0,
-        keep: bool = True,
-    ) -> dict[str, Tensor]:
-        return super().clipped_sum(clipping, out=out, overwrite=overwrite, scale=scale, keep=keep)
 
 
 def record(model: nn.Module, **options: Unpack[Options]) -> Tape:

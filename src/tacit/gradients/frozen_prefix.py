@@ -69,7 +69,8 @@ class Prefixes:
         self._hooked: list[Prefix] = []
 
     def put(self) -> None:
-        self.remove()
+        if self._hooked:
+            self.remove()
         for container in self._containers:
             layers = beginning(container)
             if len(layers) > 1:

@@ -27,10 +27,16 @@ _WHOLE = (Tensor, PackedSequence, Mapping, nn.Module, str, bytes, type, int, flo
 
 def divisions(value: Any) -> list[Divided]:
     """Every argument that was divided, in nested arguments."""
-    if isinstance(value, Divided):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [found for v in values for found in divisions(v)]
+    found, left = list[Divided](), [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Divided):
+            found.append(each)
+        elif isinstance(each, (tuple, list)):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+    return found
 
 
 class Inputs:
@@ -49,15 +55,22 @@ class Inputs:
     def marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the batch's tensors tagged (aliases of them: the user's own stay as they are)."""
         fresh: list[tuple[Tensor, int]] = []
-        args, kwargs = self._divide(args), self._divide(kwargs)
-        new_args = tuple(self._walk(a, self._dim_of(i), fresh) for i, a in enumerate(args))
-        new_kwargs = {k: self._walk(v, self._dim_of(k), fresh) for k, v in kwargs.items()}
-        examples = {len(each.parts) for each in divisions((args, kwargs))}
+        for value in (*args, *kwargs.values()):
+            if not isinstance(value, Tensor):
+                args, kwargs = self._divide(args), self._divide(kwargs)
+                break
+        new_args, new_kwargs = list(args), dict(kwargs)
+        for i, a in enumerate(args):
+            new_args[i] = self._walk(a, self._dim_of(i), fresh)
+        for k, v in kwargs.items():
+            new_kwargs[k] = self._walk(v, self._dim_of(k), fresh)
+        parts = divisions((args, kwargs))
+        examples = {len(each.parts) for each in parts} if parts else set()
         if len(examples) == 1:
             self._recorder.begin(examples.pop(), [])
-        followed = any(map(self._recorder.follows, tensors((args, kwargs)))) or bool(divisions((args, kwargs)))
+        followed = bool(parts) or any(map(self._recorder.follows, tensors((args, kwargs))))
         self._tag(fresh, (self._recorder.batch or 0) * self._rows if followed else None)
-        return new_args, new_kwargs
+        return tuple(new_args), new_kwargs
 
     def _divide(self, value: Any) -> Any:
         """Divide the objects among some arguments that are one object for the whole batch."""
@@ -114,7 +127,9 @@ class Inputs:
 
     def _tag(self, fresh: list[tuple[Tensor, int]], rows: int | None = None) -> None:
         """Tag tensors, each along its dimension; ``rows`` is how many those have that are followed already."""
-        sizes = {t.shape[d] for t, d in fresh}
+        sizes = set()
+        for t, d in fresh:
+            sizes.add(t.shape[d])
         if len(sizes) > 1 or (rows is not None and not sizes <= {rows}):
             shown = ", ".join(f"{t.dtype} of {t.ndim} dimensions (dimension {d})" for t, d in fresh)  # no sizes
             raise ValueError(

@@ -77,8 +77,7 @@ def canonical(func: Callable[..., Any]) -> str:
     if not qualified.startswith("aten::"):
         return qualified
     name: str = getattr(func, "__name__", str(func))
-    overloaded = name.partition(".")[0]  # `aten.item.default`
-    name = overloaded if overloaded in METADATA | READS | EXPORTS else name
+    name = name.partition(".")[0]  # `aten.item.default`
     if name == "__get__":
         name = func.__self__.__name__  # type: ignore[attr-defined]
     elif name == "grad":
@@ -91,6 +90,7 @@ def canonical(func: Callable[..., Any]) -> str:
             return f"__{name}__"
     elif not name.startswith("_"):
         name = name.rstrip("_")
+    name = name.removeprefix("special_")
     return _ALIASES.get(name, name)
 
 
@@ -108,6 +108,8 @@ POINTWISE = words(
     requires_grad xlogy hypot atan2 heaviside copysign logaddexp logaddexp2 lgamma digamma sinc isclose data
     uniform normal exponential conj real imag angle softsign pin_memory alias signbit float_power not_equal
     greater greater_equal less less_equal new_zeros_like native_dropout retain_grad
+    polar complex erfcx i0 igamma igammac polygamma mvlgamma ldexp deg2rad rad2deg nextafter arctan2 arcsinh
+    arccosh arctanh isposinf isneginf expit entr ndtr log_ndtr
     """
 )
 """Operations whose output entry depends on the entries at the same (broadcast) position only."""

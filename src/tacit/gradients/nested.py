@@ -10,13 +10,16 @@ from torch import Tensor
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor in a nested value, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in tensors(v)]
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in tensors(v)]
-    return []
+    found, left = list[Tensor](), [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, (tuple, list)):
+            left.extend(reversed(each))
+        elif isinstance(each, dict):
+            left.extend(reversed(each.values()))
+    return found
 
 
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -57,7 +57,8 @@ class Passes:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
             return None
-        self._forget_ended_calls()
+        if self._calls:
+            self._forget_ended_calls()
         self._calls.append(id(sys._getframe(1)))
         if len(self._calls) > 1:
             return None
@@ -65,19 +66,21 @@ class Passes:
             self._recorder.evaluating = True
             return None
         backward.refuse_module_hooks(self._recorder.model)
-        shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
+        if self._recorder.sharded_modules:
+            shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
         marked = self._inputs.marked(args, kwargs)
         self._eager.put()
-        fresh = self._make_plan(marked)
-        if divisions(marked) and not self._recorder.is_isolated():
+        fresh = not self._planned and self._make_plan(marked)
+        isolated = self._recorder.is_isolated()
+        if not isolated and divisions(marked):
             raise ValueError(
                 "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
                 "at a time than together: somewhere examples influence each other"
             )
-        if not self._recorder.is_isolated():  # alone, examples cannot influence each other
+        if not isolated:  # alone, examples cannot influence each other
             self._comparison.begin(*marked)
-        if fresh and "" in self._recorder.plan:
+        if fresh and isolated:
             self._late = marked, State(self._recorder.model), torch.get_rng_state()
             self._late[1].begin()
             return plain(args), plain(kwargs)
@@ -90,9 +93,10 @@ class Passes:
         call = id(sys._getframe(1))
         failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
         if failed or not self._calls:
-            self._forget_ended_calls()
+            if self._calls:
+                self._forget_ended_calls()
             return None
-        late = self._end_late()
+        late = None if self._late is None else self._end_late()
         if late is not None and output is not None:
             self.watch()
             output = module.forward(*late[0], **late[1])
@@ -104,7 +108,8 @@ class Passes:
                 self._recorder.problems.check()
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
-                    self._recorder.note_outputs(outputs_of(output) if self._recorder.inferred else [])
+                    if self._recorder.inferred:
+                        self._recorder.note_outputs(outputs_of(output))
         return None if late is None else output
 
     def _end_late(self) -> Any:
@@ -118,8 +123,6 @@ class Passes:
 
     def _forget_ended_calls(self) -> None:
         """Forget calls that failed or that Ctrl-C ended: PyTorch does not call `leave` for them."""
-        if not self._calls:
-            return
         running = _running_frames()
         self._calls = [call for call in self._calls if call in running]
         if not self._calls:
@@ -127,7 +130,8 @@ class Passes:
 
     def are_running(self) -> bool:
         """Return whether a call of the model has not come to its end."""
-        self._forget_ended_calls()
+        if self._calls:
+            self._forget_ended_calls()
         return bool(self._calls)
 
     def end(self) -> None:
@@ -145,7 +149,7 @@ class Passes:
 
     def _make_plan(self, marked: Any) -> bool:
         """Before the first batch with somebody in it, decide which modules run one example at a time."""
-        if self._planned or not self._recorder.batch or self._recorder.sharded:
+        if not self._recorder.batch or self._recorder.sharded:
             return False
         self._planned = self._recorder.batch >= FEWEST  # with fewer the plan is made again: equal examples tell little
         self._isolated.remove()

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
-from torch.nn import functional as F
 
 from tacit.gradients.capture import Capture
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
+from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
 from tacit.gradients.layers.pointwise import lift
-from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, common_layout
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
     EXPORTS,
-    METADATA,
     NUMBERS,
-    POINTWISE,
     PRINTS,
     READS,
     SHOWN,
-    canonical,
     tells_no_number,
     writes,
 )
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
-from tacit.gradients.traced import Traced, is_compiling, mark_like, opened, plain
+from tacit.gradients.remembered import MOST, is_regular, premises
+from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
@@ -45,13 +43,9 @@ _REASONS: dict[type, str] = {
 """Why a tensor of the batch cannot be fed to parameters."""
 
 
-_SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
-"""Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
-
-
-def _is_alike(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
-    """Return whether a shared tensor is the same in all the places that `index_select` takes."""
-    return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
+def _is_in_order(tag: Mixed, shared: list[Tensor], args: tuple[Any, ...]) -> bool:
+    """Return whether `index_select` puts a shared tensor that is the same in all places into the examples' order."""
+    return bool(tag.order) and len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
 class Recorder(Capture):
@@ -60,32 +54,77 @@ class Recorder(Capture):
     def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
         super().__init__(model, reduction)
         self.guard = guarded_by(self)
+        self.decisions: dict[Hashable, Any] = {}
+        """Layouts of outputs by what was decided from (`remembered`)."""
 
     # -- operations --------------------------------------------------------------------------------------------------
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
-        name = canonical(func)
+        kind = known(func) or kind_of(func)
         if self.isolating:
-            if any(type(t) is Traced and self._over(t) for t in tensors((args, kwargs))):
-                raise RuntimeError(EARLIER)
-            raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
-        if name in METADATA:
-            return self.guard.metadata(name, func, args, kwargs)
-        self.guard.before(name, args, kwargs)
+            self._refuse_isolated(args, kwargs)
+        if kind.is_metadata:
+            return self.guard.metadata(kind.name, func, args, kwargs)
+        if self.free:
+            self.guard.before(kind.name, args, kwargs)
         try:
-            out = self._operate(name, func, args, kwargs, own_rule)
+            out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             if self.inside:  # told only if the model catches the error and goes on
                 self.problems.add(FAILED)
             raise
-        self.guard.after(name, func, args, kwargs, out)
+        if self.free or kind.name in self.guard.deciding:
+            self.guard.after(kind.name, func, args, kwargs, out)
         return out
 
     def _operate(
-        self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
+        self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
+        name = kind.name
+        if kind.is_special:
+            answer = self._special(name, func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        if kwargs and kwargs.get("out") is not None and self.scan(args, kwargs)[0]:
+            self.problems.refuse_writing(name)
+        take_over = ALWAYS.get(name) if own_rule else None
+        if take_over is not None:
+            return take_over(self, func, args, kwargs)
+        if kind.body is not None and not (kind.is_simple and len(args) == 1 and not kwargs.get("inplace")):
+            return kind.body(*args, **kwargs)
+        tagged, shared = self.scan(args, kwargs)
+        if self.batch == 0:
+            return run_empty(self, func, args, kwargs, bool(shared))
+        if shared and torch.is_grad_enabled():
+            return self._trainable(kind, func, args, kwargs, tagged, shared)
+        frozen = FROZEN.get(name) if own_rule else None
+        if frozen is not None:
+            return frozen(self, func, args, kwargs)
+        tag: Layout | None = None
+        key: Hashable | None = None
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+            if kind.is_entrywise and self.batch != 1:
+                tag = common_layout(tagged, out)
+            elif kind.is_remembered and isinstance(out, Tensor):
+                key = premises(name, self.batch, args, kwargs, tagged)
+                tag = self.decisions.get(key)
+        if tag is not None:
+            return mark(out, self, tag)
+        out = self.finish(name, func, args, kwargs, out, tagged)
+        if key is not None and type(out) is Traced and is_regular(out._tag):
+            self._remember(key, out._tag)
+        return out
+
+    def _remember(self, key: Hashable, tag: Tag) -> None:
+        if len(self.decisions) >= MOST:
+            self.decisions.clear()
+        self.decisions[key] = tag
+
+    def _special(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation that copies, shows or reads values; NotImplemented if it is as any other here."""
         if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
             self.problems.refuse_reading(name)
         if name in SHOWN:
@@ -98,25 +137,15 @@ class Recorder(Capture):
             return mark_like(plain(args[0]).detach(), args[0], epoch=args[0]._epoch)
         if args and name in READS and not self.inside and self._over(args[0]):
             return func(plain(args[0]).detach(), *plain(args[1:]), **kwargs)  # a loss is often read after its step
-        if (name.startswith("_foreach_") or kwargs.get("out") is not None) and self.scan(args, kwargs)[0]:
+        if name.startswith("_foreach_") and self.scan(args, kwargs)[0]:
             self.problems.refuse_writing(name)
-        take_over = ALWAYS.get(name) if own_rule else None
-        if take_over is not None:
-            return take_over(self, func, args, kwargs)
-        body = opened(func)
-        if body is not None and (func not in _SIMPLE or len(args) != 1 or kwargs.get("inplace")):
-            return body(*args, **kwargs)
-        tagged, shared = self.scan(args, kwargs)
-        if self.batch == 0:
-            return run_empty(self, func, args, kwargs, bool(shared))
-        if shared and torch.is_grad_enabled():
-            return self._trainable(name, func, args, kwargs, tagged, shared)
-        frozen = FROZEN.get(name) if own_rule else None
-        if frozen is not None:
-            return frozen(self, func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **kwargs)
-        return self.finish(name, func, args, kwargs, out, tagged)
+        return NotImplemented
+
+    def _refuse_isolated(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An isolated module runs on one example, and an operation on a tensor of the batch arrives."""
+        if any(type(t) is Traced and self._over(t) for t in tensors((args, kwargs))):
+            raise RuntimeError(EARLIER)
+        raise CannotCut("it reads a tensor of the whole batch that is not among its inputs")
 
     def follows(self, value: Any) -> bool:
         """Return whether a value is a tensor of the current batch."""
@@ -129,15 +158,10 @@ class Recorder(Capture):
         """The tagged tensors among the arguments, and the shared ones that lead to trainable parameters."""
         tagged: list[tuple[Tensor, Tag]] = []
         shared: list[Tensor] = []
-        self._scan(args, tagged, shared)
-        if kwargs:
-            self._scan(kwargs.values(), tagged, shared)
-        if tagged and peek_interpreter_stack() is not None:
-            self.problems.refuse_now(TRANSFORMED)
-        return tagged, shared
-
-    def _scan(self, values: Iterable[Any], tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]) -> None:
-        for value in values:
+        left = [*args, *kwargs.values()] if kwargs else list(args)
+        left.reverse()
+        while left:
+            value = left.pop()
             if type(value) is Traced:
                 if value._recorder is self and value._epoch == self.epoch:
                     tagged.append((value, value._tag))
@@ -152,32 +176,43 @@ class Recorder(Capture):
                         )
                     shared.append(value)
             elif isinstance(value, (tuple, list)):
-                self._scan(value, tagged, shared)
+                left.extend(reversed(value))
             elif isinstance(value, dict):
-                self._scan(value.values(), tagged, shared)
+                left.extend(reversed(value.values()))
+        if tagged and peek_interpreter_stack() is not None:
+            self.problems.refuse_now(TRANSFORMED)
+        return tagged, shared
 
     def _trainable(
         self,
-        name: str,
+        kind: Kind,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tagged: list[tuple[Tensor, Tag]],
         shared: list[Tensor],
     ) -> Any:
-        tags = [tag for _, tag in tagged]
-        if writes(func) and name not in POINTWISE and name != "setitem":
+        name, totals = kind.name, 0
+        bad: Tag | None = None
+        for _, tag in tagged:
+            if not isinstance(tag, Layout):
+                bad, totals = bad or tag, totals + isinstance(tag, Total)
+        if kind.writes and not kind.is_pointwise and name != "setitem":
             self.problems.refuse_writing(name)
-        if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
+        if kind.is_pointwise and totals == len(tagged):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
             with torch._C.DisableTorchFunctionSubclass():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
-        if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order and _is_alike(shared, args):
+        if (
+            name == "index_select"
+            and isinstance(bad, Mixed)
+            and bad is tagged[0][1]
+            and _is_in_order(bad, shared, args)
+        ):
             # A learned tensor that is the same for all examples, put in their order.
             return shared[0].narrow(args[1], 0, len(args[2]))
-        bad = next((tag for tag in tags if not isinstance(tag, Layout)), None)
         if bad is not None:
             reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
             if self.inside:  # elsewhere it may be for the log: wrong only if the loss depends on it
@@ -189,7 +224,7 @@ class Recorder(Capture):
         rule = OPERATIONS.get(name)
         if rule is not None and (name in COMPLEX or not any(q.is_complex() for q in shared)):
             return rule(self, func, args, kwargs)
-        if name in POINTWISE or name in ("cat", "stack"):
+        if kind.is_pointwise or name in ("cat", "stack"):
             return lift(self, name, func, args, kwargs, tagged, shared)
         return generic(self, name, func, args, kwargs, tagged, shared)
 

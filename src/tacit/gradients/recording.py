@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -25,14 +25,17 @@ COMPARED = -1
 class Guard(Protocol):
     """Decides whether an operation lets one example influence another: all that the recorder asks of `guard`."""
 
+    deciding: frozenset[str]
+    """Operations after which `after` is asked."""
+
     def metadata(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the answer of an operation that reads no values (shapes, types)."""
 
     def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation begins."""
+        """An operation begins in a batch where data decide sizes."""
 
     def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """It is over."""
+        """An operation of `deciding` is over, or any one where data decide sizes."""
 
     def tag(self, call: Any) -> Any:
         """Return the tag (or one tag per output) of a finished call."""
@@ -125,7 +128,9 @@ class Recording(ABC):
         memory that PyTorch alone writes to (a NumPy array that shares it changes no version; one that came by DLPack is
         not seen).
         """
-        seen = {(t.data_ptr(), t._version) for t in inputs}
+        seen = set()
+        for t in inputs:
+            seen.add((t.data_ptr(), t._version))
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(
@@ -193,7 +198,7 @@ class Recording(ABC):
         """Say whose the entries of outputs are."""
 
     @abstractmethod
-    def tap(self, out: Tensor, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
+    def tap(self, out: Tensor, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Tensor:
         """When the gradient of `out` arrives, keep what `make` derives from it."""
 
     @abstractmethod
@@ -205,5 +210,5 @@ class Recording(ABC):
         """Return the output of an isolated module; `upstream` are the nodes that made its inputs."""
 
     @abstractmethod
-    def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
+    def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""

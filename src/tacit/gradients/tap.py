@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
@@ -71,17 +70,29 @@ class LinearTap(torch.autograd.Function):
         ctx.arrived = arrived
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(weight)
-        return batch_invariant_matmul.linear(x, weight, bias).detach()
+        return batch_invariant_matmul.linear(x.detach(), weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        if ctx.arrived is not None:
-            Tap.backward(ctx, grads[0])
+        (grad,) = grads
+        if torch.is_grad_enabled():
+            raise RuntimeError("gradients of gradients have no fast rule; run the model with isolate=True")
+        arrived = ctx.arrived
+        if arrived is not None:
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.arrived = _gone  # as in `Tap`
+            arrived(grad)
         if not ctx.needs_input_grad[1]:
             return (None,) * 5
-        with unmixed(grads[0].device):
-            return None, batch_invariant_matmul.linear_backward(grads[0], *ctx.saved_tensors), None, None, None
+        if not torch.is_autocast_enabled(grad.device.type):
+            return None, batch_invariant_matmul.linear_backward(grad, *ctx.saved_tensors), None, None, None
+        with unmixed(grad.device):
+            return None, batch_invariant_matmul.linear_backward(grad, *ctx.saved_tensors), None, None, None
+
+
+put_tap = super(torch.autograd.Function, Tap).apply
+put_linear_tap = super(torch.autograd.Function, LinearTap).apply
+"""`apply` without what it does for `torch.func`: the recorder refuses a batch that is wrapped by it."""
 
 
 def _gone(grad: Tensor) -> None:

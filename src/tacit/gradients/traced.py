@@ -51,7 +51,9 @@ class Traced(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        recorder = _find(args) or _find(tuple(kwargs.values()))
+        recorder: Recording | None = getattr(args[0], "_recorder", None) if args and type(args[0]) is Traced else None
+        if recorder is None or not recorder.active:
+            recorder = _find(args) or _find(tuple(kwargs.values()))
         if recorder is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)

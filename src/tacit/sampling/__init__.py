@@ -3,7 +3,9 @@
 from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
+from tacit.sampling.owners import bounded_by_owner
 from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
+from tacit.sampling.truncated import TruncatedPoissonSampler
 from tacit.sampling.users import UserLot, UserSampler
 
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "PoissonSampler",
     "Sampler",
     "ShuffledSampler",
+    "TruncatedPoissonSampler",
     "UserLot",
     "UserSampler",
     "batches",
+    "bounded_by_owner",
 ]

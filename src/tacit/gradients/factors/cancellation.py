@@ -18,10 +18,10 @@ from tacit.gradients.precision import NORM_SHARE
 
 def bounded_squares(several: Sequence[Uses]) -> list[Tensor]:
     """Return upper bounds of |Σ_parts G_i|², up to `Uses.relative`, infinite where a term is; sets `Uses.apart`."""
-    measured = [uses.measured() for uses in several]
-    result = [found for found, _, _ in measured]
+    measured, result = [uses.measured() for uses in several], list[Tensor]()
     alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for place, (found, sizes, _) in enumerate(measured):
+        result.append(found)
         if sizes is not found:
             alike.setdefault((found.dtype, found.device), []).append(place)
     for places in alike.values():

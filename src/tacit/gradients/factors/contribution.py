@@ -6,6 +6,7 @@ the squared norms |G_i|², a few of the G_i themselves, and the weighted sum Σ_
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -142,6 +143,12 @@ class Rounding:
     own: float = 0.0
 
 
+@functools.lru_cache(maxsize=1024)
+def formed_rounding(entries: int) -> Rounding:
+    """The error of `row_squares` of gradients that were formed."""
+    return Rounding(relative=row_rounding(entries))
+
+
 class Contribution(ABC):
     """Gradients with respect to a tensor of `shape`, one for each of `batch` examples."""
 
@@ -149,6 +156,8 @@ class Contribution(ABC):
     batch: int
     positions: int = 1
     """How many terms add up to one example's gradient when it is summed together with others."""
+    unsettled: bool = False
+    """Whether `settle` may give another form."""
 
     @abstractmethod
     def squares(self) -> Tensor:
@@ -164,7 +173,7 @@ class Contribution(ABC):
 
     def rounding(self) -> Rounding:
         """How far `measured` may be from the truth."""
-        return Rounding(relative=row_rounding(math.prod(self.shape)))
+        return formed_rounding(self.shape.numel())
 
     @abstractmethod
     def instantiate(self, lo: int, hi: int) -> Tensor:
@@ -214,27 +223,24 @@ class Dense(Contribution):
         # Calls that run over memory by columns would all change with the number of rows.
         self.grads = grads.contiguous()
         self.batch, self.shape = grads.shape[0], grads.shape[1:]
-        self._squares: Tensor | None = None
+        self.known: Tensor | None = None
+        """Their squared norms, once they were measured, perhaps with something else."""
 
     def squares(self) -> Tensor:
-        if self._squares is None:
-            self._squares = row_squares(precise(self.grads))
-        return self._squares
+        return self.measured()[0]
 
-    def hint(self, squares: Tensor) -> None:
-        """They were measured with something else."""
-        self._squares = squares
-
-    def forget(self) -> None:
-        """Measure again when asked again."""
-        self._squares = None
+    def measured(self) -> tuple[Tensor, Tensor]:
+        found = self.known
+        if found is None:
+            found = self.known = row_squares(precise(self.grads))
+        return found, found
 
     def instantiate(self, lo: int, hi: int) -> Tensor:
         return precise(self.grads[lo:hi])
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        grads = precise(self.grads)
-        if rows_added_up(grads, weights.to(grads.dtype).contiguous(), total, CALLS[0]):
+        grads = self.grads if self.grads.dtype is torch.float32 else precise(self.grads)
+        if rows_added_up(grads, weights, total, CALLS[0]):
             return
         total.copy_(self._sum(weights, CALLS[0]).view(self.shape))
 
@@ -243,7 +249,8 @@ class Dense(Contribution):
 
     def _sum(self, weights: Tensor, size: int) -> Tensor:
         """Σ_i weights[i]·G_i, flat: `size` examples a call, the calls' sums added in float64; or all in float64."""
-        grads = precise(self.grads).reshape(self.batch, -1)
+        grads = self.grads if self.grads.dtype is torch.float32 else precise(self.grads)
+        grads = grads.view(self.batch, -1) if self.batch else grads.reshape(0, self.shape.numel())
         if grads.shape[1] <= FEW:  # not by how many examples there are: one more would change every call
             return torch.mv(grads.double().t(), weights.double())
         weights = weights.to(grads.dtype)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from tacit.gradients.factors import gram
 from tacit.gradients.factors.contribution import (
     Contribution,
     Dense,
@@ -19,26 +19,19 @@ from tacit.gradients.factors.contribution import (
     largest_mass,
     precise,
     precise_dtype,
-    row_rounding,
     row_squares,
 )
+from tacit.gradients.factors.matrix_sums import MatrixSums
 from tacit.gradients.kernels.loops import MOST_ROWS, added_up, outer_squares, weighted_sum
 from tacit.gradients.precision import (
     CALLS,
     TOGETHER,
-    UNIT,
     Call,
-    Chain,
-    adds_once,
     gather,
     one_by_one,
-    own_rounding,
     per_call,
     pieces,
 )
-
-ROOM = 1 << 20
-"""Bytes of factors that are weighted at a time."""
 
 AT_ONCE = 1 << 17
 """Gradients that take so few bytes each are formed for all examples at once; not by how many examples there are."""
@@ -69,23 +62,26 @@ class Outer(Contribution):
         self.width_out = g.shape[-1]
         self.shape = torch.Size(shape)
         self.sizes, self.order = tuple(sizes), tuple(order)
+        self.unsettled = self.positions > 1
 
     def factors(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
         if hi - lo == self.batch:
+            if self.a.dtype is torch.float32 is self.g.dtype:
+                return self.a, self.g
             return precise(self.a), precise(self.g)
         return precise(self.a[lo:hi]), precise(self.g[lo:hi])
 
     @property
-    def is_cpu(self) -> bool:
-        return self.a.is_cpu
+    def sample(self) -> Tensor:
+        """A tensor with the device and type of the factors."""
+        return self.a
 
     @property
     def size(self) -> int:
         return self.blocks * self.width_in * self.width_out
 
     def gram_is_cheaper(self) -> bool:
-        t, i, o = self.positions, self.width_in, self.width_out
-        return t * (i + o) < i * o
+        return gram.is_cheaper(self.positions, self.width_in, self.width_out)
 
     def factor_numel(self) -> int:
         return self.a.numel() + self.g.numel()
@@ -94,7 +90,7 @@ class Outer(Contribution):
         """Keep the G_i where they are no larger than twice the factors: formed once, they serve norm and sum."""
         if self.positions > 1 and self.batch * self.size <= 2 * self.factor_numel():
             alike = self.alike()
-            if not alike and not self.is_cpu:
+            if not alike and not self.sample.is_cpu:
                 return self  # whose terms cancel is asked for all parameters at once, so that the host waits once
             formed = Dense(self.formed())
             if alike:
@@ -147,7 +143,7 @@ class Outer(Contribution):
             if pair is not None:
                 found, of_g = pair
                 if self.output is not None:
-                    self.output.hint(of_g)
+                    self.output.known = of_g
             elif self.output is not None:
                 of_g = self.output.squares() + self.width_out * torch.finfo(g.dtype).tiny
                 found = guarded_squares(a).mul_(of_g)
@@ -158,18 +154,18 @@ class Outer(Contribution):
             parts = [row_squares(self.product(*self.factors(lo, hi))) for lo, hi in self.chunks()]
             return torch.cat(parts) if len(parts) != 1 else parts[0], self.term_sizes()
         each = self.blocks * self.positions * (2 * self.positions + self.width_in)
-        pairs = [self.gram_squares(lo, hi) for lo, hi in chunks(self.batch, each * 4)]
+        pieces = self.in_pieces()
+        pairs = [gram.squares(*self.factors(lo, hi), pieces) for lo, hi in chunks(self.batch, each * 4)]
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
     def rounding(self) -> Rounding:
-        if self.positions == 1:
-            return Rounding(relative=row_rounding(self.width_in) + row_rounding(self.width_out) + self.blocks)
-        own = own_rounding(self.positions, formed=not self.gram_is_cheaper()) / UNIT
-        if not self.gram_is_cheaper():
-            return Rounding(relative=row_rounding(self.size), own=own)
-        return Rounding(gram=self.width_in + self.width_out + (1 + self.blocks) * self.positions + 12, own=own)
+        pieces = self.positions > 1 and self.in_pieces()
+        return gram.rounding(self.blocks, self.positions, self.width_in, self.width_out, pieces)
+
+    def in_pieces(self) -> bool:
+        return gram.in_pieces(self.positions, self.width_in, self.width_out, self.sample)
 
     def term_sizes(self) -> Tensor:
         """M_i² ≤ Σ_t |a_t|² · Σ_t |g_t|² (Cauchy-Schwarz), added over blocks."""
@@ -180,21 +176,6 @@ class Outer(Contribution):
         """|a|²·|g|², one row for each block of each example, added over the blocks."""
         found = guarded_squares(a).mul_(guarded_squares(g))
         return found if self.blocks == 1 else found.view(self.batch, self.blocks).sum(1)
-
-    def gram_squares(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """|Σ_t g_t ⊗ a_t|² = Σ_{t,s} (a_t·a_s)(g_t·g_s), and (Σ_t |a_t||g_t|)² from the diagonal.
-
-        Rounding is relative to the latter; where that is far above the result, see `cancelled`.
-        """
-        a, g = self.factors(lo, hi)
-        a, g = a.flatten(0, 1), g.flatten(0, 1)
-        gram_a, gram_g = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-        tiny = torch.finfo(a.dtype).tiny
-        of_a = gram_a.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_in * tiny)
-        of_g = gram_g.diagonal(dim1=1, dim2=2).clamp_min(0).add_(self.width_out * tiny)
-        sizes = of_a.mul_(of_g).sqrt_().sum(1).square_().view(hi - lo, -1).sum(1)
-        sizes.mul_(1 + 4 * UNIT * (self.width_in + self.width_out + self.positions))  # what their own rounding lost
-        return gram_a.mul_(gram_g).sum(2).view(hi - lo, -1).sum(1), sizes
 
     def turned(self, narrow: int) -> bool:
         return self.width_in <= narrow and 2 * self.width_in <= self.width_out
@@ -225,13 +206,13 @@ class Outer(Contribution):
         return self.shaped(self.canonical(self.product(*self.factors(lo, hi))))
 
     def assign(self, total: Tensor, weights: Tensor, positions: int) -> None:
-        records = per_call(positions)
+        records = CALLS[0] if positions <= 1 else per_call(positions)
         # Smaller calls, for a parameter that other uses have more terms in, are not chained without blocks (`gather`).
         simple = records == CALLS[0] and self.positions == 1 and self.blocks == 1 and not self.order
         if simple and self.add_up(total, weights, records):
             return
         if total.is_contiguous() and self.adds_by_itself(records, total.dtype):
-            chain = self.products(weights, records)
+            chain = self.matrix_sums().chain(*self.factors(0, self.batch), weights, records)
         else:
             chain = one_by_one(self.contraction(weights), records)
         gather(total, 0, self.batch, records, chain)
@@ -259,58 +240,10 @@ class Outer(Contribution):
         """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
         if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
             return False
-        return self.batch <= records or self.product_adds_once(records * self.positions)
+        return self.batch <= records or self.matrix_sums().adds_once(records * self.positions, self.a)
 
-    def product_adds_once(self, terms: int) -> bool:
-        sides = self.sides(NARROW_SUM)
-        return adds_once(*sides, terms, precise_dtype(self.a), self.a.device, torch.get_num_threads())
-
-    def products(self, weights: Tensor, records: int) -> Chain:
-        """Calls of so many records, each a matrix product that is added to the sum of those before in one addition.
-
-        The narrower factors are multiplied by the weights a few calls at a time, in memory that stays in the cache.
-        """
-        a, g = self.factors(0, self.batch)
-        narrow, wide = (a, g) if self.width_in < self.width_out else (g, a)
-        each = weights.to(a.dtype).view(-1, 1, 1, 1)
-        at_once = records * max(1, ROOM // max(1, records * narrow[:1].nbytes))
-        room = narrow.new_empty((min(at_once, self.batch), *narrow.shape[1:]))
-
-        turned = self.turned(NARROW_SUM)
-
-        def chain(out: Tensor, lo: int, hi: int) -> None:
-            total = out.new_empty(self.sides(NARROW_SUM)) if turned else out.view(self.sides(NARROW_SUM))
-            if lo == hi:
-                total.zero_()
-            for start, end in pieces(hi, at_once, lo):
-                torch.mul(narrow[start:end], each[start:end], out=room[: end - start])
-                for first, last in pieces(end, records, start):
-                    weighted, other = room[first - start : last - start], wide[first:last]
-                    left, right = (weighted, other) if (narrow is a) == turned else (other, weighted)
-                    self.add_product(total, left, right, records, fresh=first == lo)
-            if turned:
-                out.view(self.width_out, self.width_in).copy_(total.t())
-
-        return chain
-
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor, records: int, *, fresh: bool) -> None:
-        """total += Σ left ⊗ right over a few examples in one addition, or total = Σ left ⊗ right if `fresh`.
-
-        Where they are fewer than `records`, zeros come after the terms, up to eighths of a full call: so few sizes are
-        soon all tried out.
-        """
-        left, right = left.flatten(0, 2), right.flatten(0, 2)
-        if fresh:
-            torch.mm(left.t(), right, out=total)
-            return
-        full = records * self.positions  # for so many terms `adds_by_itself` has asked
-        terms = len(left)
-        if extra := min(-terms % -(-full // 8), full - terms):
-            left, right, terms = F.pad(left, (0, 0, 0, extra)), F.pad(right, (0, 0, 0, extra)), terms + extra
-        if terms == full or self.product_adds_once(terms):
-            total.addmm_(left.t(), right)
-        else:
-            total += torch.mm(left.t(), right)
+    def matrix_sums(self) -> MatrixSums:
+        return MatrixSums(self.positions, *self.sides(NARROW_SUM), self.turned(NARROW_SUM))
 
     def weighted(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The factors, the narrower one multiplied by the weights."""

@@ -14,6 +14,8 @@ from tacit.gradients.precision import BLOCKS, TOGETHER
 class Rows(Contribution):
     """Row lookups: G_i has grads[r] added to row index[r] for every r with owner[r] = i."""
 
+    unsettled = True
+
     def __init__(self, index: Tensor, owner: Tensor, grads: Tensor, shape: Sequence[int], batch: int) -> None:
         self.index, self.owner, self.grads = index, owner, grads
         self.shape, self.batch = torch.Size(shape), batch
@@ -79,6 +81,8 @@ def _merged(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 class MergedRows(Rows):
     """Rows in which every (example, row) pair has one entry that is not zero, so that squared norms add."""
+
+    unsettled = False
 
     def settle(self) -> Rows:
         return self

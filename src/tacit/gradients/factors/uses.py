@@ -30,11 +30,14 @@ class Uses:
     """All uses of one parameter: what each example contributes to it, measured and summed over the uses together."""
 
     def __init__(self, parts: list[Part], shape: torch.Size) -> None:
-        self.parts, self.shape = _merge(parts), shape
+        self.parts, self.shape = parts if len(parts) == 1 else _merge(parts), shape
         self.separate = len(self.parts) == 1 or _disjoint(self.parts, shape)
         """Whether no two uses meet in an entry of the parameter."""
-        self.positions = sum(p.contribution.positions for p in self.parts)
-        check_positions(self.positions)
+        self.positions = 0
+        for part in self.parts:
+            self.positions += part.contribution.positions
+        if self.positions > 1:
+            check_positions(self.positions)
         self.apart: list[int] = []
         """Examples whose terms cancel; their gradients are formed by themselves (see `cancelled`)."""
         self.relative = 0.0
@@ -47,19 +50,22 @@ class Uses:
 
         The same tensor twice where the G_i themselves are summed, formed one by one.
         """
-        found, sizes, rounding = self._measured()
-        self.unit = UNIT if found.dtype is torch.float32 else torch.finfo(precise_dtype(found)).eps / 2
+        if len(self.parts) == 1:
+            contribution = self.parts[0].contribution
+            found, sizes = contribution.measured()
+            rounding = contribution.rounding()
+        else:
+            found, sizes, rounding = self._several_measured()
+        if found.dtype is not torch.float32:
+            self.unit = torch.finfo(precise_dtype(found)).eps / 2
         formed = row_rounding(self.shape.numel()) if sizes is not found else 0.0
         self.relative = max(rounding.relative, formed) * self.unit
-        self.apart = []
         return found, sizes, rounding
 
-    def _measured(self) -> tuple[Tensor, Tensor, Rounding]:
+    def _several_measured(self) -> tuple[Tensor, Tensor, Rounding]:
         """Squared norms, cross terms between several uses included, the squared sizes of what is summed, and errors."""
         parts = [p.contribution for p in self.parts]
         errors = [p.rounding() for p in parts]
-        if len(parts) == 1:
-            return *parts[0].measured(), errors[0]
         each = [p.measured() for p in parts]
         rounding = Rounding(
             relative=max(e.relative for e in errors), gram=max(e.gram for e in errors), own=max(e.own for e in errors)
@@ -86,6 +92,9 @@ class Uses:
             together = weights.index_fill(0, sent(torch.tensor(self.apart, device="cpu"), weights.device), 0)
         if not self.separate:
             self._assign_wide(total, weights, together)
+            return
+        if len(self.parts) == 1 and self.parts[0].region is None and not self.apart:
+            self.parts[0].contribution.assign(total, weights, self.positions)
             return
         if len(self.parts) > 1 or self.parts[0].region is not None:
             total.zero_()
@@ -176,8 +185,6 @@ def instantiate(parts: list[Part], shape: torch.Size, lo: int, hi: int) -> Tenso
 
 def _merge(parts: list[Part]) -> list[Part]:
     """Uses of the same region by the same kind of operation become one."""
-    if len(parts) == 1:
-        return parts
     merged: dict[tuple[Any, ...], list[Part]] = {}
     for i, part in enumerate(parts):
         c = part.contribution

@@ -5,7 +5,7 @@ Several backward passes on one batch add up, as in PyTorch: example i's gradient
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     if kwargs.get("create_graph"):
         raise ValueError(_SECOND_ORDER)
     with torch.enable_grad():  # an alias made without it would have no graph
-        roots = plain(args[0]) if kwargs.get("inputs") is None else args[0]
+        roots = args[0] if kwargs.get("inputs") is not None else tuple(map(plain, _listed(args[0])))
     given = list(args[1:])
     if walks(recorder):  # the examples' graphs are walked once more, for the weighted sum
         given, kwargs = [*given[:1], True, *given[2:]] if len(given) > 1 else given, {**kwargs}
@@ -54,7 +54,7 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
 
 def walks(recorder: Recording) -> list[Walk]:
     """Return the calls of isolated modules whose gradients are computed again."""
-    return [call for call in recorder.aliases if isinstance(call, Walk)]
+    return [call for call in recorder.aliases if isinstance(call, Walk)] if recorder.aliases else []
 
 
 def _own(recorder: Recording, tensors: Any, gradients: Any) -> list[Any]:
@@ -69,16 +69,23 @@ def _own(recorder: Recording, tensors: Any, gradients: Any) -> list[Any]:
     ]
 
 
+def _listed(tensors: Any) -> list[Any]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
 def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
     """The last look before gradients flow: list the problems, and see whether losses were left unreduced."""
     gather_again(recorder.model, recorder.sharded_modules)
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    roots = _listed(tensors)
     _refuse_custom(roots)
-    mixed = [root._tag for root in roots if type(root) is Traced and isinstance(root._tag, Mixed)]
-    if any(type(root) is Traced and isinstance(root._tag, Only) for root in roots):
-        recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
-    if mixed:
-        recorder.problems.confirm(mixed[0].reason)
+    mixed: Mixed | None = None
+    for root in roots:
+        if type(root) is Traced and isinstance(root._tag, Only):
+            recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
+        if type(root) is Traced and isinstance(root._tag, Mixed):
+            mixed = mixed or root._tag
+    if mixed is not None:
+        recorder.problems.confirm(mixed.reason)
     given = [grad_tensors] * len(roots) if grad_tensors is None else grad_tensors
     pairs = list(zip(roots, [given] if isinstance(given, Tensor) else given))
     for root, gradient in pairs:
@@ -89,8 +96,9 @@ def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, 
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> Iterator[Any]:
+def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
     """Every node of the graph behind some tensors, back to those of `before`; not those of isolated modules."""
+    found: list[Any] = []
     seen: set[Any] = set()
     with torch._C.DisableTorchFunctionSubclass():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
@@ -99,9 +107,13 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> Iterator[Any]:
         if node is None or node in seen or node in before:
             continue
         seen.add(node)
-        yield node
-        inside = isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border  # type: ignore[attr-defined]
-        stack.extend(node.upstream if inside else (child for child, _ in node.next_functions))
+        found.append(node)
+        if isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border:  # type: ignore[attr-defined]
+            stack.extend(node.upstream)  # type: ignore[attr-defined]
+        else:
+            for child, _ in node.next_functions:
+                stack.append(child)
+    return found
 
 
 def is_custom(node: Any) -> bool:
@@ -113,9 +125,13 @@ def is_custom(node: Any) -> bool:
 
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
-    for node in filter(is_custom, nodes(roots)):
+    for node in nodes(roots):
+        function = getattr(type(node), "_forward_cls", None)
+        if function is None or function in OWN or not is_custom(node):
+            continue
+        name = function.__name__
         raise ValueError(
-            f"the loss goes through the custom autograd function {type(node)._forward_cls.__name__!r}, whose "
+            f"the loss goes through the custom autograd function {name!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
             "which then runs one example at a time"
         )
@@ -154,12 +170,20 @@ def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together."""
     if _global_backward_hooks or _global_backward_pre_hooks:
         raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
-    for name, module in model.named_modules():
+    left: list[nn.Module | None] = [model]
+    seen: set[nn.Module | None] = {None}
+    while left:
+        module = left.pop()
+        if module in seen or module is None:
+            continue
+        seen.add(module)
         if module._backward_hooks or module._backward_pre_hooks:
+            name = next(name for name, each in model.named_modules() if each is module)
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
                 "of different examples unseen; remove it"
             )
+        left.extend(module._modules.values())
 
 
 def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:

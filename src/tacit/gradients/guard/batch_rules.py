@@ -1,7 +1,7 @@
 """How tags pass through operations that have no trainable argument.
 
-A rule sees the finished call and answers with the tag of its output. An operation without a rule is *probed*: it is
-run again on single examples, and its tag is what explains both results (see `probing`).
+A rule sees the finished call and answers with the tag of its output. An operation without a rule is unknown: while the
+plan is made, the module around it is isolated; elsewhere it is refused.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.guard import image_rules, reductions, shape_rules
+from tacit.gradients.guard import image_rules, linalg_rules, reductions, shape_rules
 from tacit.gradients.guard.data_dependent_order import in_order, inverted
 from tacit.gradients.guard.picked_examples import of_singles
-from tacit.gradients.guard.probing import probed
 from tacit.gradients.guard.shape_rules import is_listing
 from tacit.gradients.layers.own_means import own_share
-from tacit.gradients.layers.registry import RULES, TRY, Call, broadcast
+from tacit.gradients.layers.registry import RULES, Call, broadcast, unknown
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.traced import Traced
 
-__all__ = ["image_rules", "propagate", "reductions", "shape_rules"]
+__all__ = ["image_rules", "linalg_rules", "propagate", "reductions", "shape_rules"]
 """Rooms that register batch rules of operations without parameters."""
 
 
@@ -87,8 +86,7 @@ def _propagate(call: Call) -> Any:
     if call.name in POINTWISE and not is_listing(call):
         return broadcast(call)
     known = RULES.get(call.name)
-    found = TRY if known is None else known(call)
-    return probed(call) if found is TRY else found
+    return unknown(call) if known is None else known(call)
 
 
 def _after_total(call: Call, totals: int) -> Tag | None:

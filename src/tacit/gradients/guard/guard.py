@@ -23,6 +23,8 @@ from tacit.gradients.traced import Traced
 class BatchGuard:
     """Follows where the examples of a batch lie, and finds what lets one of them influence another."""
 
+    deciding = data_sizes.DECIDING
+
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
 

@@ -67,7 +67,7 @@ class Unseen(TorchFunctionMode):
         if not self._is_put:
             return
         above: list[TorchFunctionMode] = []
-        if any(mode is self for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
             while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
                 above.append(mode)
         for mode in reversed(above):

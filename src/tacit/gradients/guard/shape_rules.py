@@ -10,8 +10,7 @@ from torch import Tensor
 from tacit.gradients.guard.assignment import written
 from tacit.gradients.guard.indexing import indexed
 from tacit.gradients.guard.picked_examples import picked, whole
-from tacit.gradients.guard.probing import probed
-from tacit.gradients.layers.registry import Call, aligned, mixes, pairs, removed, rule, rule_of_one
+from tacit.gradients.layers.registry import Call, aligned, mixes, pairs, removed, rule, rule_of_one, unknown
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 
 
@@ -54,7 +53,7 @@ def _repeat_interleave(call: Call) -> Tag:
     if isinstance(repeats, Tensor):
         return mixes(call, "repeats examples by numbers in a tensor")
     if dim is None:
-        return probed(call)  # type: ignore[no-any-return]
+        return Layout(0, call.out.shape[0] // call.batch) if layout.dim == 0 and whole(layout) else unknown(call)
     if layout.owner is not None:
         return Layout(layout.dim, 1, layout.owner.repeat_interleave(repeats))
     return Layout(layout.dim, layout.inner * repeats)
@@ -71,13 +70,13 @@ def _split(call: Call) -> Tag:
     return mixes(call, "separates examples into different tensors")
 
 
-@rule_of_one("unbind select narrow")
+@rule_of_one("unbind select narrow slice")
 def _select(call: Call) -> Any:
     x, layout = call.first()
     dim = call.dim(1, x.ndim)
     if dim != layout.dim:
-        return layout if call.name == "narrow" else removed(layout, [dim], False)
-    if call.name != "narrow" and whole(layout) and x.shape[dim] == call.batch:
+        return layout if call.name in ("narrow", "slice") else removed(layout, [dim], False)
+    if call.name in ("unbind", "select") and whole(layout) and x.shape[dim] == call.batch:
         if call.name == "unbind":
             return [Only(i) for i in range(call.batch)]
         index = call.arg(2, "index")
@@ -138,6 +137,15 @@ def _scatter(call: Call) -> Tag:
     source = call.arg(3, "src", "value")
     sizes = {t.shape[found.dim] for t in (x, index, source) if isinstance(t, Tensor) and t.ndim == x.ndim}
     return found if len(sizes) == 1 else pairs(call)
+
+
+@rule("take_along_dim")
+def _take_along_dim(call: Call) -> Tag:
+    """Each example takes its own entries along one dimension."""
+    x, dim = call.main(), call.arg(2, "dim")
+    found = aligned(call, x.ndim)
+    own = dim is not None and isinstance(found, Layout) and found.dim != dim % x.ndim
+    return found if own else pairs(call)
 
 
 @rule("index_add")

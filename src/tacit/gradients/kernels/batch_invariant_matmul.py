@@ -67,8 +67,7 @@ def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
 
 def is_linear(x: Tensor, weight: Any, bias: Any) -> bool:
     """Return whether `linear` is meant for it: in float32, on the processor, of shapes that fit."""
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if torch.is_autocast_enabled("cpu") or not all(isinstance(t, Tensor) and _is_plain(t) for t in given):
+    if torch.is_autocast_enabled("cpu") or not _are_plain(x, weight, bias):
         return False
     return weight.ndim == 2 and x.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
 
@@ -77,13 +76,19 @@ def _compiled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Kernels | None:
     """The kernels, where they can read these tensors and nobody else has a say: the same for any number of rows."""
     if kernels is None or not kernels.wide or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
-    given = (x, weight) if bias is None else (x, weight, bias)
-    return kernels if x.numel() and weight.numel() and all(map(_is_plain, given)) else None
+    return kernels if x.numel() and weight.numel() and _are_plain(x, weight, bias) else None
 
 
-def _is_plain(t: Tensor) -> bool:
-    usual = type(t) in (Tensor, nn.Parameter) and t.dtype is torch.float32 and t.is_cpu
-    return usual and t.layout is torch.strided and not t.is_neg()
+def _are_plain(*given: Tensor | None) -> bool:
+    """Return whether these are ordinary tensors of float32 in the processor's memory."""
+    for t in given:
+        if t is None:
+            continue
+        if type(t) not in (Tensor, nn.Parameter) or t.dtype is not torch.float32 or not t.is_cpu:
+            return False
+        if t.layout is not torch.strided or t.is_neg():
+            return False
+    return True
 
 
 def _rows(x: Tensor) -> Tensor:

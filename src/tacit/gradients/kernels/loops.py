@@ -33,8 +33,9 @@ def added_up(narrow: Tensor, wide: Tensor, out: Tensor, records: int) -> bool:
 
 def rows_added_up(rows: Tensor, weights: Tensor, out: Tensor, records: int) -> bool:
     """out = Σ_i weights[i]·rows[i], by the same rules."""
-    if kernels is None or out.numel() < LEAST_COLUMNS or not readable(rows, weights, out):
+    if kernels is None or out.numel() < LEAST_COLUMNS or not readable(rows, out):
         return False
+    weights = weights.to(torch.float32).contiguous()
     kernels.outer_sum(weights, rows, out, 1, records, threads())
     increment_version(out)
     return True
@@ -89,4 +90,7 @@ def divide(tensors: Sequence[Tensor], by: float) -> None:
 
 def readable(*tensors: Tensor) -> bool:
     """Return whether compiled loops can read the memory of all of them as it is."""
-    return all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() and not t.is_neg() for t in tensors)
+    for t in tensors:
+        if t.dtype is not torch.float32 or not t.is_cpu or not t.is_contiguous() or t.is_neg():
+            return False
+    return True

@@ -22,7 +22,8 @@ from tacit.gradients.layers.registry import (
 )
 from tacit.gradients.layout import by_example
 from tacit.gradients.recording import Recording
-from tacit.gradients.traced import plain
+from tacit.gradients.remembered import is_regular
+from tacit.gradients.traced import Traced, mark, plain
 
 
 def _tuple(value: Any, rank: int) -> tuple[int, ...]:
@@ -103,6 +104,8 @@ def _tap_convolution(
         return pairs
 
     out = recorder.tap(out, [image] if trainable(weight) else [], make)
+    if is_regular(layout) and Traced not in (type(weight), type(bias)):
+        return mark(out, recorder, layout)
     return finish(recorder, func.__name__, func, call, {}, out)
 
 

@@ -49,6 +49,8 @@ class Formed(Contribution):
     `image` is [batch, images per example, channels, *space]; `grad` likewise (see `Convolution`).
     """
 
+    unsettled = True
+
     def __init__(self, image: Tensor, grad: Tensor, shape: Sequence[int], geometry: Geometry) -> None:
         self.image, self.grad, self.geometry = image, grad, geometry
         self.batch, self.shape = image.shape[0], torch.Size(shape)

@@ -28,10 +28,11 @@ class Convolution(Outer):
         self.space = tuple(grad.shape[3:])
         self.positions = grad.shape[1] * math.prod(self.space)
         self.sizes, self.order, self.output = (), (), None
+        self.unsettled = self.positions > 1
 
     @property
-    def is_cpu(self) -> bool:
-        return self.image.is_cpu
+    def sample(self) -> Tensor:
+        return self.image
 
     def factor_numel(self) -> int:
         return self.image.numel() + self.grad.numel()

@@ -31,7 +31,7 @@ from tacit.gradients.layers.registry import (
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
-from tacit.gradients.tap import LinearTap
+from tacit.gradients.tap import put_linear_tap
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -44,32 +44,35 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
 
 @operation("linear")
 def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight, bias = bound("input weight bias", args, kwargs)
+    x, weight, bias = args if len(args) == 3 else bound("input weight bias", args, kwargs)
     layout, batch = layout_of(recorder, x), recorder.batch
     if layout is None or type(weight) is Traced or type(bias) is Traced or weight.is_complex():
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
     assert batch is not None
-    features = plain(x)
-    if layout.dim == features.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+    with torch._C.DisableTorchFunctionSubclass():
+        features, rank = x.detach(), x.ndim
+    if layout.dim == rank - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
+    for_weight, for_bias = weight.requires_grad, bias is not None and bias.requires_grad
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g.reshape(batch, g.shape[-1]) if single else own_sums(g, (1, 2))) if trainable(bias) else None
+        summed = Dense(g.reshape(batch, g.shape[-1]) if single else own_sums(g, (1, 2))) if for_bias else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
-        if trainable(weight):
-            a = sequences(features.detach(), layout, batch, features.shape[-1])
+        if for_weight:
+            a = sequences(features, layout, batch, features.shape[-1])
             pairs.append((weight, Outer(a, g, weight.shape, output=summed if single else None)))
         return pairs
 
-    saved = [features] if trainable(weight) else []
+    saved = [features] if for_weight else []
+    bare_weight, bare_bias = weight.detach(), None if bias is None else bias.detach()
     if torch.is_autocast_enabled(features.device.type):
-        out = recorder.tap(batch_invariant_matmul.linear(features, bare(weight), bare(bias)), saved, make)
+        out = recorder.tap(batch_invariant_matmul.linear(plain(x), bare_weight, bare_bias), saved, make)
     else:
-        arrived = recorder.arrival(saved, make)
-        out = LinearTap.apply(recorder.anchor, features, bare(weight), bare(bias), arrived)  # type: ignore[no-untyped-call]
+        with torch._C.DisableTorchFunctionSubclass():
+            out = put_linear_tap(recorder.anchor, x, bare_weight, bare_bias, recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
 
 
@@ -82,7 +85,8 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
         return recorder.carry_out(func, args, kwargs)
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)
-    out = LinearTap.apply(None, plain(x), weight, bias, None)  # type: ignore[no-untyped-call]
+    with torch._C.DisableTorchFunctionSubclass():
+        out = put_linear_tap(None, x, weight, bias, None)  # type: ignore[no-untyped-call]
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 
 

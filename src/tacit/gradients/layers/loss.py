@@ -218,16 +218,17 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     weights: that is refused unless the mean is declared.
     """
     names = "input target weight reduction ignore_index label_smoothing"
-    x, target, weight, reduction, ignore, smoothing = bound(
-        names, args, kwargs, reduction=1, ignore_index=-100, label_smoothing=0.0
-    )
+    given = bound(names, args, kwargs, reduction=1, ignore_index=-100, label_smoothing=0.0)
+    x, target, weight, reduction, ignore, smoothing = given
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
-    hard = isinstance(target, Tensor) and not plain(target).is_floating_point()
+    with torch._C.DisableTorchFunctionSubclass():
+        hard = isinstance(target, Tensor) and not target.is_floating_point()
+        targets = target.numel() if hard else 0
     if reduction == 1 and layout is not None and recorder.batch:
-        rows = uneven(layout, recorder.batch)
+        rows = layout.owner is not None and uneven(layout, recorder.batch)
         declared = recorder.reduction == "mean"
-        several = hard and plain(target).numel() > recorder.batch
+        several = hard and targets > recorder.batch
         if (declared and hard) or (recorder.reduction is None and several) or (rows and recorder.reduction != "sum"):
             if several or rows:
                 tell_of_own_means()
@@ -257,8 +258,8 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
             )
             recorder.problems.add(reason)
             tagged = [(t, Mixed(reason)) for t, _ in tagged]
-        elif hard and _have_layouts(tagged) and (total := _summed(recorder, func, args, kwargs, tagged)) is not None:
-            return mean_of_sum(recorder, total, x, layout, plain(target).numel() // recorder.batch)
+        elif hard and (total := _summed(recorder, func, given, tagged)) is not None:
+            return mean_of_sum(recorder, total, x, layout, targets // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
     with torch._C.DisableTorchFunctionSubclass():
@@ -266,20 +267,18 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
 
 
-def _have_layouts(tagged: list[tuple[Tensor, Tag]]) -> bool:
-    return all(isinstance(tag, Layout) for _, tag in tagged)
-
-
-def _summed(recorder: Recording, func: Any, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
+def _summed(recorder: Recording, func: Any, given: list[Any], tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:
     """The sum of cross-entropies in float32 or better of rows in the order of the examples, or None."""
-    names = "input target weight reduction ignore_index label_smoothing"
-    x, target, *given = bound(names, args, kwargs, ignore_index=-100, label_smoothing=0.0)
+    x, target, weight, _, ignore, smoothing = given
+    call = Call(canonical(func), func, tuple(given), {}, None, recorder.batch or 0, tagged)
+    if len(call.layouts()) != len(tagged):
+        return None
     with torch._C.DisableTorchFunctionSubclass():
         if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
             return None
-        layout = _by_classes(Call(canonical(func), func, args, kwargs, None, recorder.batch or 0, tagged))
+        layout = _by_classes(call)
         if not isinstance(layout, Layout) or layout.owner is not None or layout.by_data:
             return None
-        given[1] = 2
-        total: Tensor = func(x, target, *(given if func.__name__ == "cross_entropy_loss" else given[:-1]))
+        more = (smoothing,) if func.__name__ == "cross_entropy_loss" else ()
+        total: Tensor = func(x, target, weight, 2, ignore, *more)
         return total

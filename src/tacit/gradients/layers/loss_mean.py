@@ -83,9 +83,14 @@ def check_reduction(recorder: Recording) -> None:
     batch = recorder.batch or 1
     _read(recorder)
     seeds = [*recorder.inner_seeds, *recorder.seeds]
-    kinds = {kind for kind, _ in seeds}
-    untouched = {kind for kind, seed in seeds if _is_one(seed)}
+    kinds, untouched = set[str](), set[str]()
+    for kind, seed in seeds:
+        kinds.add(kind)
+        if _is_one(seed):
+            untouched.add(kind)
     declared = recorder.reduction
+    if declared is None and not recorder.learning and not recorder.scales and len(kinds) == len(untouched) == 1:
+        return
     if declared is None and _is_scaled_by_constants(recorder, kinds, batch):
         return
     if declared is None:
@@ -113,7 +118,11 @@ def check_reduction(recorder: Recording) -> None:
 def _read(recorder: Recording) -> None:
     """Copy what arrived at the reductions to the CPU, all of it at once: every copy makes the host wait."""
     several = [recorder.inner_seeds, recorder.seeds, recorder.output_seeds]
-    away = [seed for seeds in several for _, seed in seeds if not seed.is_cpu]
+    away = []
+    for seeds in several:
+        for _, seed in seeds:
+            if not seed.is_cpu:
+                away.append(seed)
     if not away:
         return
     together = torch.cat([seed.reshape(-1) for seed in away]).cpu()

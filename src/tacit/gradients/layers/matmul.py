@@ -12,7 +12,6 @@ from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.layers.generic import fallback, finish
 from tacit.gradients.layers.registry import (
-    TRY,
     Call,
     layout_of,
     mixes,
@@ -20,6 +19,7 @@ from tacit.gradients.layers.registry import (
     pairs,
     rule,
     trainable,
+    unknown,
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.nested import detached, replaced
@@ -82,7 +82,7 @@ def _einsum(call: Call) -> Any:
     equation, operands = einsum_arguments(call.args)
     expanded = expand_equation(equation, operands)
     if expanded is None:
-        return TRY
+        return unknown(call)
     return letters(call, expanded[0], expanded[1], operands)
 
 

@@ -20,12 +20,14 @@ from tacit.gradients.layers.registry import (
     rule,
     rule_of_one,
     trainable,
+    unknown_form,
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.names import writes
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
-from tacit.gradients.traced import plain
+from tacit.gradients.remembered import is_regular
+from tacit.gradients.traced import Traced, mark, plain
 
 
 @operation("layer_norm rms_norm")
@@ -56,6 +58,8 @@ def layer_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return pairs
 
     out = recorder.tap(out, [data] if trainable(weight) else [], make)
+    if is_regular(layout) and Traced not in (type(weight), type(bias)):
+        return mark(out, recorder, layout)
     return finish(recorder, func.__name__, func, args, kwargs, out)
 
 
@@ -109,6 +113,8 @@ def channel_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return pairs
 
     out = recorder.tap(out, [data] if trainable(weight) else [], make)
+    if func.__name__ == "group_norm" and is_regular(layout) and Traced not in (type(weight), type(bias)):
+        return mark(out, recorder, layout)
     return finish(recorder, func.__name__, func, args, kwargs, out)
 
 
@@ -148,8 +154,4 @@ def _layer_norm(call: Call) -> Tag:
 
 
 rule_of_one("group_norm instance_norm prelu")(leading)
-
-
-@rule("native_layer_norm")
-def _unknown_form(call: Call) -> Tag:
-    return mixes(call, "was called in a form the engine does not know")
+rule("native_layer_norm")(unknown_form)

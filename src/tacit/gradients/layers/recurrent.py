@@ -18,15 +18,14 @@ from tacit.gradients.layers.pointwise import personal
 from tacit.gradients.layers.registry import (
     ALWAYS,
     BESIDE,
-    Call,
     layout_of,
-    mixes,
     operation,
     rule,
     tidy,
     trainable,
+    unknown_form,
 )
-from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark, plain
@@ -261,7 +260,8 @@ def _run(
     # The last rows of a product, and all where there are few, are computed by other kernels: these are of empty columns
     # then, which are dropped below. Where none is needed these are copies all the same: what somebody writes to the
     # input later must not matter for some numbers of columns only.
-    states = [F.pad(_state(recorder, s, columns), (0, 0, 0, -count % LINE)) for s in states]
+    own = [personal(recorder, s, columns, s.shape[1], 3) if trainable(s) else plain(s) for s in states]  # a learned one
+    states = [F.pad(s, (0, 0, 0, -count % LINE)) for s in own]
     data = F.pad(data.contiguous(), (0, 0, 0, 0, 0, -count % LINE))
     mask = None if mask is None else F.pad(mask, (0, 0, 0, 0, 0, -count % LINE))
     directions = 2 if bidirectional else 1
@@ -292,13 +292,4 @@ def _run(
     return (mark(data, recorder, layout), *finals)
 
 
-def _state(recorder: Recording, state: Tensor, columns: Layout) -> Tensor:
-    """An initial state as a plain [layers, columns, features] tensor; a learned one is given to each example."""
-    if trainable(state):
-        return personal(recorder, state, columns, state.shape[1], 3)
-    return plain(state)  # type: ignore[no-any-return]
-
-
-@rule("lstm gru rnn_tanh rnn_relu")
-def _unknown_form(call: Call) -> Tag:
-    return mixes(call, "was called in a form the engine does not know")
+rule("lstm gru rnn_tanh rnn_relu")(unknown_form)

@@ -1,0 +1,59 @@
+"""Where examples lie after operations on matrices, vectors and frequencies that leave leading dimensions alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tacit.gradients.layers.registry import Call, mixes, pairs, removed, rule, rule_of_one
+from tacit.gradients.layout import Layout, Tag
+
+_INNER = {
+    1: "pairwise_distance searchsorted multinomial",
+    2: """cdist tril triu linalg_inv linalg_inv_ex inverse linalg_det det logdet linalg_slogdet slogdet
+    linalg_cholesky linalg_cholesky_ex cholesky cholesky_solve cholesky_inverse linalg_qr qr linalg_svd linalg_svdvals
+    svd linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_solve linalg_solve_ex linalg_solve_triangular
+    linalg_lstsq linalg_lu linalg_lu_factor linalg_pinv pinverse linalg_matrix_exp matrix_exp linalg_matrix_power
+    matrix_power linalg_matrix_rank""",
+    3: "max_unpool2d grid_sampler grid_sampler_2d",
+    4: "max_unpool3d grid_sampler_3d",
+}
+"""Operations by the number of last dimensions that they work on; those before are treated one by one."""
+
+_WIDTH = {name: inner for inner, names in _INNER.items() for name in names.split()}
+
+
+@rule(" ".join(_WIDTH))
+def _leading(call: Call) -> Tag:
+    inner = _WIDTH[call.name]
+    if call.name == "cdist" and call.has_only(call.main()):
+        inner = 1  # every row by itself is compared with the constants
+    rank = max(t.ndim - inner for t in (*call.args, *call.kwargs.values()) if isinstance(t, Tensor))
+    found: Layout | None = None
+    for t, tag in call.layouts():
+        if tag.dim >= t.ndim - inner:
+            return mixes(call, "works across examples")
+        here = tag.at(rank - (t.ndim - inner) + tag.dim)
+        if found is not None and (found.dim != here.dim or not found.same_order(here)):
+            return pairs(call)
+        found = here
+    assert found is not None
+    return found
+
+
+@rule_of_one("diagonal")
+def _diagonal(call: Call) -> Tag:
+    x, layout = call.first()
+    dims = [d % x.ndim for d in (call.arg(2, "dim1", default=0), call.arg(3, "dim2", default=1))]
+    return mixes(call, "works across examples") if layout.dim in dims else removed(layout, dims, False)
+
+
+@rule_of_one("diag_embed")
+def _diag_embed(call: Call) -> Tag:
+    x, layout = call.first()
+    moved = len(call.args) > 2 or "dim1" in call.kwargs or "dim2" in call.kwargs
+    return mixes(call, "works across examples") if moved or layout.dim == x.ndim - 1 else layout
+
+
+@rule_of_one("view_as_real view_as_complex bucketize")
+def _same(call: Call) -> Tag:
+    return call.first()[1]

@@ -1,0 +1,70 @@
+"""What is known of a function before its arguments are looked at: decided once for each function, not for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn import functional as F
+
+from tacit.gradients.names import EXPORTS, METADATA, POINTWISE, READS, SHOWN, canonical, words, writes
+from tacit.gradients.remembered import REMEMBERED
+from tacit.gradients.traced import opened
+
+_SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
+"""Functions of single entries that call one operation of the same name: nothing is seen by running their bodies."""
+
+_ENTRYWISE = words(
+    """
+    add sub mul div true_divide rsub pow neg abs exp expm1 log log1p log2 sqrt rsqrt sin cos tanh erf sigmoid relu relu6
+    leaky_relu elu selu celu gelu silu mish softplus hardtanh hardsigmoid hardswish log_sigmoid clamp clamp_min
+    clamp_max minimum maximum masked_fill eq ne lt le gt ge logical_and logical_not logical_or reciprocal square float
+    clone dropout
+    """
+)
+"""Operations of `POINTWISE` whose output is a new tensor of their arguments' common shape, whatever they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A function that PyTorch shows to tensors of the batch."""
+
+    name: str
+    """One name for all functions that compute the same (`names.canonical`)."""
+    is_metadata: bool
+    is_special: bool
+    """Whether it copies, shows or reads values, or works on lists of tensors in place."""
+    is_pointwise: bool
+    is_entrywise: bool
+    """Whether entries of examples that lie alike in all its arguments lie there in its output too."""
+    is_remembered: bool
+    """Whether a decision about it is remembered (`remembered`)."""
+    writes: bool
+    """Whether it changes its first argument in place."""
+    is_simple: bool
+    """Whether running its body would show nothing, given one argument."""
+    body: Callable[..., Any] | None
+    """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
+
+
+_KINDS: dict[Callable[..., Any], Kind] = {}
+known = _KINDS.get
+
+
+def kind_of(func: Callable[..., Any]) -> Kind:
+    """Return a function's kind, and remember it for `known`."""
+    name = canonical(func)
+    found = Kind(
+        name=name,
+        is_metadata=name in METADATA,
+        is_special=name in EXPORTS | SHOWN | READS or name == "detach" or name.startswith("_foreach_"),
+        is_pointwise=name in POINTWISE,
+        is_entrywise=name in _ENTRYWISE and not writes(func),
+        is_remembered=name in REMEMBERED and not writes(func),
+        writes=writes(func),
+        is_simple=func in _SIMPLE,
+        body=opened(func),
+    )
+    _KINDS[func] = found
+    return found

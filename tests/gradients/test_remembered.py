@@ -1,0 +1,205 @@
+"""Decisions are found again only if all that they depend on is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.gradients import attach
+from tacit.gradients.engine import Engine
+
+
+class Flat:
+    def partition(self, shapes: Any) -> list[tuple[str, ...]]:
+        return [tuple(shapes)]
+
+    def weights(self, norms: Tensor) -> Tensor:
+        return (1 / norms).clamp(max=1.0)
+
+
+class Changing(nn.Module):
+    """A model whose code between two layers is exchanged between batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.between: Callable[[Tensor], Tensor] = lambda h: h
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.between(self.first(x))
+        out: Tensor = self.last(h)
+        return out
+
+
+def batch(model: nn.Module, size: int = 6) -> tuple[Tensor, Tensor]:
+    dtype = next(model.parameters()).dtype
+    return torch.randn(size, 6, dtype=dtype), torch.randint(0, 3, (size,))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    out = model(x)
+    return F.cross_entropy(out.flatten(1)[:, :3], y)
+
+
+def expect_exact(engine: Engine, model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """The engine's sum on this batch is that of a loop over single examples."""
+    loss(model, x, y).backward()
+    found = engine.clipped_sum(Flat())
+    engine.detach()
+    wanted = {name: torch.zeros_like(p) for name, p in model.named_parameters() if p.requires_grad}
+    for i in range(len(x)):
+        loss(model, x[i : i + 1], y[i : i + 1]).backward()
+        grads = {
+            n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters() if n in wanted
+        }
+        norm = torch.sqrt(sum((g.double() ** 2).sum() for g in grads.values()))  # type: ignore[arg-type]
+        for name, g in grads.items():
+            wanted[name] += g * min(1.0, float(1 / norm))
+        model.zero_grad()
+    for name, want in wanted.items():
+        torch.testing.assert_close(found[name], want, rtol=1e-4, atol=1e-5)
+
+
+def step(engine: Engine, model: nn.Module, size: int = 6) -> None:
+    loss(model, *batch(model, size)).backward()
+    engine.clipped_sum(Flat())
+
+
+def trained(model: nn.Module, batches: int = 3) -> Engine:
+    engine = attach(model)
+    for _ in range(batches):
+        step(engine, model)
+    return engine
+
+
+MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "an argument": (lambda h: h.transpose(0, 1).transpose(0, 1), lambda h: h.transpose(0, 1).transpose(1, 1)),
+    "a shape": (lambda h: h.view(-1, 2, 3).flatten(1), lambda h: h.t().reshape(-1, 2, 3).flatten(1)),
+    "a layout": (lambda h: h.softmax(1), lambda h: h.t().contiguous().softmax(1).t()),
+    "the dimension of a sum": (lambda h: h + h.sum(1, keepdim=True), lambda h: h + h.sum(0, keepdim=True)),
+    "a slice": (lambda h: h[:, :6], lambda h: h[:1].expand(6, 6)),
+    "an index": (lambda h: h[:, None].squeeze(1), lambda h: h + h[torch.tensor([1, 2, 3, 4, 5, 0])]),
+    "a constant that becomes batch data": (lambda h: h @ torch.eye(6), lambda h: h @ h),
+    "the same tensor twice": (lambda h: (h[:, None] @ h[:, :, None]).expand(-1, 1, 6)[:, 0], lambda h: h @ h.t()),
+    "an attention": (
+        lambda h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0],
+        lambda h: F.scaled_dot_product_attention(h, h, h),
+    ),
+    "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
+}
+
+
+@pytest.mark.parametrize("premise", MIXING)
+def test_a_model_that_begins_to_mix_is_refused(premise: str) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    before, after = MIXING[premise]
+    model.between = before
+    engine = trained(model)
+    model.between = after
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_slice_that_was_the_whole_batch_is_refused_in_a_larger_one() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: torch.cat([h[:6], h[6:]])
+    engine = trained(model)
+    model.between = lambda h: h[:6]
+    with pytest.raises((ValueError, RuntimeError)):
+        F.cross_entropy(model(torch.randn(12, 6)), torch.randint(0, 3, (6,))).backward()
+    engine.detach()
+
+
+def test_a_reshape_to_fixed_sizes_is_decided_anew_for_another_batch_size() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.view(6, -1).view(-1, 6)
+    engine = trained(model)
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model, 9)  # rows of 9 examples in 6 rows of 9 entries
+
+
+def test_a_tensor_kept_from_an_earlier_batch_is_refused_though_it_looks_the_same() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h[:, :6].transpose(0, 1).transpose(0, 1)
+    engine = trained(model)
+    kept: list[Tensor] = []
+
+    def keeping(h: Tensor) -> Tensor:
+        kept.append(h)
+        return (h + kept[0][:, :6].detach()) if len(kept) > 1 else h
+
+    model.between = keeping
+    step(engine, model)
+    with pytest.raises((ValueError, RuntimeError), match="earlier batch"):
+        step(engine, model)
+
+
+HONEST: dict[str, Callable[[Changing], None]] = {
+    "a parameter is frozen": lambda model: setattr(model.first.weight, "requires_grad", False),
+    "the training flag": lambda model: setattr(model, "training", False),
+    "an in-place write": lambda model: setattr(model, "between", lambda h: h.clone().mul_(2)[:, :6]),
+    "a shape": lambda model: setattr(model, "between", lambda h: h.view(-1, 3, 2).transpose(1, 2).flatten(1)),
+    "two dimensions more": lambda model: setattr(model, "between", lambda h: h[:, None, None].flatten(1)),
+    "a constant tensor for a number": lambda model: setattr(model, "between", lambda h: h * torch.full((6,), 2.0)),
+}
+
+
+@pytest.mark.parametrize("change", HONEST)
+def test_gradients_are_exact_after_a_change_between_batches(change: str) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
+    engine = trained(model)
+    HONEST[change](model)
+    expect_exact(engine, model, *batch(model))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 13])
+def test_gradients_are_exact_for_another_batch_size(size: int) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: (h.view(-1, 2, 3).transpose(1, 2).flatten(1) + h[:, :6]).unsqueeze(1).squeeze(1)
+    engine = trained(model)
+    expect_exact(engine, model, *batch(model, size))
+
+
+def test_a_decision_about_another_dtype_is_not_used() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.view(-1, 2, 3).flatten(1)
+    engine = trained(model)
+    keys = set(engine._recorder.decisions)
+    model.between = lambda h: h.double().view(-1, 2, 3).flatten(1).float()
+    step(engine, model)
+    assert set(engine._recorder.decisions) > keys
+
+
+def test_the_second_batch_asks_no_rule_for_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
+    engine = trained(model)
+    asked: list[str] = []
+    tag = engine._recorder.guard.tag
+    monkeypatch.setattr(engine._recorder.guard, "tag", lambda call: asked.append(call.name) or tag(call))
+    loss(model, *batch(model)).backward()
+    assert not {"view", "transpose", "flatten", "getitem"} & set(asked)
+
+
+def test_no_more_decisions_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.gradients.recorder.MOST", 5)
+    model = Changing()
+    model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
+    engine = attach(model)
+    for size in range(4, 12):
+        step(engine, model, size)
+        assert len(engine._recorder.decisions) <= 5
