@@ -109,7 +109,7 @@ class SampledGaussians:
 
     @property
     def single(self) -> bool:
-        """Whether there is one sampled sum and nothing else."""
+        """True if there is one sampled sum and nothing else."""
         return self.counts.size == 1 and float(self.counts[0]) == 1 and not self.shift and not self.replaced
 
     @property

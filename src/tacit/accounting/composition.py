@@ -119,7 +119,7 @@ class Composition:
 
     @property
     def discrete(self) -> bool:
-        """Whether some noise is discrete Gaussian, also in runs that were chosen among."""
+        """True if some noise is discrete Gaussian, also in runs that were chosen among."""
         bases = [term.base for term, _ in self.terms]
         return any(
             isinstance(base, DiscreteGaussian) or (isinstance(base, Best) and base.candidate.discrete) for base in bases

@@ -240,7 +240,7 @@ class TiltedSum:
         return float(np.clip(epsilon, self.points[index], self.points[index + 1]))
 
     def _rounding(self, away: Array) -> Array:
-        """What rounding of p̃ can do to the sums over the points from each one on."""
+        """Return what rounding of p̃ can do to the sums over the points from each one on."""
         weight = np.exp(np.clip(-2 * self.tilt * away, -700, _CLIP))
         return np.asarray(self.error * np.sqrt(np.cumsum(weight[::-1])[::-1]), dtype=np.float64)
 

@@ -87,7 +87,7 @@ class _Found:
 
     @property
     def close(self) -> bool:
-        """Whether the upper bound is certified: it falls by no more than `CLOSE` when the truth rises."""
+        """True if the upper bound is certified: it falls by no more than `CLOSE` when the truth rises."""
         return self.gap <= _goal() or self.upper == 0
 
 

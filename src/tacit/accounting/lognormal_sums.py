@@ -23,7 +23,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Rounding(NamedTuple):
-    """Whether the law is a bound from below, and whether what cannot be exact makes W larger."""
+    """The direction of rounding: a bound from below or not, and larger or smaller W where it cannot be exact."""
 
     below: bool
     raises: bool

@@ -273,6 +273,6 @@ def _check_counts(composition: Composition) -> None:
 
 
 def _next_to_no_noise(composition: Composition) -> bool:
-    """Whether some release is as good as exact, so that nothing is claimed."""
+    """Return True if some release is as good as exact, so that nothing is claimed."""
     bases = [term.base for term, _ in composition.parts]
     return any(isinstance(base, comp.Gaussian | comp.Laplace) and base.noise_multiplier < LEAST_NOISE for base in bases)

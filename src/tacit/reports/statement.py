@@ -215,7 +215,7 @@ def _strength(facts: Findings) -> str:
 
 
 def _family(found: Guarantee, size: int = 4) -> str:
-    """What holds for so many records together, such as those of a family or one person's visits."""
+    """Return what holds for so many records together, such as those of a family or one person's visits."""
     method, unit = find(found.accountant), clean(found.unit)
     try:
         epsilon = method.group(found.composition, size, delta=found.delta).upper

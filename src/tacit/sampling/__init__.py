@@ -1,4 +1,4 @@
-"""Who takes part in each step, and how the lot reaches the model in batches."""
+"""Samplers, and lots cut into batches."""
 
 from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler

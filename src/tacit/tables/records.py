@@ -148,7 +148,7 @@ def _write(spool: IO[bytes], data: bytes) -> None:
 
 
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:
-    """Who is kept for testing: each record with probability ``fraction``, whoever else is there.
+    """Return which records are kept for testing: each with probability ``fraction``, whichever others are there.
 
     Assigned so, one record more or fewer changes nobody else's place.
     """

@@ -1,4 +1,4 @@
-"""What a table's columns are: declared by its owner, never read off the records.
+"""The schema of a table: declared by its owner, never read off the records.
 
 A schema is a JSON file to be written, or proposed by ``tacit data schema`` and then edited:
 

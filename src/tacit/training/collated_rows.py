@@ -43,7 +43,7 @@ class Rows:
         return _mapped(value, lambda part: self._cut(part, count, rows))
 
     def agree(self, whole: Any, size: int, part: Any, records: Sequence[int]) -> bool:
-        """Whether ``records`` have the same rows, shapes included, in a batch of ``size`` and in ``part``.
+        """Return True if ``records`` have the same rows, shapes included, in a batch of ``size`` and in ``part``.
 
         What cannot be compared (packed sequences, objects of the caller's own) counts as the same.
         """

@@ -114,7 +114,7 @@ def check_sampler(sampler: Any) -> None:
 
 
 def _is_of_accelerate(thing: Any) -> bool:
-    """Whether ``accelerator.prepare`` has put it into a loader."""
+    """Return True if ``accelerator.prepare`` has put it into a loader."""
     return type(thing).__module__ == "accelerate.data_loader"
 
 

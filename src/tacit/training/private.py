@@ -309,7 +309,7 @@ def make_private(
 
 
 def _tell(run: PrivateRun) -> None:
-    """What the first step will be, before anything is spent; a step that cannot be asked for fails here."""
+    """Return what the first step will be, before anything is spent; a step that cannot be asked for fails here."""
     first = run.next_step()
     log.info(
         "private run: %d steps, noise multiplier %.4g of a whole step; %s",

@@ -24,7 +24,7 @@ The score is part of what is paid for. It must come from public data, or from th
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[S, T]):
-    """What one run gave. All three fields may be released."""
+    """The outcome of one run. All three fields may be released."""
 
     setting: S
     score: float

@@ -1,4 +1,4 @@
-"""What one run of a selection may do: no more than was declared when the selection was charged."""
+"""Check that one run of a selection does no more than was declared when the selection was charged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cover:
 
 
 def covers(base: Composition, done: Composition) -> bool:
-    """Whether every term of ``done`` can be given a term of ``base`` of its own that dominates it.
+    """Return True if every term of ``done`` can be given a term of ``base`` of its own that dominates it.
 
     Found greedily, so a no may be too strict where noise and sampling rate vary crosswise; a yes is always right.
     """

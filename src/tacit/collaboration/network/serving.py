@@ -169,7 +169,7 @@ def _claimed(context: Any) -> Peer:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address``, HOST:PORT, can be reached from this machine only."""
+    """Return True if ``address``, HOST:PORT, can be reached from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

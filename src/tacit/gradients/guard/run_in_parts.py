@@ -1,4 +1,4 @@
-"""Whether what a model says of an example depends on who else is in the batch, found by running parts of the batch.
+"""Run parts of the batch, to detect that an example's output depends on the others.
 
 What operations show is followed one by one. This finds, in one batch, what they do not show: examples that influence
 each other through sizes, counts, places in the batch, or code that PyTorch does not see.
