@@ -100,7 +100,7 @@ class SampledGaussians:
 
     @property
     def infinite(self) -> float:
-        """What was cut off: E[1 - Φ((c - x)/ω)] = Φ((m - c)/sqrt(1 + ω²)) for x of mean m, at most once a step."""
+        """Return the mass cut: E[1 - Φ((c - x)/ω)] = Φ((m - c)/sqrt(1 + ω²)) for x of mean m, at most once a step."""
         if self.cut is None:
             return 0.0
         spread = np.sqrt(1 + self.cut.width**2)

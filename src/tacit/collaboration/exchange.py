@@ -1,4 +1,4 @@
-"""Protocols: which participant exchanges parameters with the server, and when (Shokri & Shmatikov 2015, section 5.5)."""
+"""Protocols: which participant exchanges parameters with the server, when (Shokri & Shmatikov 2015, section 5.5)."""
 
 from __future__ import annotations
 

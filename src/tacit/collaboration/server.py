@@ -157,7 +157,7 @@ class ParameterServer:
             self._decay()
 
     def headroom(self, uploads: int) -> bool:
-        """Whether so many uploads, whatever is in them, leave all parameters finite: they can be checked together."""
+        """Return True if so many uploads, whatever is in them, leave all parameters finite."""
         more = 2 * uploads * self.rules.bound
         if self._reach + more >= _LARGEST_VALUE:
             self._reach = _reach(self._w)

@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a simulation. Accuracies are of the test set, after the last epoch; ``history`` has one for each epoch.
+    """The result of a simulation. Accuracies are of the test set after the last epoch; ``history`` has all epochs'.
 
     ``centralised_accuracy`` is of SGD on the pooled records of all participants, ``standalone_accuracy`` the mean of
     participants who train alone, both for as many epochs; None if they were not wanted. ``protocol_seconds`` is the

@@ -94,7 +94,7 @@ class Withheld:
 
 
 def handed_on(node: Any) -> bool:
-    """Whether this is the node at which FSDP learns that a backward pass is over; its gradients pass unchanged."""
+    """Return True for the node at which FSDP learns that a backward pass is over; gradients pass unchanged."""
     made = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     kind = getattr(type(node), "_forward_cls", None)
     return kind is not None and kind is getattr(made, "RegisterPostBackwardFunction", None)

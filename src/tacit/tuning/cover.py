@@ -51,7 +51,7 @@ def covers(base: Composition, done: Composition) -> bool:
 
 
 def dominates(costly: Term, term: Term) -> bool:
-    """Whether ``term`` is ``costly`` seen through a channel that does not know the data, so that it costs no more.
+    """Return True if ``term`` is ``costly`` through a channel that does not know the data, so that it costs no more.
 
     For a Gaussian sum: with more noise, add the difference. At a lower Poisson rate q < q', with chance 1 - q/q' put
     the answer without the record in place of the given one. Any sample costs at most what all records cost.

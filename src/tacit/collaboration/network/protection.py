@@ -18,7 +18,7 @@ _NAMES = {LocalDpSgd: "dp-sgd", GaussianPrivacy: "gaussian", SparseVectorPrivacy
 
 
 def budget(settings: Settings) -> Budget | None:
-    """What may be spent in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
+    """Return the budget in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
     privacy = settings.privacy
     if privacy is None:
         return None

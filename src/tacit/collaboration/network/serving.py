@@ -40,7 +40,7 @@ _STREAMS = 32  # requests of one connection at a time; the others wait with thei
 
 
 class Served(Protocol):
-    """What can be served: it answers named questions of certified people."""
+    """A service: it answers named questions of certified people."""
 
     traffic: Traffic
 

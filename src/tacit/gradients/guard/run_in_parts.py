@@ -269,7 +269,7 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
 
 
 def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
-    """Whether two tensors agree up to the roundings of their type, or of ``coarsest``, in which they were computed.
+    """Return True if two tensors agree up to rounding in their type, or in ``coarsest``.
 
     Along dimensions whose size data decided (``free``) they are compared in what they have in common.
     """
