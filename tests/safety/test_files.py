@@ -255,7 +255,9 @@ def test_any_csv_is_read_or_refused_by_one_sentence(tmp_path_factory: pytest.Tem
         st.lists(st.text(st.characters(codec="utf-8"), max_size=8), min_size=2, max_size=2), min_size=1, max_size=8
     )
 )
-def test_what_was_written_as_csv_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]) -> None:
+def test_rows_written_as_csv_are_read_back_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
+) -> None:
     path = tmp_path_factory.mktemp("csv") / "table.csv"
     buffer = io.StringIO(newline="")
     csv.writer(buffer).writerows([["p", "q"], *rows])

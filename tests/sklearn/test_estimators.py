@@ -155,7 +155,7 @@ def test_a_search_that_costs_too_much_is_refused() -> None:
     assert 1.0 < account.guarantee().epsilon <= 1.3
 
 
-def test_what_cannot_be_paid_for_charges_nothing() -> None:
+def test_a_fit_that_exceeds_the_account_or_has_too_few_rows_charges_nothing() -> None:
     X, y = data(600)
     account = Account(records=600, epsilon=0.5, delta=1e-5)
     for piece in (PrivateScaler(epsilon=0.6, account=account), PrivateClassifier(epsilon=0.6, account=account)):

@@ -55,7 +55,7 @@ def test_all_of_it_costs_no_more_than_the_budget(
     ("words", "text"),
     [(["--trials", "1"], "trials is 1"), (["--test-fraction", "0"], "above 0"), (["--epsilon", "0.01"], "too few")],
 )
-def test_what_cannot_be_tuned_costs_nothing(
+def test_a_refused_tuning_costs_nothing_and_writes_no_run(
     table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table.with_suffix(".schema.json").write_text(json.dumps(SCHEMA))
