@@ -55,7 +55,7 @@ def test_changes_are_clipped_noisy_and_charged_until_the_budget_is_spent(tmp_pat
     assert len(Ledger.load(tmp_path / "north.jsonl")) == 3
 
 
-def test_what_is_not_finite_counts_as_nothing(tmp_path: Path) -> None:
+def test_the_filter_sends_finite_values_for_a_non_finite_update(tmp_path: Path) -> None:
     sent = from_shareable(make(tmp_path).process(result(np.nan), Site()))
     assert all(np.isfinite(value).all() for value in sent.data.values())
 

@@ -376,7 +376,7 @@ def test_rows_in_the_order_of_data_meet_no_constant_for_each_place(name: str) ->
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_KNOWN_PLACEHOLDER(name: str) -> None:
+def test_rows_ordered_by_data_refuse_a_constant_for_each_row_in_common_functions(name: str) -> None:
     refused(name, KNOWN[name])
 
 
