@@ -10,7 +10,7 @@ FLOWER := .venv-flower
 TORCH_VERSIONS ?= 2.11.0 2.15.0
 TORCH_TESTS ?= tests/gradients
 
-.PHONY: demo test test-all test-flower test-torch test-loggers bench zoo clean help
+.PHONY: demo test test-all test-flower test-torch test-loggers docs bench zoo clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
 	@echo "make test-torch   the engine's tests with the lowest and the newest torch (TORCH_VERSIONS), each in its environment"
 	@echo "make test-loggers the tests of the loggers, with Weights & Biases and MLflow installed"
+	@echo "make docs      the documentation as a site (build/site/index.html)"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 	@echo "make zoo       models of other packages, trained privately (writes docs/zoo.md)"
 
@@ -75,6 +76,9 @@ test-torch-%: .venv-torch-%/.installed
 test-loggers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,loggers]"
 	$(BIN)/python -m pytest tests/integrations/test_loggers.py
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"

@@ -448,3 +448,15 @@ def test_a_crash_at_any_moment_of_saving_leaves_a_checkpoint(
             run.load(target)
     assert save(100)
     assert os.listdir(tmp_path) == ["point"]
+
+
+def test_a_closed_run_lets_go_of_the_ledger_that_it_opened_by_its_path(make: Any, train: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    make(steps=2, ledger=path)[2].close()
+    make(steps=2, ledger=path)[2].close()  # with the first still open: LedgerUnavailable
+    shared = tacit.Ledger.open(path)
+    for _ in range(2):
+        run = make(steps=2, ledger=shared)[2]
+        train(run)
+        run.close()
+    assert len(shared) == 4

@@ -16,6 +16,7 @@ from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.describe import describe
 from tacit.cli.plan import plan
+from tacit.cli.planner import planner
 from tacit.cli.predict import predict
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command()(account)
 app.command()(budget)
 app.command()(plan)
+app.command()(planner)
 app.command()(describe)
 app.command()(train)
 app.command()(predict)

@@ -194,6 +194,8 @@ def make_private(
         book = team.ledger(lambda: open_ledger(ledger, header))
         if book is not ledger:
             undo.callback(book.close)
+        if isinstance(ledger, str | Path):
+            until_closed.callback(book.close)  # nobody else holds it, and the next run may want to go on with the file
 
         def solve() -> float:
             return least_noise(

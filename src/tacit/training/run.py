@@ -403,7 +403,7 @@ class PrivateRun:
                 source.branch(f"after {len(self.ledger)} steps")
 
     def close(self) -> None:
-        """Leave model and optimizer as they were found; the ledger stays open."""
+        """Leave model and optimizer as they were found, and close a ledger that was given as a path."""
         if not self._attached:
             return
         self._trial.stop()
