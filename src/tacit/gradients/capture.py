@@ -14,6 +14,7 @@ from tacit.gradients.layout import Mixed, Tag, Total
 from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
 from tacit.gradients.tap import Border, Tap, unscaled
+from tacit.gradients.torch_internals import without_subclasses, write_count
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -41,7 +42,7 @@ class Capture(Recording):
                     self.problems.suspect(tag.reason)
                 elif isinstance(tag, Total) and not any(isinstance(t, Total) for _, t in tagged):
                     kind, inside = tag.kind, self.inside
-                    with torch._C.DisableTorchFunctionSubclass():
+                    with without_subclasses():
                         out.register_hook(lambda grad: self._seeded(kind, grad.detach(), inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
@@ -50,7 +51,7 @@ class Capture(Recording):
         for i, kind in self.inferred.items():
             t = outputs[i] if i < len(outputs) else None
             if self.follows(t) and t is not None and t.requires_grad:
-                with torch._C.DisableTorchFunctionSubclass():
+                with without_subclasses():
                     t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
 
     def _seeded(self, kind: str, grad: Tensor, inside: bool) -> Tensor | None:
@@ -73,12 +74,12 @@ class Capture(Recording):
 
     def arrival(self, saved: Iterable[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = [(t, t._version) for t in saved]
+        watched = [(t, write_count(t)) for t in saved]
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:
             for t, version in watched:
-                if t._version != version:
+                if write_count(t) != version:
                     raise RuntimeError(
                         f"a tensor of {t.ndim} dimensions that a trainable operation has read was modified in place; "
                         "write into a copy"

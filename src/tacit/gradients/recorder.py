@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 from torch.nn import functional as F
 
 from tacit.gradients.capture import Capture
@@ -33,7 +32,8 @@ from tacit.gradients.names import (
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
-from tacit.gradients.traced import Traced, is_compiling, mark_like, opened, plain
+from tacit.gradients.torch_internals import in_transform, without_subclasses
+from tacit.gradients.traced import Traced, mark_like, opened, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
@@ -86,7 +86,7 @@ class Recorder(Capture):
     def _operate(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
     ) -> Any:
-        if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
+        if name in EXPORTS and self.inside and type(args[0]) is Traced:
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
@@ -114,7 +114,7 @@ class Recorder(Capture):
         frozen = FROZEN.get(name) if own_rule else None
         if frozen is not None:
             return frozen(self, func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = func(*args, **kwargs)
         return self.finish(name, func, args, kwargs, out, tagged)
 
@@ -132,7 +132,7 @@ class Recorder(Capture):
         self._scan(args, tagged, shared)
         if kwargs:
             self._scan(kwargs.values(), tagged, shared)
-        if tagged and peek_interpreter_stack() is not None:
+        if tagged and in_transform() is not None:
             self.problems.refuse_now(TRANSFORMED)
         return tagged, shared
 
@@ -171,7 +171,7 @@ class Recorder(Capture):
         if name in POINTWISE and all(isinstance(tag, Total) for tag in tags):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
         if name == "index_select" and isinstance(tags[0], Mixed) and tags[0].order and _is_alike(shared, args):
@@ -182,7 +182,7 @@ class Recorder(Capture):
             reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
             if self.inside:  # elsewhere it may be for the log: wrong only if the loss depends on it
                 self.problems.add(reason)
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
             mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
             return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])

@@ -14,6 +14,7 @@ from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.parameter_uses import Part
 from tacit.gradients.layout import Tag
 from tacit.gradients.problems import Problems
+from tacit.gradients.torch_internals import write_count
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -125,7 +126,7 @@ class Recording(ABC):
         memory that PyTorch alone writes to (a NumPy array that shares it changes no version; one that came by DLPack is
         not seen).
         """
-        seen = {(t.data_ptr(), t._version) for t in inputs}
+        seen = {(t.data_ptr(), write_count(t)) for t in inputs}
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(

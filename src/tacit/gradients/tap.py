@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
+from tacit.gradients.torch_internals import keeps_graph
 
 
 class Tap(torch.autograd.Function):
@@ -31,7 +32,7 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         arrived = ctx.arrived
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not keeps_graph():
             ctx.arrived = _gone  # what it holds is freed now, as autograd frees its own saved tensors
         arrived(grads[0])
         return None, grads[0], None

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
@@ -32,6 +31,7 @@ from tacit.gradients.layers.registry import (
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import LinearTap
+from tacit.gradients.torch_internals import differentiates_forward
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -78,7 +78,7 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     """Computes each row alike too (`alike`)."""
     x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
     layout, kwargs = layout_of(recorder, x), {}
-    if layout is None or layout.dim == x.ndim - 1 or forward_ad._current_level >= 0:
+    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward():
         return recorder.carry_out(func, args, kwargs)
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)

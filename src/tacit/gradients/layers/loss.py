@@ -16,6 +16,7 @@ from tacit.gradients.layers.registry import ALWAYS, Call, bound, layout_of, mixe
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
 from tacit.gradients.names import canonical
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import opened, plain
 
 log = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
             return mean_of_sum(recorder, total, x, layout, plain(target).numel() // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
 
@@ -274,7 +275,7 @@ def _summed(recorder: Recording, func: Any, args: Any, kwargs: Any, tagged: list
     """The sum of cross-entropies in float32 or better of rows in the order of the examples, or None."""
     names = "input target weight reduction ignore_index label_smoothing"
     x, target, *given = bound(names, args, kwargs, ignore_index=-100, label_smoothing=0.0)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
             return None
         layout = _by_classes(Call(canonical(func), func, args, kwargs, None, recorder.batch or 0, tagged))

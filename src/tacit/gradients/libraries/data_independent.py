@@ -27,6 +27,7 @@ from torch.distributions import Distribution
 from torch.utils import checkpoint as checkpointing
 
 from tacit.gradients.libraries.experts import experts_forward
+from tacit.gradients.torch_internals import BRINGS, get_frame
 
 _thread = threading.local()
 
@@ -107,12 +108,12 @@ def only_validates(model: nn.Module) -> bool:
     that only raises: the value decides whether there is an error, and nothing else. It is not so where somebody up to
     the model's call catches errors and goes on: the value would decide which way.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = get_frame(1)
     while frame is not None and _brings(frame):
         frame = frame.f_back
     if frame is None:
         return False
-    if frame.f_code not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
+    if frame.f_code.co_filename not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
         return False
     return not any(_is_caught(caller.f_code, caller.f_lineno) for caller in _up_to_call(frame, model))
 
@@ -134,10 +135,11 @@ def _up_to_call(frame: FrameType | None, model: nn.Module) -> Iterator[FrameType
         frame = frame.f_back
 
 
-_BETWEEN = ("tacit.gradients", "torch.overrides", "torch._tensor")
+_BETWEEN = ("tacit.gradients", *BRINGS)
 """Modules whose code brings an operation from its caller to the engine."""
 
-_VALIDATING = frozenset((Distribution.__init__.__code__, Distribution._validate_sample.__code__))
+_VALIDATING = frozenset([Distribution.__init__.__code__.co_filename])
+"""Where `torch.distributions` validates its arguments and samples."""
 
 
 @functools.lru_cache(16)
