@@ -10,7 +10,7 @@ FLOWER := .venv-flower
 TORCH_VERSIONS ?= 2.11.0 2.15.0
 TORCH_TESTS ?= tests/gradients
 
-.PHONY: demo test test-all test-flower test-torch test-loggers docs bench zoo clean help
+.PHONY: demo test test-all test-flower test-torch test-loggers test-matrix docs dist bench zoo clean help
 
 help:
 	@echo "make demo      install and train on MNIST with privacy; the report is runs/demo/report.html"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-flower  the tests of tacit.flower, in an environment of their own (.venv-flower)"
 	@echo "make test-torch   the engine's tests with the lowest and the newest torch (TORCH_VERSIONS), each in its environment"
 	@echo "make test-loggers the tests of the loggers, with Weights & Biases and MLflow installed"
+	@echo "make test-matrix  the tests of every room but the slowest with each Python that is installed (PYTHONS), then test-torch"
+	@echo "make dist      sdist and wheel in dist, with the compiled kernels or not at all"
 	@echo "make docs      the documentation as a site (build/site/index.html)"
 	@echo "make bench     the benchmarks (writes docs/benchmarks.md)"
 	@echo "make zoo       models of other packages, trained privately (writes docs/zoo.md)"
@@ -77,6 +79,30 @@ test-loggers: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,loggers]"
 	$(BIN)/python -m pytest tests/integrations/test_loggers.py
 
+# Each Python that is there, in an environment of its own.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+MATRIX_TESTS ?= tests/ledger tests/accounting tests/mechanisms tests/sampling tests/kernels tests/training
+
+test-matrix: export OMP_NUM_THREADS = 1
+
+test-matrix:
+	for version in $(PYTHONS); do \
+	  command -v python$$version >/dev/null && python$$version -c '' 2>/dev/null || { echo "python$$version is not installed: left out"; continue; }; \
+	  test -x .venv-python-$$version/bin/python || python$$version -m venv .venv-python-$$version || exit 1; \
+	  .venv-python-$$version/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]" || exit 1; \
+	  .venv-python-$$version/bin/python -m pytest $(MATRIX_TESTS) || exit 1; \
+	done
+	$(MAKE) test-torch
+
+# A wheel without the kernels would be a slower library under the same name.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build
+	TACIT_REQUIRE_KERNELS=1 $(BIN)/python -m build
+	$(BIN)/python -c 'import glob, zipfile; names = zipfile.ZipFile(glob.glob("dist/*.whl")[0]).namelist(); \
+	  assert any("_kernels" in name and name.endswith((".so", ".pyd")) for name in names), "no kernels in the wheel"; \
+	  assert not any(name.endswith((".c", ".h")) for name in names), "C sources in the wheel"'
+
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
 
@@ -94,4 +120,4 @@ zoo: $(STAMP)
 	$(BIN)/python benchmarks/zoo.py --public --time --write
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .venv-torch-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(FLOWER) .venv-torch-* .venv-python-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

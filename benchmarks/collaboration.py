@@ -4,12 +4,13 @@
 with the server in turn; between download and upload each really trains, on one minibatch, so that caches are as cold as
 in use. The median of several rounds. The targets are 1.5 ms without sparse vector and 10 ms with it.
 
-**Load**: 150 clients over loopback, each with a certificate and a TLS connection of its own, in two processes, upload
-(θ_u = 0.1) or download (all) one message after the other from one server, whose uploads are on the disk before they are
-acknowledged. Beside it a bare gRPC echo, with the same certificates and options, of a message of the same length: it
-looks at nothing, keeps nothing, has 16 threads (more made it no quicker) and sends all of it back, whereas an upload's
-acknowledgement is one byte. So there is a bare sink as well that answers with one byte: what gRPC and TLS alone make of
-uploads. Throughput (target: at least half of the echo's) and latency; they take turns.
+**Load**: 150 clients (8 for a model of 10 million parameters) over loopback, each with a certificate and a TLS
+connection of its own, in two processes, upload (θ_u = 0.1) or download (all, or a tenth) one message after the other
+from one server, whose uploads are on the disk before they are acknowledged. Beside it a bare gRPC echo, with the same
+certificates and options, of a message of the same length: it looks at nothing, keeps nothing, has 16 threads (more made
+it no quicker) and sends all of it back, whereas an upload's acknowledgement is one byte. So there is a bare sink too
+that answers with one byte: what gRPC and TLS alone make of uploads. Throughput (target: at least half of the echo's),
+latency, and by how much the server's memory grows at most; they take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from concurrent import futures
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +71,28 @@ def measure(settings: Settings, rounds: int) -> float:
 
 # -- load ------------------------------------------------------------------------------------------------------------
 
-CLIENTS, PROCESSES, PARAMETERS = 150, 2, 140_106
+PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, and how many clients there are: a large model's messages would not fit in memory for more."""
+
+    parameters: int
+    clients: int
+    calls: int  # of each client
+
+
+SMALL, LARGE = Size(140_106, 150, 10), Size(10_000_000, 8, 4)
+REAL = ("upload", "download", "download of a tenth")
 BARE = {"echo of an upload": "Echo", "sink of an upload": "Sink"}
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def agreed() -> Agreement:
-    return Agreement(
-        collaboration="load",
-        model="mlp",
-        layout="load",
-        parameters=PARAMETERS,
-        start=0,
-        stop=PARAMETERS,
-        bound=0.01,
-        upload=0.1,
-        protocol="asynchronous",  # type: ignore[arg-type]
-        pool=0,
-        mean=(0.0,),
-        std=(1.0,),
-    )
+def agreed(size: Size) -> Agreement:
+    owned: dict[str, Any] = {"parameters": size.parameters, "start": 0, "stop": size.parameters}
+    rules: dict[str, Any] = {"bound": 0.01, "upload": 0.1, "protocol": "asynchronous", "pool": 0}
+    return Agreement(collaboration="load", model="mlp", layout="load", **owned, **rules)
 
 
 def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:
@@ -99,7 +102,11 @@ def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:
         own = grpc.ssl_server_credentials(
             [(credentials.key, credentials.certificate)], credentials.authority, require_client_auth=True
         )
-        options = [("grpc.max_receive_message_length", 1 << 24), ("grpc.so_reuseport", 0)]
+        options = [
+            ("grpc.max_receive_message_length", 1 << 27),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),
+        ]
         server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=options)
         bare_methods = {
             "Echo": grpc.unary_unary_rpc_method_handler(lambda request, context: request),
@@ -118,11 +125,11 @@ def run_server(folder: Path, bare: bool, said: Any, stop: Any) -> None:
     real.stop(1.0)
 
 
-def run_clients(folder: Path, port: int, first: int, count: int, calls: int, kind: str, start: Any, said: Any) -> None:
+def run_clients(folder: Path, port: int, first: int, count: int, size: Size, kind: str, start: Any, said: Any) -> None:
     """In a process of its own: so many clients, each a thread and a connection; says how long each call took."""
     rng = np.random.default_rng(first)
-    most = agreed().most
-    places = np.sort(rng.choice(PARAMETERS, size=most, replace=False))
+    most, parameters = agreed(size).most, size.parameters
+    places = np.sort(rng.choice(parameters, size=most, replace=False))
     values = rng.uniform(-0.01, 0.01, size=most).astype(np.float32)
     links = [
         Link(f"127.0.0.1:{port}", Credentials.read(folder / "keys", f"client{number}"), patience=60.0)
@@ -133,22 +140,24 @@ def run_clients(folder: Path, port: int, first: int, count: int, calls: int, kin
 
     def once(link: Link, sequence: int) -> None:
         if kind == "upload":
-            link.push(0, codec.pack_upload(sequence, places, values, size=PARAMETERS))
+            link.push(0, codec.pack_upload(sequence, places, values, size=parameters))
         elif kind == "download":
-            link.pull(1.0, size=PARAMETERS)
+            link.call("Pull", codec.pack_fraction(1.0))
+        elif kind == "download of a tenth":
+            link.call("Pull", codec.pack_fraction(0.1))
         elif kind in BARE:
-            body = codec.pack_token(0) + codec.pack_upload(sequence, places, values, size=PARAMETERS)
+            body = codec.pack_token(0) + codec.pack_upload(sequence, places, values, size=parameters)
             link.call(BARE[kind], body)
         else:
-            link.call("Echo", bytes(4 * PARAMETERS + 20))
+            link.call("Echo", bytes(4 * parameters + 20))
 
     def work(number: int) -> None:
-        for sequence in range(due[number], due[number] + calls):
+        for sequence in range(due[number], due[number] + size.calls):
             begun = time.perf_counter()
             once(links[number], sequence)
             times[number].append(time.perf_counter() - begun)
 
-    if kind in ("upload", "download"):
+    if kind in REAL:
         due = [link.agree()[0] for link in links]
     else:
         for link in links:
@@ -166,16 +175,17 @@ def run_clients(folder: Path, port: int, first: int, count: int, calls: int, kin
         link.close()
 
 
-def under_load(folder: Path, kind: str, calls: int) -> Row:
+def under_load(folder: Path, kind: str, size: Size) -> Row:
     """All clients at once; perf_counter is the same clock in all processes."""
     said, start, stop = SPAWN.Queue(), SPAWN.Event(), SPAWN.Event()
-    server = SPAWN.Process(target=run_server, args=(folder, kind not in ("upload", "download"), said, stop))
+    server = SPAWN.Process(target=run_server, args=(folder, kind not in REAL, said, stop))
     server.start()
-    port, each = said.get(timeout=60), CLIENTS // PROCESSES
+    port, each = said.get(timeout=60), size.clients // PROCESSES
     clients = [
-        SPAWN.Process(target=run_clients, args=(folder, port, number * each, each, calls, kind, start, said))
+        SPAWN.Process(target=run_clients, args=(folder, port, number * each, each, size, kind, start, said))
         for number in range(PROCESSES)
     ]
+    before = peak_memory(server.pid)
     for client in clients:
         client.start()
     for _ in clients:
@@ -184,39 +194,65 @@ def under_load(folder: Path, kind: str, calls: int) -> Row:
     results = [said.get(timeout=300) for _ in clients]
     for client in clients:
         client.join()
+    memory = peak_memory(server.pid) - before
     stop.set()
     server.join()
     seconds = max(end for _, end, _ in results) - min(begin for begin, _, _ in results)
     times = np.array([value for _, _, found in results for value in found])
     p50, p99 = np.quantile(times, [0.5, 0.99])
-    return {"case": kind, "per_second": times.size / seconds, "p50_ms": 1000 * p50, "p99_ms": 1000 * p99}
+    return {
+        "case": kind,
+        "per_second": times.size / seconds,
+        "p50_ms": 1000 * p50,
+        "p99_ms": 1000 * p99,
+        "megabytes": memory,
+    }
 
 
-def load(calls: int, rounds: int) -> list[Row]:
+def peak_memory(process: int | None) -> float:
+    """Megabytes that a process has had at once, at most."""
+    text = Path(f"/proc/{process}/status").read_text()
+    return float(text.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def load(size: Size, rounds: int) -> list[Row]:
     """Medians of some rounds, and the ratio to the echo."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        names = [f"client{number}" for number in range(CLIENTS)]
+        names = [f"client{number}" for number in range(size.clients)]
         make_keys(folder / "keys", servers=["127.0.0.1"], participants=names)
-        initial = np.zeros(PARAMETERS, dtype=np.float32)
-        store = Store.create(folder / "state", agreed(), initial, rules_for(agreed(), participants=CLIENTS))
+        initial = np.zeros(size.parameters, dtype=np.float32)
+        store = Store.create(
+            folder / "state", agreed(size), initial, rules_for(agreed(size), participants=size.clients)
+        )
         for name in names:
             store.admit(name)
         store.close()
-        kinds = ("echo of an upload", "upload", "echo of a download", "download", "sink of an upload")
+        kinds = (
+            "echo of an upload",
+            "upload",
+            "echo of a download",
+            "download",
+            "download of a tenth",
+            "sink of an upload",
+        )
         found: dict[str, list[Row]] = {kind: [] for kind in kinds}
         for _ in range(rounds):
             for kind in kinds:
-                found[kind].append(under_load(folder, kind, calls))
+                found[kind].append(under_load(folder, kind, size))
     rows = []
     for kind in kinds:
         row: Row = {"case": kind}
-        row |= {key: statistics.median(r[key] for r in found[kind]) for key in ("per_second", "p50_ms", "p99_ms")}
+        row |= {
+            key: statistics.median(r[key] for r in found[kind])
+            for key in ("per_second", "p50_ms", "p99_ms", "megabytes")
+        }
         rows.append(row)
     for echo, real in ((rows[0], rows[1]), (rows[2], rows[3])):
         real["ratio"], real["target"] = real["per_second"] / echo["per_second"], 0.5
         real["p50_ratio"], real["p99_ratio"] = real["p50_ms"] / echo["p50_ms"], real["p99_ms"] / echo["p99_ms"]
-    rows[1]["ratio_to_sink"] = rows[1]["per_second"] / rows[4]["per_second"]
+    rows[4]["of_whole"] = rows[4]["per_second"] / rows[3]["per_second"]
+    rows[1]["ratio_to_sink"] = rows[1]["per_second"] / rows[5]["per_second"]
     return rows
 
 
@@ -224,18 +260,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--calls", type=int, default=10, help="of each client, under load")
-    parser.add_argument("--only", choices=["exchange", "load"])
+    parser.add_argument("--only", choices=["exchange", "load", "large"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     facts: dict[str, list[Row]] = {}
-    if arguments.only != "load":
+    if arguments.only in (None, "exchange"):
         facts["exchange"] = [
             {"case": name, "milliseconds": measure(settings, arguments.rounds), "target": target}
             for name, target, settings in CASES
         ]
-    if arguments.only != "exchange":
-        facts["load"] = load(arguments.calls, max(arguments.rounds // 2, 1))
+    for name, size in (("load", SMALL), ("large", LARGE)):
+        if arguments.only in (None, name):
+            facts[name] = load(size, max(arguments.rounds // 2, 1))
     if arguments.json:
         print(json.dumps(facts))
         return
@@ -243,13 +279,17 @@ def main() -> None:
         print(f"{'exchange':<36} {'ms of CPU':>9} {'target':>7}")
         for row in facts["exchange"]:
             print(f"{row['case']:<36} {row['milliseconds']:>9.2f} {row['target'] or '–':>7}")
-    if "load" in facts:
-        columns = f"{'a second':>9} {'p50 ms':>8} {'p99 ms':>8} {'of echo':>8} {'target':>7}"
-        print(f"{f'{CLIENTS} clients over TLS':<36} {columns}")
-        for row in facts["load"]:
+    for name, size in (("load", SMALL), ("large", LARGE)):
+        if name not in facts:
+            continue
+        columns = f"{'a second':>9} {'p50 ms':>8} {'p99 ms':>8} {'more MB':>8} {'of echo':>8} {'target':>7}"
+        print(f"{f'{size.parameters:,} parameters, {size.clients} clients':<36} {columns}")
+        for row in facts[name]:
             ratio = f"{row['ratio']:>8.2f} {row['target']:>7}" if "ratio" in row else f"{'–':>8} {'–':>7}"
-            print(f"{row['case']:<36} {row['per_second']:>9.0f} {row['p50_ms']:>8.1f} {row['p99_ms']:>8.1f} {ratio}")
-        print(f"uploads, of the sink: {facts['load'][1]['ratio_to_sink']:.2f}")
+            rate = f"{row['per_second']:>9.1f} {row['p50_ms']:>8.1f} {row['p99_ms']:>8.1f} {row['megabytes']:>8.0f}"
+            print(f"{row['case']:<36} {rate} {ratio}")
+        print(f"uploads, of the sink: {facts[name][1]['ratio_to_sink']:.2f}")
+        print(f"downloads of a tenth, of whole ones: {facts[name][4]['of_whole']:.2f}")
 
 
 if __name__ == "__main__":

@@ -224,6 +224,22 @@ class SeededSource(Source):
         return hashlib.sha256(f"tacit seeded source {self._seed} {process}".encode()).digest()
 
 
+class KeyedSource(Source):
+    """The stream of a key that was drawn from another source: made again from the same key, it says the same again.
+
+    For noise of past steps that later steps need once more. Its worth is that of the key.
+    """
+
+    secure = False
+
+    def __init__(self, key: bytes | bytearray) -> None:
+        self._given = key
+        super().__init__()
+
+    def _key(self, *, forked: bool) -> bytes:
+        return bytes(self._given)
+
+
 _sources: weakref.WeakSet[Source] = weakref.WeakSet()
 
 

@@ -242,3 +242,21 @@ def test_a_mistake_that_quotes_a_damaged_file_stays_short(capsys: pytest.Capture
     long = "x" * 50_000
     code, _, err = run(capsys, "account", f"{long}.jsonl", "--delta", "1e-5")
     assert (code, len(err) < 1100, err.count("…")) == (2, True, 1)
+
+
+def test_plan_and_account_know_correlated_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = ("--noise", "banded-toeplitz", "--bands", "4", "--accountant", "rdp", "--delta", "1e-5", "--json")
+    size = ("--records", "6000", "--lot-size", "60", "--epochs", "4", "--epsilon", "2")
+    code, out, _ = run(capsys, "plan", *size, *noise)
+    assert code == 0
+    planned = json.loads(out)
+    assert planned["sampling"] == "cyclic Poisson"
+    level = repr(planned["noise_multiplier"])
+    code, out, _ = run(
+        capsys, "account", "--sampling-rate", "0.01", "--steps", "400", "--noise-multiplier", level, *noise
+    )
+    assert code == 0
+    assert json.loads(out)["epsilon"] == pytest.approx(planned["epsilon"], rel=1e-6)
+    code, _, err = run(capsys, "plan", *size, "--delta", "1e-5", "--bands", "4")
+    assert code == 2
+    assert "--bands is 4" in err

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tacit.collaboration import (
     Download,
@@ -122,7 +123,12 @@ def test_local_sgd_is_sgd_with_a_falling_rate() -> None:
     model, naive = nn.Linear(3, 2), nn.Linear(3, 2)
     naive.load_state_dict(model.state_dict())
     train = LocalSgd(
-        model, x, y, learning_rate=0.5, decay=0.1, batch_size=4, generator=torch.Generator().manual_seed(9)
+        model,
+        TensorDataset(x, y),
+        learning_rate=0.5,
+        decay=0.1,
+        batch_size=4,
+        generator=torch.Generator().manual_seed(9),
     )
     train()
     train()

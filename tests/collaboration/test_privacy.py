@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tacit.accounting import account
 from tacit.collaboration import (
@@ -141,7 +142,12 @@ def test_local_dp_sgd_is_charged_for_each_lot_and_stays_within_its_budget(small:
     z = privacy.noise_multiplier(records=50, epochs=3)
     model, ledger = nn.Linear(20, 5), Ledger(Header())
     train = privacy.trainer(
-        model, small.inputs[:50], small.labels[:50], epochs=3, noise_multiplier=z, ledger=ledger, seed=None
+        model,
+        TensorDataset(small.inputs[:50], small.labels[:50]),
+        epochs=3,
+        noise_multiplier=z,
+        ledger=ledger,
+        seed=None,
     )
     for epoch in range(3):
         before = model.weight.detach().clone()

@@ -181,12 +181,12 @@ def test_any_sequence_of_uploads_leaves_the_sum_of_the_accepted(pushed: list[tup
         if sum(accepted.values()) % 3 == 0:
             stat *= 0.8
     assert one.parameters.tobytes() == expected.tobytes()
-    assert one.stat == pytest.approx(stat, rel=1e-12)
+    assert one.stat == pytest.approx(stat, rel=1e-5)
     assert one.participants == accepted
 
 
 def test_lazy_decay_is_eager_decay_over_a_long_time() -> None:
-    """Far beyond where the unit would leave float64 (0.8^-3200), and still to twelve figures."""
+    """Far beyond where the unit would leave float32 (0.8^-400), and still to five figures."""
     rng = np.random.default_rng(3)
     one = ParameterServer(np.zeros(30, dtype=np.float32), Rules(bound=1.0), ["ann"])
     stat = np.zeros(30)
@@ -196,7 +196,7 @@ def test_lazy_decay_is_eager_decay_over_a_long_time() -> None:
         stat[indices] += 1
         stat *= 0.8
         if sequence % 500 == 499:
-            assert one.stat == pytest.approx(stat, rel=1e-12)
+            assert one.stat == pytest.approx(stat, rel=1e-5)
             assert set(one.pull(0.3).indices.tolist()) == set(np.argsort(-stat, kind="stable")[:9].tolist())
 
 

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch.utils.data import TensorDataset
 
 from flower.helpers import NODES, RECORDS, Killed, MemoryGrid, network, records
 from tacit.collaboration import (
@@ -108,7 +109,7 @@ def reference(
         person = workshop.participant(
             str(node),
             network(),
-            *records(number),
+            TensorDataset(*records(number)),
             source=source,
             ledger=lambda header, node=node: books.setdefault(node, Ledger(header)),
         )

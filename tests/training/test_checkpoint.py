@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -460,3 +461,11 @@ def test_a_closed_run_lets_go_of_the_ledger_that_it_opened_by_its_path(make: Any
         train(run)
         run.close()
     assert len(shared) == 4
+
+
+def test_the_file_of_a_model_names_the_ledger_it_was_paid_from(make: Any, train: Any, tmp_path: Path) -> None:
+    _, _, run = make(steps=2)
+    train(run)
+    run.save(tmp_path / "point")
+    with safe_open(tmp_path / "point" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"tacit.ledger.digest": run.ledger.digest, "tacit.ledger.steps": "2"}

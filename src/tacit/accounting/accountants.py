@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tacit.accounting import groups
-from tacit.accounting.composition import Accountant, Composition, Interval
+from tacit.accounting.composition import Accountant, Composition, Interval, Policy
 from tacit.accounting.moments import Moments
 from tacit.accounting.pld import Pld, Smoothed
 from tacit.accounting.rdp import Rdp
@@ -60,7 +60,9 @@ class Slackened:
         """Bounds on ε at ``delta``, or on δ at ``epsilon``, for ``size`` records together (see `groups`)."""
         if size < 1:
             raise ValueError(f"group is {size}; it must be a whole number of records, at least 1.")
-        if isinstance(self.method, Pld) and not composition.slack and not composition.discrete:
+        # Records of different groups of a block share noise; for them together only the general rule is proved.
+        blocks = composition.shuffled and any(term.policy is Policy.POISSON for term, _ in composition.terms)
+        if isinstance(self.method, Pld) and not composition.slack and not composition.discrete and not blocks:
             found = self.method.group(composition, size, delta=delta, epsilon=epsilon)
             if found is not None:
                 return _attained(composition, found)

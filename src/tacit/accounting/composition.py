@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+from tacit.accounting.correlated import cost_of_block
 from tacit.accounting.rounding import inverse, rounded_down
 from tacit.accounting.smoothing import smoothed_std
 from tacit.ledger import events as ev
@@ -91,7 +92,8 @@ class Composition:
 
     ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
     that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``shuffled``: terms
-    stand for epochs of which a record is in one lot, nobody knows which; no neighbours attain what those terms cost.
+    stand for epochs of which a record is in one lot, or for blocks of which it is in one group, nobody knows which; no
+    neighbours attain what those terms cost.
     """
 
     adjacency: Adjacency
@@ -155,7 +157,11 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
     counts: Counter[Term] = Counter()
     slack = 0.0
     epochs: dict[tuple[str, int, int, int, str], tuple[int, list[Sequence[Term]]]] = {}
+    blocks: dict[str, Counter[ev.Step]] = {}
     for step, count in entries:
+        if isinstance(step.sampling, ev.CyclicPoisson):
+            blocks.setdefault(step.sampling.block, Counter())[step] += count
+            continue
         terms = _terms(step, adjacency)
         slack += count * _slack(step, adjacency)
         sampling = step.sampling
@@ -174,7 +180,12 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
             )
         for term in _worst(seen):
             counts[term] += 1
-    shuffled = any(lots > 1 for _, _, lots, *_ in epochs)
+    for block, steps in blocks.items():
+        step, done = _one_kind(block, steps)
+        rounds, ratio, rate = cost_of_block(step, done)
+        base = Gaussian(rounded_down(inverse(ratio)))
+        counts[Term(base, Policy.POISSON, rate) if rate < 1 else Term(base)] += rounds
+    shuffled = any(lots > 1 for _, _, lots, *_ in epochs) or bool(blocks)
     return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0), shuffled)
 
 
@@ -188,6 +199,11 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
     queries = [query.shared if isinstance(query, ev.ThresholdedCounts) else query for query in step.queries]
     gaussian = tuple(query for query in queries if isinstance(query, ev.GaussianSum))
     for item in gaussian:
+        if item.noise == "correlated":
+            raise Unproved(
+                f"group {item.group!r} has correlated noise on a {type(step.sampling).__name__} sample; a proof "
+                "of its sensitivity over several steps exists here for cyclic sampling only (sampling='cyclic')."
+            )
         if item.noise not in ("gaussian", "discrete"):
             raise Unproved(
                 f"group {item.group!r} has noise {item.noise!r}; only 'gaussian' and 'discrete' have a proof here."
@@ -215,6 +231,24 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
         if bases and isinstance(bases[0], Pure | Best):
             raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
     return [Term(base, policy, rate) for base in bases]
+
+
+def _one_kind(block: str, steps: Counter[ev.Step]) -> tuple[ev.Step, int]:
+    """The one step that a block consists of, and how often it was taken."""
+    if len(steps) > 1:
+        raise Unproved(
+            f"the steps of block {block!r} differ from each other; correlated noise has a proof here for equal steps: "
+            "begin a new block where something changes."
+        )
+    ((step, done),) = steps.items()
+    for query in step.queries:
+        if not isinstance(query, ev.GaussianSum) or query.noise not in ("gaussian", "correlated"):
+            kind = query.noise if isinstance(query, ev.GaussianSum) else type(query).__name__
+            raise Unproved(
+                f"group {query.group!r} ({kind}) was answered from a cyclic sample; there is a proof here for sums "
+                "with Gaussian noise, correlated or not. Use Poisson sampling for it."
+            )
+    return step, done
 
 
 def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:

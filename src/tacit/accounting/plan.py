@@ -16,6 +16,7 @@ from tacit.accounting.effort import SEARCH, limited
 from tacit.accounting.guarantee import Guarantee, guarantee
 from tacit.accounting.tail import check_delta, check_epsilon
 from tacit.ledger import events as ev
+from tacit.ledger.correlation import Correlation, Fitted
 
 _LARGEST_STEPS = 10**12
 
@@ -52,12 +53,14 @@ def plan(
     sampling: str = "poisson",
     adjacency: str = "add/remove",
     accountant: str = "pld",
-    noise: str = "gaussian",
+    noise: str | Correlation = "gaussian",
     also: Sequence[tuple[ev.Step, int]] = (),
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
 
-    ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding.
+    ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding. A
+    strategy for correlated noise (`tacit.mechanisms.strategies`) is fitted to the length, which must then be given, and
+    to the lot size; the noise multiplier is that of the fresh noise.
     ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
@@ -74,7 +77,10 @@ def plan(
         named = ", ".join(missing) if missing else "none"
         raise ValueError(f"exactly one of {', '.join(given)} is left out to be solved for; left out: {named}.")
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
-    gradients(1.0, noise)
+    if not isinstance(noise, Correlation):
+        gradients(1.0, noise)
+    elif missing[0] in ("lot_size", "epochs or steps"):
+        raise ValueError(f"{missing[0]} is left out; correlated noise is fitted to it: leave out something else.")
 
     def length_for(size: int) -> int:
         return steps if steps is not None else _steps(epochs, records, size)
@@ -117,7 +123,7 @@ class _Draft:
     adjacency: ev.Adjacency
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
-    noise: str = "gaussian"
+    noise: str | Correlation = "gaussian"
     made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
@@ -126,8 +132,18 @@ class _Draft:
         return self.also[0][0].sampling.unit if self.also else "example"
 
     def entries(self, lot_size: int, steps: int, noise_multiplier: float) -> list[tuple[ev.Step, int]]:
+        if isinstance(self.noise, Correlation):
+            return [*self.also, self._block(self.noise, lot_size, steps, noise_multiplier)]
         query = gradients(noise_multiplier, self.noise)
         return [*self.also, *((ev.Step(event, (query,)), count) for event, count in self._events(lot_size, steps))]
+
+    def _block(self, noise: Correlation, lot_size: int, steps: int, z: float) -> tuple[ev.Step, int]:
+        if self.sampling != "cyclic":
+            raise ValueError(f"sampling is {self.sampling!r}; with correlated noise choose 'cyclic'.")
+        groups = noise.groups_of(self.records, lot_size)
+        rate = lot_size * groups / self.records
+        event = ev.CyclicPoisson(groups=groups, rate=rate, block="planned", records=self.records, unit=self.unit)
+        return ev.Step(event, (correlated_gradients(z, noise.fitted(steps, groups, rate)),)), steps
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
         if self.sampling == "poisson":
@@ -142,7 +158,11 @@ class _Draft:
                 raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
             first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
             return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
-        raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
+        if self.sampling == "cyclic":
+            raise ValueError(
+                "sampling is 'cyclic', which is for correlated noise; name its strategy, or use 'poisson'."
+            )
+        raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'cyclic'.")
 
     def guarantee(
         self, lot_size: int, steps: int, z: float, *, delta: float | None = None, epsilon: float | None = None
@@ -164,6 +184,19 @@ def gradients(noise_multiplier: float, noise: str = "gaussian") -> ev.GaussianSu
         raise ValueError(f"noise is {noise!r}; choose 'gaussian' or 'discrete'.")
     lattice = 2.0**-14 if noise == "discrete" else None
     return ev.GaussianSum(group="gradients", clip_norm=1.0, noise_std=noise_multiplier, noise=noise, lattice=lattice)
+
+
+def correlated_gradients(noise_multiplier: float, fitted: Fitted) -> ev.GaussianSum:
+    """A sum whose fresh noise has this noise multiplier, correlated between the steps of a block."""
+    strategy, parameters = fitted
+    return ev.GaussianSum(
+        group="gradients",
+        clip_norm=1.0,
+        noise_std=noise_multiplier,
+        noise="correlated",
+        strategy=strategy,
+        parameters=parameters,
+    )
 
 
 def _steps(epochs: float | None, records: int, lot_size: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.cli.correlation import BANDS_HELP, GROUPS_HELP, NOISE_HELP, correlation, planned_block
 from tacit.cli.output import number, show, whole
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def account(
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε, to get δ.")] = None,
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
-    noise: Annotated[str, typer.Option(help="gaussian or discrete (plans only).")] = "gaussian",
+    noise: Annotated[str, typer.Option(help=f"{NOISE_HELP} For plans only.")] = "gaussian",
+    bands: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=BANDS_HELP)] = None,
+    groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
     from_opacus: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A JSON file with an Opacus accountant's history: check its claim."),
@@ -59,6 +62,7 @@ def account(
     Examples:
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5
       tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 40000 --delta 1e-5 --plot curve.png
+      tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 400 --delta 1e-5 --noise buffered-toeplitz
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
       tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
@@ -112,8 +116,12 @@ def account(
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
-        query = gradients(noise_multiplier, noise)
-        entries, header = [(Step(Poisson(rate=sampling_rate), (query,)), steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
+        strategy = correlation(noise, bands, groups)
+        if strategy is None:
+            step = Step(Poisson(rate=sampling_rate), (gradients(noise_multiplier, noise),))
+        else:
+            step = planned_block(strategy, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps)
+        entries, header = [(step, steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
     found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)

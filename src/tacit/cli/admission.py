@@ -80,6 +80,70 @@ def admit(
     show({"admitted": name}, [f"{name} can take part"], as_json=as_json)
 
 
+def backup(
+    state: State,
+    out: Annotated[Path, typer.Option(help="The file to write; it must not exist.")],
+    as_json: Json = False,
+) -> None:
+    """Write a consistent copy of a server's state to one file, also while the server runs.
+
+    \b
+    Example: tacit collaborate backup --state run --out backups/2026-11-18.sqlite
+    """
+    from tacit.collaboration.network import Store
+
+    if out.exists():
+        raise ValueError(f"{out} exists; choose another name, so that a backup is never lost to a newer one.")
+    store = Store(state, sole=False)
+    uploads = sum(store.server().participants.values())
+    store.backup(out)
+    store.close()
+    facts = {"written": str(out), "bytes": out.stat().st_size, "uploads": uploads}
+    show(facts, [f"{out}: {uploads} uploads, {facts['bytes']:,} bytes"], as_json=as_json)
+
+
+def restore(
+    state: Annotated[Path, typer.Option("--state", help="The folder to restore to; it must have no state yet.")],
+    backup: Annotated[Path, typer.Option("--backup", help="A file that `tacit collaborate backup` wrote.")],
+    as_json: Json = False,
+) -> None:
+    """Put a server's state back from a backup, into a new folder; serve that, and never the old one again.
+
+    \b
+    Uploads that the backup lacks are lost to the model and stay charged at whoever made them. Tell all participants:
+    those who made some go on with `join --older-server`, the others with the same command as before.
+
+    \b
+    Example: tacit collaborate restore --state run2 --backup backups/2026-11-18.sqlite
+    """
+    import shutil
+
+    from tacit._files import sync
+    from tacit.collaboration.network import Store
+
+    path = state / "server.sqlite"
+    if path.exists():
+        raise ValueError(f"{state} has a server's state already; restore to a new folder, and keep the old one aside.")
+    if not backup.is_file():
+        raise ValueError(f"there is no {backup}.")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = state / "server.restoring"
+    shutil.copyfile(backup, draft)
+    draft.chmod(0o600)
+    sync(draft)
+    draft.rename(path)
+    sync(state)
+    try:
+        store = Store(state)
+        uploads = store.server().participants
+        store.close()
+    except Exception:
+        path.unlink()
+        raise
+    lines = [f"{name}: the next upload is number {number}" for name, number in uploads.items()]
+    show({"restored": str(state), "uploads": dict(uploads)}, lines or ["no uploads yet"], as_json=as_json)
+
+
 def revoke(
     state: State,
     name: Annotated[

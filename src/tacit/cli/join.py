@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.output import show, whole
+from tacit.cli.own_code import imported, is_named, is_table, records_of, schema_text
 from tacit.cli.shared import (
     DAY,
     Batch,
@@ -37,12 +38,26 @@ if TYPE_CHECKING:
     from tacit.collaboration import Settings
     from tacit.collaboration.network import Credentials
     from tacit.collaboration.network.joining import Stand
+    from tacit.collaboration.privacy import Privacy
 
 
 def join(
     server: Annotated[list[str], typer.Option(help="HOST:PORT; several if each owns a slice of the parameters.")],
-    data: Annotated[str, typer.Option(help="FILE.npz with images and labels; or a data set, or rows: mnist:0-600.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="package.module:dataset, or a table with --schema; for mlp and cnn FILE.npz with images and labels, "
+            "or a data set, or rows: mnist:0-600."
+        ),
+    ],
     name: Annotated[str, typer.Option(help="Who one is: the name of the certificate.")],
+    model: Annotated[
+        str | None, typer.Option(help="package.module:build, a function that returns the collaboration's network.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="package.module:loss(outputs, targets), the mean of a batch [cross-entropy].")
+    ] = None,
+    schema: Annotated[Path | None, typer.Option(help="The columns of the table, a JSON file.")] = None,
     keys: Keys = None,
     out: Annotated[
         Path | None, typer.Option(help="One's own folder: ledger, outbox, model [default: runs/NAME].")
@@ -65,6 +80,13 @@ def join(
         typer.Option(
             "--after-lost-key",
             help="Go on after uploads that somebody else made with a lost key; OUT and the ledger must be the newest.",
+        ),
+    ] = False,
+    older_server: Annotated[
+        bool,
+        typer.Option(
+            "--older-server",
+            help="Go on with a server that was put back from a backup: what it lost stays charged, and is given up.",
         ),
     ] = False,
     epochs: Epochs = 15,
@@ -90,45 +112,37 @@ def join(
     Examples:
       tacit collaborate join --server training.example.org:8470 --keys keys --name north --data north.npz --epsilon 8
       tacit collaborate join --server 127.0.0.1:8470 --keys keys --name a --data mnist:0-600 --without-noise
+      tacit collaborate join --server training.example.org:8470 --keys keys --name north --epsilon 8 \\
+          --model hospital.models:build --data patients.csv --schema schema.json
     """
+    import signal
+    import threading
+
     from rich.console import Console
     from safetensors.torch import save
 
+    from tacit import collaboration
     from tacit._files import write_whole
-    from tacit.collaboration.network import Link, find_shards
     from tacit.collaboration.network.certificates import check_name
-    from tacit.collaboration.network.joining import agreed_settings
-    from tacit.collaboration.network.joining import join as take_part
-    from tacit.collaboration.network.records import training_records
 
     if (epsilon is None) != without_noise:
         raise ValueError("say --epsilon E for private uploads, or --without-noise for plain ones; one of them.")
     credentials = credentials_of(keys, check_name(name), insecure)
     warn_of_expiry(credentials)
-    if credentials is not None and credentials.name != name:
-        raise ValueError(f"--name is {name!r}, but the certificate {keys}/{name}.pem is for {credentials.name!r}.")
-    records = training_records(data)
-    console = Console(file=sys.stderr)
+    records, folder = _records(data, schema), out or Path("runs") / name
+    console, asked = Console(file=sys.stderr), threading.Event()
+    listens = threading.current_thread() is threading.main_thread()  # others cannot have a handler
+    previous = signal.signal(signal.SIGTERM, lambda *_: asked.set()) if listens else None
 
     def tell(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def privacy(settings: Settings) -> Privacy | None:
+        tell(f"connected; {epochs} exchanges; records stay here; ledger and outbox in {folder}")
+        wanted = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
+        return wanted.privacy
+
     tell(f"connecting to {', '.join(server)} as {_identity(name, credentials)}")
-    links = [Link(address, credentials, name=name, tell=tell) for address in server]
-    shards = find_shards(links)
-    settings = _own(
-        download=download,
-        selection=selection,
-        threshold=threshold,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        epochs=epochs,
-        delta=delta,
-    )
-    settings = agreed_settings(shards[0].agreement, settings)
-    settings = private(settings, mechanism, epsilon=epsilon, clip_norm=clip_norm, normalisation=private_normalisation)
-    folder = out or Path("runs") / name
-    tell(f"connected; {epochs} exchanges, with {len(records[0])} records that stay here; ledger and outbox in {folder}")
     warned = time.monotonic()
 
     def daily(stand: Stand) -> None:
@@ -138,21 +152,36 @@ def join(
             warned = time.monotonic()
             warn_of_expiry(credentials)
 
-    with _bar(epochs, console) as progress:
-        stand = take_part(
-            shards,
-            name,
-            credentials,
-            records,
-            folder,
-            settings,
-            pool=pool,
-            ledger=ledger,
-            lost_key=after_lost_key,
-            progress=daily,
-        )
-    for link in links:
-        link.close()
+    try:
+        with _bar(epochs, console) as progress:
+            stand = collaboration.join(
+                server,
+                name=name,
+                dataset=records,
+                privacy=privacy,
+                network=None if model is None else imported("--model", model),
+                **({} if loss is None else {"loss": imported("--loss", loss)}),
+                schema=schema_text(schema),
+                keys=keys,
+                folder=folder,
+                epochs=epochs,
+                pool=pool,
+                ledger=ledger,
+                lost_key=after_lost_key,
+                older_server=older_server,
+                tell=tell,
+                progress=daily,
+                ended=asked.is_set,
+                download=download,
+                selection=selection,
+                threshold=threshold,
+                learning_rate=learning_rate,
+                batch_size=batch_size,
+                delta=delta,
+            )
+    finally:
+        if listens:
+            signal.signal(signal.SIGTERM, previous)
     write_whole(folder / "model.safetensors", save(stand.model.state_dict()))
     show(_facts(stand, folder, ledger), _lines(stand, folder), as_json=as_json)
 
@@ -166,10 +195,11 @@ def _identity(name: str, credentials: Credentials | None) -> str:
     return f"{name}, certificate {serial_text(own.serial or 0)} until {own.expires:%Y-%m-%d}"
 
 
-def _own(**settings: Any) -> Settings:
-    from tacit.collaboration import Settings
+def _records(data: str, schema: Path | None) -> Any:
+    """Return the records that ``--data`` names."""
+    from tacit.collaboration.network.records import training_records
 
-    return Settings(participants=1, **settings)
+    return records_of("--data", data, schema) if is_named(data) or is_table(data) else training_records(data)
 
 
 def _facts(stand: Stand, folder: Path, ledger: Path | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tacit.cli.correlation import BANDS_HELP, GROUPS_HELP, NOISE_HELP, correlation
 from tacit.cli.output import number, show, whole
 
 
@@ -25,10 +26,14 @@ def plan(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = None,
     delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = None,
-    sampling: Annotated[str, typer.Option(help="poisson, fixed-size or shuffled.")] = "poisson",
+    sampling: Annotated[
+        str, typer.Option(help="poisson, fixed-size, shuffled; cyclic with correlated noise.")
+    ] = "poisson",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
-    noise: Annotated[str, typer.Option(help="gaussian or discrete.")] = "gaussian",
+    noise: Annotated[str, typer.Option(help=NOISE_HELP)] = "gaussian",
+    bands: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=BANDS_HELP)] = None,
+    groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Solve for the one quantity left out: lot size, length, noise, ε or δ. The budget is never overshot.
@@ -38,11 +43,15 @@ def plan(
       tacit plan --records 60000 --lot-size 600 --epochs 40 --epsilon 2 --delta 1e-5
       tacit plan --records 60000 --lot-size 600 --noise-multiplier 4 --epsilon 2 --delta 1e-5
       tacit plan --records 60000 --epochs 40 --noise-multiplier 2 --epsilon 2 --delta 1e-5 --json
+      tacit plan --records 60000 --lot-size 600 --epochs 4 --epsilon 2 --delta 1e-5 --noise banded-toeplitz --bands 8
     """
     from tacit.accounting import plan as solve
     from tacit.accounting.advice import budget_advice
     from tacit.accounting.guarantee import rounded_up
 
+    strategy = correlation(noise, bands, groups)
+    if strategy is not None and sampling == "poisson":
+        sampling = "cyclic"
     found = solve(
         records=records,
         lot_size=lot_size,
@@ -54,7 +63,7 @@ def plan(
         sampling=sampling,
         adjacency=adjacency,
         accountant=accountant,
-        noise=noise,
+        noise=strategy or noise,
     )
     promise = found.guarantee
     (power,) = promise.attack_power([0.01])

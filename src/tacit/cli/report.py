@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit.cli.output import number, show
+
+if TYPE_CHECKING:
+    from tacit.reports.findings import Findings, Run
 
 
 def report(
@@ -21,6 +24,16 @@ def report(
     signoff: Annotated[
         Path | None, typer.Option(help="TOML file with who, purpose, date and justification; else signoff.toml.")
     ] = None,
+    registry: Annotated[
+        bool,
+        typer.Option(
+            "--registry", help="The entry of the public registry of deployments instead (YAML), as --markdown."
+        ),
+    ] = False,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="The privacy block of a Hugging Face model card instead (YAML).")
+    ] = False,
+    about: Annotated[Path | None, typer.Option(help="TOML file with what only people know, for --registry.")] = None,
     delta: Annotated[
         float | None,
         typer.Option(parser=number, metavar="NUMBER", help="δ of the claim; the run's own if not given, else 1e-5."),
@@ -39,11 +52,17 @@ def report(
       tacit report runs/mnist --markdown >> MODEL_CARD.md
       tacit report old/ledger.jsonl --delta 1e-6
       tacit report runs/people --signoff signed.toml
+      tacit report runs/people --registry --about people.toml --output people.yaml
+      tacit report runs/people --metadata
     """
-    from tacit.reports.card import card
     from tacit.reports.findings import Run, find
     from tacit.reports.statement import claim
     from tacit.reports.writing import write, write_page
+
+    if markdown + registry + metadata > 1:
+        raise ValueError("--markdown, --registry and --metadata exclude one another; give one of them.")
+    if about is not None and not registry:
+        raise ValueError(f"--about is {about}; it is for --registry.")
 
     left = Run.load(run)
     facts = find(left, delta=delta)
@@ -53,14 +72,35 @@ def report(
         "delta": facts.delta,
         "secure_randomness": left.ledger.header.secure_randomness,
     }
-    if markdown:
-        text = card(left, facts)
+    remarks: list[str] = []
+    if markdown or registry or metadata:
+        kind = "markdown" if markdown else "registry" if registry else "metadata"
+        text, remarks = _text(kind, left, facts, about)
         if output is None:
-            show(found | {"markdown": text}, [text], as_json=as_json)
+            show(found | {kind: text} | ({"blanks": remarks} if registry else {}), [text], as_json=as_json)
             return
         write(output, text, keep=left.files)
         path = output
     else:
         path = write_page(left, facts, output, signoff=signoff)
-    lines = [*facts.alarms, claim(facts.guarantee), f"report: {path}"]
-    show(found | {"report": str(path)}, lines, as_json=as_json)
+    lines = [
+        *facts.alarms,
+        claim(facts.guarantee),
+        f"report: {path}",
+        *(f"to be filled in: {name}" for name in remarks),
+    ]
+    show(found | {"report": str(path)} | ({"blanks": remarks} if registry else {}), lines, as_json=as_json)
+
+
+def _text(kind: str, run: Run, facts: Findings, about: Path | None) -> tuple[str, list[str]]:
+    """Return the text that was asked for, and what a person must still fill in."""
+    from tacit.reports import registry
+    from tacit.reports.card import card
+
+    if kind == "markdown":
+        return card(run, facts), []
+    if kind == "metadata":
+        return f"---\n{registry.to_yaml(registry.metadata(run, facts))}---\n", []
+    entry = registry.entry(run, facts, registry.read_told(about))
+    registry.check(entry)
+    return registry.to_yaml(entry), registry.blanks(entry)

@@ -7,6 +7,7 @@ from tacit.collaboration.calibration import Calibration, calibrate
 from tacit.collaboration.comparison import compare, mechanism
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol
 from tacit.collaboration.messages import Download, Upload
+from tacit.collaboration.organisations import join, serve
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads
 from tacit.collaboration.privacy import (
@@ -19,9 +20,10 @@ from tacit.collaboration.privacy import (
     SparseVectorUploads,
 )
 from tacit.collaboration.problem import Problem, problem, raw_problem
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import AboveThreshold, AtRandom, Largest
 from tacit.collaboration.selective import SelectiveSGD
-from tacit.collaboration.server import ParameterServer, Reason, Refused, Rules
+from tacit.collaboration.server import ParameterServer, Rules
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.simulation import Baselines, Progress, Result, baselines, simulate
 
@@ -59,8 +61,10 @@ __all__ = [
     "baselines",
     "calibrate",
     "compare",
+    "join",
     "mechanism",
     "problem",
     "raw_problem",
+    "serve",
     "simulate",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import Dataset
 
+from tacit.collaboration.dataset import Loss, batch_of, count
 from tacit.collaboration.messages import Download, Positions, Upload, Vector
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.selection import Selection
@@ -125,25 +127,26 @@ class LocalSgd:
     def __init__(
         self,
         model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
+        dataset: Dataset[Any],
         *,
         learning_rate: float,
         decay: float = 1e-7,
         batch_size: int = 32,
         generator: torch.Generator,
+        loss: Loss = F.cross_entropy,
     ) -> None:
-        self._model, self._inputs, self._labels = model, inputs, labels
+        self._model, self._dataset, self._loss = model, dataset, loss
         self._rate, self._decay, self._size, self._generator = learning_rate, decay, batch_size, generator
         self._optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
         self.steps = 0
 
     def __call__(self) -> None:
-        order = torch.randperm(len(self._inputs), generator=self._generator)
+        order = torch.randperm(count(self._dataset), generator=self._generator)
         self._model.train()
         for rows in torch.split(order, self._size):
             self._optimizer.param_groups[0]["lr"] = self._rate / (1 + self.steps * self._decay)
             self._optimizer.zero_grad()
-            torch.autograd.backward(F.cross_entropy(self._model(self._inputs[rows]), self._labels[rows]))
+            inputs, target = batch_of(self._dataset, rows)
+            torch.autograd.backward(self._loss(self._model(*inputs), target))
             self._optimizer.step()
             self.steps += 1

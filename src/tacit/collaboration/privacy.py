@@ -13,17 +13,19 @@ Three ways, which differ in what is protected and in what it costs:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch import nn
+from torch.utils.data import Dataset
 
 from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
+from tacit.collaboration.dataset import Loss, count
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.normalisation import charges
 from tacit.collaboration.participant import inside
@@ -167,13 +169,13 @@ class LocalDpSgd:
     def trainer(
         self,
         model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
+        dataset: Dataset[Any],
         *,
         epochs: int,
         noise_multiplier: float,
         ledger: Ledger,
         seed: int | None,
+        loss: Loss = F.cross_entropy,
     ) -> PrivateTraining:
         """Local training of one participant."""
         rate = self.learning_rate if self.learning_rate is not None else 0.5 / max(noise_multiplier, 1.0)
@@ -181,15 +183,15 @@ class LocalDpSgd:
         run = make_private(
             model,
             optimizer,
-            TensorDataset(inputs, labels),
-            lot_size=self.lot_size(len(inputs)),
+            dataset,
+            lot_size=self.lot_size(count(dataset)),
             steps=epochs * self.lots_per_epoch,
             clipping=Flat(self.clip_norm),
             noise_multiplier=noise_multiplier,
             ledger=ledger,
             seed=seed,
         )
-        return PrivateTraining(run, lots=self.lots_per_epoch)
+        return PrivateTraining(run, lots=self.lots_per_epoch, loss=loss)
 
 
 class PrivateTraining:
@@ -200,9 +202,7 @@ class PrivateTraining:
     it uploaded before. So the change over an epoch, and whatever is selected from it by any rule, is post-processing.
     """
 
-    def __init__(
-        self, run: PrivateRun, *, lots: int, loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    ) -> None:
+    def __init__(self, run: PrivateRun, *, lots: int, loss: Loss = F.cross_entropy) -> None:
         self.run = run
         self._lots, self._loss = lots, loss
 
@@ -219,8 +219,8 @@ class PrivateTraining:
         model, optimizer = self.run.model, self.run.optimizer
         model.train()
         for _ in range(self._lots):
-            for inputs, labels in self.run.lot():
-                torch.autograd.backward(self._loss(model(inputs), labels))
+            for *inputs, target in self.run.lot():
+                torch.autograd.backward(self._loss(model(*inputs), target))
                 optimizer.step()
                 optimizer.zero_grad()
 

@@ -9,47 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tacit.collaboration.messages import Download, Vector, check_fraction, portion
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import largest
 
 _LARGEST_VALUE = 0.5 * float(np.finfo(np.float32).max)
-_LARGEST_UNIT = 1e100  # far from the end of float64, which a unit grown by 1/β at a time could reach
-
-
-class Reason(StrEnum):
-    """Why a message was refused; for a transport that has a status code for each."""
-
-    UNKNOWN = "unknown participant"
-    REVOKED = "revoked participant"
-    REPLAYED = "replayed sequence number"
-    REORDERED = "sequence number out of order"
-    SHAPE = "wrong shape"
-    TYPE = "wrong type"
-    TOO_MANY = "too many entries"
-    RANGE = "index out of range"
-    DUPLICATE = "duplicated index"
-    NOT_FINITE = "value not finite"
-    BOUND = "value beyond the bound"
-    OVERFLOW = "sum not finite"
-    MALFORMED = "malformed message"
-    LEASE = "lease expired"
-    WAIT = "somebody else's turn"
-    ROUND = "round is over"
-    UNAVAILABLE = "storage failed"
-
-
-class Refused(ValueError):
-    """A message that was not acted upon. The server is as it was before."""
-
-    def __init__(self, reason: Reason, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
+_LARGEST_UNIT = 1e20  # far from the end of float32, which a unit grown by 1/β at a time could reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +74,7 @@ class ParameterServer:
         # No parameter is larger. Adding v, |v| ≤ γ, adds at most 2γ: either half a unit in the last place is at most γ,
         # or the sum rounds to what was there.
         self._reach = _reach(vector)
-        self._stat = np.zeros(vector.size)
+        self._stat = np.zeros(vector.size, dtype=np.float32)  # for order alone; half the memory of float64
         self._unit = 1.0  # what one update adds to _stat; growing it by 1/β decays all that was added before
         self._pushes = 0
         self._next: dict[str, int] = {}
@@ -138,10 +108,15 @@ class ParameterServer:
 
     def pull(self, fraction: float = 1.0) -> Download:
         """The latest values of that fraction of the parameters (θ_d) which were updated most."""
+        found = self.peek(fraction)
+        return Download(indices=None, values=found.values.copy()) if found.indices is None else found
+
+    def peek(self, fraction: float) -> Download:
+        """As `pull`, but the whole is not copied: its values are to be read before the next upload."""
         check_fraction("fraction", fraction)
         count = portion(fraction, self._w.size)
         if count == self._w.size:
-            return Download(indices=None, values=self._w.copy())
+            return Download(indices=None, values=self._w)
         indices = largest(self._stat, count)
         return Download(indices=indices, values=self._w[indices])
 
@@ -171,8 +146,10 @@ class ParameterServer:
     def apply(self, upload: Checked) -> None:
         """The second half of `push`."""
         where = upload.contents.where
+        if not isinstance(where, slice):
+            where = where.astype(np.intp, copy=False)  # once: NumPy would do it for every use
         self._w[where] += upload.contents.values
-        self._stat[where] += self._unit
+        self._stat[where] += np.float32(self._unit)
         self._reach += 2 * self.rules.bound
         self._next[upload.participant] += 1
         self._pushes += 1
@@ -249,7 +226,7 @@ class ParameterServer:
         """stat := β · stat, by letting one update count for 1/β as much as before; the order of stat is the same."""
         self._unit /= self.rules.decay
         if self._unit > _LARGEST_UNIT:
-            self._stat /= self._unit
+            self._stat /= np.float32(self._unit)
             self._unit = 1.0
 
     # -- what it holds -----------------------------------------------------------------------------------------------
@@ -260,9 +237,9 @@ class ParameterServer:
         return self._w.copy()
 
     @property
-    def stat(self) -> npt.NDArray[np.float64]:
+    def stat(self) -> npt.NDArray[np.float32]:
         """A copy of the update counters, decayed."""
-        return self._stat / self._unit
+        return self._stat / np.float32(self._unit)
 
     @property
     def size(self) -> int:
@@ -284,16 +261,19 @@ class ParameterServer:
         """Everybody who was admitted, with the number of uploads taken from each."""
         return dict(self._next)
 
-    def snapshot(self) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-        """The whole state: arrays, and what fits in JSON. The agreed rules are not part of it."""
+    def snapshot(self) -> tuple[dict[str, Vector], dict[str, Any]]:
+        """The whole state: its arrays themselves, to be read before the next upload, and what fits in JSON.
+
+        The agreed rules are not part of it.
+        """
         facts = {"unit": self._unit, "pushes": self._pushes, "next": dict(self._next), "revoked": sorted(self._revoked)}
-        return {"parameters": self._w.copy(), "stat": self._stat.copy()}, facts
+        return {"parameters": self._w, "stat": self._stat}, facts
 
     @classmethod
-    def restore(cls, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any], rules: Rules) -> ParameterServer:
+    def restore(cls, arrays: Mapping[str, Vector], facts: Mapping[str, Any], rules: Rules) -> ParameterServer:
         """A server in the state of a `snapshot`, bit for bit."""
         server = cls(arrays["parameters"], rules)
-        stat = np.array(arrays["stat"], dtype=np.float64)
+        stat = np.array(arrays["stat"], dtype=np.float32)
         if stat.shape != server._w.shape or not (np.isfinite(stat).all() and (stat >= 0).all()):
             raise ValueError(f"stat has shape {stat.shape}; a snapshot has one finite counter for each parameter.")
         server._stat, server._unit, server._pushes = stat, float(facts["unit"]), int(facts["pushes"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from tacit.collaboration.exchange import Lease, Protocol, Turn, turns
 from tacit.collaboration.messages import Download, Positions, Vector
@@ -166,8 +167,7 @@ class _World:
         return self._workshop.participant(
             name,
             self._problem.network(self._initial),
-            self._problem.inputs[rows],
-            self._problem.labels[rows],
+            TensorDataset(self._problem.inputs[rows], self._problem.labels[rows]),
             source=source,
             ledger=lambda header: self._ledger(number, header),
             watch=self._watch,
@@ -229,7 +229,8 @@ class _World:
     def _alone(self, hand: Positions, name: str) -> Iterator[nn.Module]:
         model, rows = self._problem.network(self._initial), torch.from_numpy(hand)
         source = _source(self._settings.seed, name)
-        train = local_sgd(model, self._problem.inputs[rows], self._problem.labels[rows], self._settings, source)
+        held = TensorDataset(self._problem.inputs[rows], self._problem.labels[rows])
+        train = local_sgd(model, held, self._settings, source)
         for _ in range(self._settings.epochs):
             train()
             yield model

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
 
+from tacit.collaboration.dataset import Loss
 from tacit.collaboration.messages import Positions, Vector, portion
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads, Training, Uploads
@@ -72,11 +76,11 @@ class Workshop:
         self,
         name: str,
         model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
+        dataset: Dataset[Any],
         *,
         source: Source,
         ledger: Callable[[Header], Ledger],
+        loss: Loss = F.cross_entropy,
         watch: Callable[[Vector], None] | None = None,
     ) -> Participant:
         """One participant; ``ledger`` is called for the ledger of its uploads or its training, if they are private."""
@@ -87,10 +91,16 @@ class Workshop:
             seed = None if source.secure else seed_from(source)
             book = ledger(training_header(name, source))
             train = privacy.trainer(
-                model, inputs, labels, epochs=settings.epochs, noise_multiplier=self.noise, ledger=book, seed=seed
+                model,
+                dataset,
+                epochs=settings.epochs,
+                noise_multiplier=self.noise,
+                ledger=book,
+                seed=seed,
+                loss=loss,
             )
         else:
-            train = local_sgd(model, inputs, labels, settings, source)
+            train = local_sgd(model, dataset, settings, source, loss=loss)
         uploads = self._uploads(source, ledger)
         return Participant(name, flat, train, uploads if watch is None else _Watched(uploads, watch))
 
@@ -126,13 +136,15 @@ class _Watched:
         return self._uploads(change)
 
 
-def local_sgd(model: nn.Module, inputs: Tensor, labels: Tensor, settings: Settings, source: Source) -> LocalSgd:
+def local_sgd(
+    model: nn.Module, dataset: Dataset[Any], settings: Settings, source: Source, *, loss: Loss = F.cross_entropy
+) -> LocalSgd:
     """Plain local training, in an order that ``source`` decides."""
     generator = torch.Generator().manual_seed(seed_from(source))
     return LocalSgd(
         model,
-        inputs,
-        labels,
+        dataset,
+        loss=loss,
         learning_rate=settings.learning_rate,
         batch_size=settings.batch_size,
         generator=generator,

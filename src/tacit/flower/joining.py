@@ -23,10 +23,11 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.joining import agreed_settings
 from tacit.collaboration.network.outbox import Outbox, Position
@@ -150,7 +151,11 @@ class _Desk:
             return f"all {settings.epochs} uploads were made"
         workshop = _workshop(replace(settings, seed=None), len(member.inputs), self._size)
         participant = workshop.participant(
-            "participant", self._model, member.inputs, member.labels, source=self._source(), ledger=self._account.open
+            "participant",
+            self._model,
+            TensorDataset(member.inputs, member.labels),
+            source=self._source(),
+            ledger=self._account.open,
         )
         position = self._outbox.position()
         if position is not None:

@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError
 
 from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement, everything
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.network.agreement import Agreement
+from tacit.collaboration.network.codec import everything
+from tacit.collaboration.refusals import Reason, Refused
 
 INVITATION, DOWNLOAD, UPLOAD, ANSWER = "tacit.invitation", "tacit.download", "tacit.upload", "tacit.answer"
 _INDICES, _VALUES = "indices", "values"

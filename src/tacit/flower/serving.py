@@ -29,12 +29,12 @@ from torch import nn
 from tacit.collaboration.exchange import Protocol
 from tacit.collaboration.messages import Vector, check_fraction
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.network.service import Service
 from tacit.collaboration.network.store import Store, rules_for
 from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.server import Refused
+from tacit.collaboration.refusals import Refused
 from tacit.flower import records
 
 log = logging.getLogger("tacit")

@@ -5,6 +5,7 @@ from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
 from tacit.ledger.events import (
     FORMAT,
     Adjacency,
+    CyclicPoisson,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -31,6 +32,7 @@ __all__ = [
     "Adjacency",
     "Budget",
     "BudgetExceeded",
+    "CyclicPoisson",
     "Everyone",
     "FixedSize",
     "Gate",

@@ -141,6 +141,11 @@ class Ledger:
         return self._contents.digest
 
     @property
+    def stamp(self) -> dict[str, str]:
+        """Return digest and number of steps as texts, for the metadata of a model file."""
+        return {"tacit.ledger.digest": self.digest, "tacit.ledger.steps": str(len(self))}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a crash had left unfinished in the journal when it was read, and how it was counted."""
         return tuple(self._contents.notes)

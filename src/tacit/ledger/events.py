@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tacit._version import __version__
+from tacit.ledger.correlation import check_strategy
 
 FORMAT = 1
 
@@ -150,7 +151,32 @@ class Shuffled:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | FixedSize | Shuffled
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson:
+    """Records in ``groups`` groups, which take turns; of the group whose turn it is, each with probability ``rate``.
+
+    Each record's own uniform coin chooses its group when the block named ``block`` begins, and it stays there as long
+    as the block lasts: in a step whose number in the block is not its group's modulo ``groups`` it takes no part. In
+    its own steps it takes part by a coin of probability ``rate``. The steps of a block are counted from the first that
+    is recorded, and all of them are the same event.
+    """
+
+    groups: int
+    rate: float
+    block: str
+    records: int | None = None
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("groups", self.groups)
+        _positive("sampling rate", self.rate, most=1)
+        _text("block", self.block)
+        if self.records is not None:
+            _count("records", self.records)
+        _text("unit", self.unit)
+
+
+Sampling = Everyone | Poisson | FixedSize | Shuffled | CyclicPoisson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +185,9 @@ class GaussianSum:
 
     With ``noise`` "discrete" the sum is rounded to whole multiples of ``lattice`` and the noise is ``lattice`` times a
     discrete Gaussian N_Z(0, (noise_std / lattice)^2); ``clip_norm`` then includes what rounding adds.
+
+    With ``noise`` "correlated" the noise is C^-1 z over the steps of a block, z having N(0, noise_std^2) on every
+    coordinate and C being the matrix that ``strategy`` and ``parameters`` name (`tacit.ledger.correlation`).
     """
 
     group: str
@@ -166,12 +195,19 @@ class GaussianSum:
     noise_std: float
     noise: str = "gaussian"
     lattice: float | None = None
+    strategy: str | None = None
+    parameters: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         _text("group", self.group)
         _positive("clip norm", self.clip_norm)
         _positive("noise standard deviation", self.noise_std)
         _text("noise", self.noise)
+        if self.noise == "correlated":
+            object.__setattr__(self, "parameters", tuple(self.parameters or ()))
+            check_strategy(str(self.strategy), self.parameters or ())
+        elif self.strategy is not None or self.parameters is not None:
+            raise ValueError(f"strategy is {self.strategy!r}; leave it out: only correlated noise has one.")
         if self.noise == "discrete":
             _positive("lattice step", self.lattice if self.lattice is not None else math.nan)
         elif self.lattice is not None:
@@ -338,6 +374,7 @@ _EVENTS: dict[str, type[Any]] = {
     "poisson": Poisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
+    "cyclic-poisson": CyclicPoisson,
     "gaussian-sum": GaussianSum,
     "laplace-sum": LaplaceSum,
     "sparse-vector": SparseVector,

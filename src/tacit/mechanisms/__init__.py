@@ -3,12 +3,20 @@
 from tacit.mechanisms.adaptive import Adaptive, AdaptiveClipping
 from tacit.mechanisms.allocation import Allocation, DimensionAdjusted, Explicit, Proportional, remaining
 from tacit.mechanisms.clipping import Automatic, DimensionWeighted, Flat, Groups, Joint, PerLayer, Strategy
+from tacit.mechanisms.correlated import Correlated, CorrelatedNoise
 from tacit.mechanisms.counts import CountsQuery
 from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.lattice import Discrete
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
 from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
+from tacit.mechanisms.strategies import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    SquareRoot,
+    TreeAggregation,
+)
 from tacit.mechanisms.sums import LaplaceQuery, SumQuery, Total, WeightedMean
 
 __all__ = [
@@ -16,8 +24,13 @@ __all__ = [
     "AdaptiveClipping",
     "Allocation",
     "Automatic",
+    "BandedInverse",
+    "BandedToeplitz",
+    "BufferedToeplitz",
     "Chosen",
     "Clipping",
+    "Correlated",
+    "CorrelatedNoise",
     "CountsQuery",
     "DimensionAdjusted",
     "DimensionWeighted",
@@ -33,9 +46,11 @@ __all__ = [
     "QuantileTracker",
     "Repeated",
     "SparseVectorQuery",
+    "SquareRoot",
     "Strategy",
     "SumQuery",
     "Total",
+    "TreeAggregation",
     "WeightedMean",
     "assign",
     "remaining",

@@ -14,8 +14,9 @@ from typing import Protocol
 import torch
 
 from tacit._compiled import kernels
-from tacit.ledger.events import GaussianSum, Query
+from tacit.ledger.events import CyclicPoisson, GaussianSum, Query, Step
 from tacit.mechanisms.allocation import Allocation
+from tacit.mechanisms.correlated import Correlated, CorrelatedNoise
 from tacit.mechanisms.lattice import add_noise_, charged, gaussian_sum, lattice_of
 from tacit.randomness import Source
 
@@ -149,7 +150,7 @@ class Clipping:
             (group.name, charged(group.sensitivity, lattice, group.dimension), group.dimension)
             for group, lattice in zip(self.groups, lattices, strict=True)
         ]
-        return tuple(
+        queries = tuple(
             gaussian_sum(
                 group=group.name,
                 sensitivity=group.sensitivity,
@@ -159,6 +160,7 @@ class Clipping:
             )
             for group, lattice, std in zip(self.groups, lattices, noise.stds(bounds), strict=True)
         )
+        return noise.events(queries) if isinstance(noise, Correlated) else queries
 
     def release_(
         self, receipt: Spendable, sums: Mapping[str, torch.Tensor], source: Source, *, counts: Source | None = None
@@ -167,12 +169,28 @@ class Clipping:
 
         Noise of whatever is released besides comes from ``counts``, where that is given.
         """
+        noisy = self._recorded(receipt, sums, ("gaussian", "discrete"))
+        add_noise_(noisy, source)
+
+    def release_correlated_(
+        self, receipt: Spendable, sums: Mapping[str, torch.Tensor], noise: CorrelatedNoise, step: Step, position: int
+    ) -> None:
+        """Add to the sums, in place, the noise of step ``position`` of the block that ``step`` was recorded for."""
+        assert isinstance(step.sampling, CyclicPoisson)
+        noisy = self._recorded(receipt, sums, ("correlated",))
+        query = noisy[0][1]
+        noise.add_([(total, scale * each.noise_std) for total, each, scale in noisy], query, step.sampling, position)
+
+    def _recorded(
+        self, receipt: Spendable, sums: Mapping[str, torch.Tensor], kinds: Sequence[str]
+    ) -> list[tuple[torch.Tensor, GaussianSum, float]]:
+        """Spend every group's query; return each sum with its own, and the scale of its vector."""
         self.partition({name: tensor.shape for name, tensor in sums.items()})
         noisy = []
         for group in self.groups:
-            query = recorded_gaussian(receipt, group.name, group.sensitivity, group.dimension)
+            query = recorded_gaussian(receipt, group.name, group.sensitivity, group.dimension, kinds)
             noisy += [(sums[name], query, vector.scale) for vector in group.vectors for name in vector.names]
-        add_noise_(noisy, source)
+        return noisy
 
     def widened(self, margin: float) -> Clipping:
         """The same clipping for sums whose rounding adds the fraction ``margin`` to what a record can do to them."""
@@ -183,10 +201,12 @@ class Clipping:
         return Clipping([replace(g, contributions=g.contributions * contributions) for g in self.groups])
 
 
-def recorded_gaussian(receipt: Spendable, group: str, sensitivity: float, dimension: int) -> GaussianSum:
+def recorded_gaussian(
+    receipt: Spendable, group: str, sensitivity: float, dimension: int, kinds: Sequence[str] = ("gaussian", "discrete")
+) -> GaussianSum:
     """The recorded query of ``group``, spent; it must be a Gaussian sum of this sensitivity, rounding charged."""
     query = receipt.spend(group)
-    known = isinstance(query, GaussianSum) and query.noise in ("gaussian", "discrete")
+    known = isinstance(query, GaussianSum) and query.noise in kinds
     if (
         not isinstance(query, GaussianSum)
         or not known

@@ -33,6 +33,24 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
         _add_(sums, source.normal_, source, source.drawn)
 
 
+def add_taken_(sums: Noisy, take: Drawn, source: Source) -> None:
+    """Add noise that ``take`` hands out in units of the standard deviation, for pairs (sum, std)."""
+    if source.share != 1 or source.join_ is not None:
+        raise ValueError("correlated noise is drawn in one process; leave parallel= out.")
+    _check(sums)
+    with torch.no_grad():
+        flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
+        for tray in _trays(flats):
+            first, _ = tray[0]
+            noisy = take(sum(piece.numel() for piece, _ in tray), first.dtype, first.device)
+            assert noisy is not None
+            for part, (piece, scale) in zip(torch.split(noisy, [piece.numel() for piece, _ in tray]), tray):
+                grid = _grid(scale)
+                part.mul_(scale / grid).add_(piece, alpha=1 / grid).round_()
+                torch.mul(part, grid, out=piece)
+        _put_back(sums, flats)
+
+
 def add_laplace_(sums: Noisy, source: Source) -> None:
     """Add Laplace noise to every coordinate of each sum, for pairs (sum, scale)."""
     if source.share not in (0.0, 1.0):
@@ -62,9 +80,14 @@ def _add_(sums: Noisy, draw_: Draw, source: Source, drawn: Drawn | None = None) 
         flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
         for tray in _trays(flats):
             _add_to_tray_(tray, draw_, source, drawn)
-        for (total, _), (flat, _) in zip(sums, flats):
-            if flat.data_ptr() != total.data_ptr():
-                total.copy_(flat.view(total.shape))
+        _put_back(sums, flats)
+
+
+def _put_back(sums: Noisy, flats: Noisy) -> None:
+    """Copy what is flat into sums that are not contiguous."""
+    for (total, _), (flat, _) in zip(sums, flats):
+        if flat.data_ptr() != total.data_ptr():
+            total.copy_(flat.view(total.shape))
 
 
 def _trays(flats: Noisy) -> Iterator[Noisy]:

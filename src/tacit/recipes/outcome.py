@@ -94,9 +94,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return facts
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors as safetensors, whole or not at all."""
-    write_whole(path, save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], stamp: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, whole or not at all, with the ledger's ``stamp`` in the file's metadata."""
+    content = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, save(content, metadata=stamp))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -122,7 +122,8 @@ def train(
             seconds=time.monotonic() - started,
         )
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    write_tensors(folder.model, tensors | {f"front.{name}": value for name, value in fitted.state().items()})
+    tensors |= {f"front.{name}": value for name, value in fitted.state().items()}
+    write_tensors(folder.model, tensors, ledger.stamp)
     write_json(folder.architecture, job.architecture())
     facts |= {"finished": True, "seconds": outcome.seconds, "result": outcome.result()}
     folder.finish(facts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tacit.accounting.selection import in_words
 from tacit.ledger import (
+    CyclicPoisson,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -161,6 +162,8 @@ def sampling(event: Sampling) -> str:
         return f"Poisson, q = {event.rate:.6g}" + (f" of {event.records}" if event.records else "")
     if isinstance(event, FixedSize):
         return f"{event.size} of {event.records} without replacement"
+    if isinstance(event, CyclicPoisson):
+        return f"cyclic, {event.groups} groups in turn, each record with q = {event.rate:.6g} in its turn"
     return f"shuffled, 1 of {event.lots} lots of {event.records}"
 
 

@@ -67,7 +67,7 @@ class EveryoneSampler:
     def draw(self, receipt: Drawable) -> Integers:
         event = receipt.draw()
         if event != self._event:
-            raise _mismatch(event, self._event)
+            raise mismatch(event, self._event)
         self._draws += 1
         return np.arange(self._records)
 
@@ -75,7 +75,7 @@ class EveryoneSampler:
         return {"sampler": "everyone", "records": self._records, "draws": self._draws}
 
     def restore(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state())
+        check_state(state, self.state())
         self._draws = state["draws"]
 
 
@@ -116,7 +116,7 @@ class PoissonSampler:
             or event.records not in (None, self._records)
             or event.unit != self._event.unit
         ):
-            raise _mismatch(event, self._event)
+            raise mismatch(event, self._event)
         self._draws += 1
         return self._choose(event.rate)
 
@@ -137,7 +137,7 @@ class PoissonSampler:
         return {"sampler": "poisson", "records": self._records, "draws": self._draws}
 
     def restore(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state())
+        check_state(state, self.state())
         self._draws = state["draws"]
 
 
@@ -169,7 +169,7 @@ class FixedSizeSampler:
     def draw(self, receipt: Drawable) -> Integers:
         event = receipt.draw()
         if not isinstance(event, FixedSize) or event.records != self._event.records or event.unit != self._event.unit:
-            raise _mismatch(event, self._event)
+            raise mismatch(event, self._event)
         self._draws += 1
         return np.sort(self._source.choice(event.records, event.size))
 
@@ -177,7 +177,7 @@ class FixedSizeSampler:
         return {"sampler": "fixed size", "records": self.records, "draws": self._draws}
 
     def restore(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state())
+        check_state(state, self.state())
         self._draws = state["draws"]
 
 
@@ -224,7 +224,7 @@ class ShuffledSampler:
     def draw(self, receipt: Drawable) -> Integers:
         event = receipt.draw()
         if event != self._event:
-            raise _mismatch(event, self._event)
+            raise mismatch(event, self._event)
         if not self._position:
             self._lots = self._assign()
         lot = self._lots[self._position]
@@ -249,16 +249,18 @@ class ShuffledSampler:
         return {"sampler": "shuffled", "records": self.records, "draws": self._draws, "epoch": used}
 
     def restore(self, state: dict[str, Any]) -> None:
-        _check_state(state, self.state())
+        check_state(state, self.state())
         self._draws = state["draws"]
         self._next_epoch(state["epoch"], f"main-{secrets.token_hex(8)}")
 
 
-def _mismatch(recorded: Sampling, own: Sampling) -> ValueError:
+def mismatch(recorded: Sampling, own: Sampling) -> ValueError:
+    """Return the error for an event that this sampler would not be telling the truth about."""
     return ValueError(f"the ledger has {recorded} but this sampler would draw {own}; record sampler.event() first.")
 
 
-def _check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
+def check_state(state: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuse the state of another kind of sampler, or of other records."""
     for name in ("sampler", "records"):
         if state.get(name) != own[name]:
             raise ValueError(f"the saved {name} is {state.get(name)!r} but this sampler has {own[name]!r}.")

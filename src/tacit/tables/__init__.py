@@ -4,6 +4,7 @@ model = tacit.tables.load_model("runs/people")   # the directory of a run of `ta
 model.predict(frame)                             # pandas, polars, pyarrow, or a mapping from names to arrays
 model.probabilities(frame)                       # a column for each of model.classes
 model.encoding.schema.to_json()                  # what the model knows of the columns
+tacit.tables.load_dataset("people.csv", "schema.json")   # a PyTorch data set of (features, target)
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.utils.data import TensorDataset
+
     from tacit.tables.model import TableModel
+    from tacit.tables.schema import Schema
 
 
 def load_model(directory: str | os.PathLike[str]) -> TableModel:
@@ -23,4 +27,11 @@ def load_model(directory: str | os.PathLike[str]) -> TableModel:
     return TableModel.load(Path(directory))
 
 
-__all__ = ["load_model"]
+def load_dataset(path: str | os.PathLike[str], schema: str | os.PathLike[str] | Schema) -> TensorDataset:
+    """Return the rows of a table as a PyTorch data set of (features, target), encoded by its schema."""
+    from tacit.tables.dataset import load_dataset as load
+
+    return load(path, schema)
+
+
+__all__ = ["load_dataset", "load_model"]

@@ -103,9 +103,10 @@ class TableModel:
         values = np.array(self.classes)[scores.argmax(dim=1).numpy()]
         return Predicted(values=values, chances=chances, unseen=unseen, missing=missing)
 
-    def save(self, directory: Path) -> None:
-        """Write ``model.safetensors`` and ``model.json``."""
-        save_file({name: value.contiguous() for name, value in self.network.state_dict().items()}, _weights(directory))
+    def save(self, directory: Path, stamp: dict[str, str] | None = None) -> None:
+        """Write ``model.safetensors``, with the ledger's ``stamp`` in its metadata, and ``model.json``."""
+        weights = {name: value.contiguous() for name, value in self.network.state_dict().items()}
+        save_file(weights, _weights(directory), metadata=stamp)
         facts: dict[str, Any] = {
             "format": _FORMAT,
             "kind": "table",

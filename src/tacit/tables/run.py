@@ -140,7 +140,7 @@ def run_table(
                 reservation.nothing_released = True
                 folder.discard()
             raise
-    outcome.model.save(out)
+    outcome.model.save(out, ledger.stamp)
     if isinstance(outcome.model.network, Shapes):
         write_json(out / "shapes.json", exported(outcome.model.network, outcome.model.encoding))
     seconds = time.monotonic() - started

@@ -51,6 +51,7 @@ class Content:
     slots: dict[str, Tensor]
     others: dict[str, Tensor]
     facts: dict[str, Any]
+    stamp: dict[str, str]
 
 
 def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
@@ -76,7 +77,7 @@ def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
     weights = {name: together(tensor).contiguous() for name, tensor in _unshared(run.model).items()}
-    return Content(weights=weights, slots=slots, others=parts, facts=facts)
+    return Content(weights=weights, slots=slots, others=parts, facts=facts, stamp=run.ledger.stamp)
 
 
 def save(content: Content, directory: str | Path) -> None:
@@ -87,7 +88,7 @@ def save(content: Content, directory: str | Path) -> None:
     if target.exists():  # else the old one, left by a crash between the two renames below, is all there is
         shutil.rmtree(old, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save_file(content.weights, fresh / "model.safetensors")
+    save_file(content.weights, fresh / "model.safetensors", metadata=content.stamp)
     save_file(content.slots, fresh / "optimizer.safetensors")
     if content.others:
         save_file(content.others, fresh / "others.safetensors")

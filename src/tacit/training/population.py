@@ -11,7 +11,7 @@ import numpy as np
 
 from tacit.ledger import Adjacency
 from tacit.randomness import Source
-from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler, UserSampler
+from tacit.sampling import CyclicSampler, FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler, UserSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,16 @@ class Population:
     users: Sequence[int] | None = None
     examples_per_user: int | None = None
 
-    def sampler(self, lot_size: int, source: Source) -> Sampler | UserSampler:
-        """Draws lots of about ``lot_size`` records."""
+    def sampler(self, lot_size: int, source: Source, groups: int = 1) -> Sampler | UserSampler:
+        """Draws lots of about ``lot_size`` records; ``groups`` is for cyclic sampling."""
         drawer: Sampler
         if self.sampling == "poisson":
             drawer = PoissonSampler(self.records, lot_size / self.records, source=source, unit=self.unit)
         elif self.sampling == "fixed-size":
             drawer = FixedSizeSampler(self.records, lot_size, source=source, unit=self.unit)
+        elif self.sampling == "cyclic":
+            rate = lot_size * groups / self.records
+            drawer = CyclicSampler(self.records, groups=groups, rate=rate, source=source, unit=self.unit)
         else:
             lots = math.ceil(self.records / lot_size)
             drawer = ShuffledSampler(self.records, lots, source=source, unit=self.unit)
@@ -50,8 +53,8 @@ def population(
     microbatch_size: int,
 ) -> Population:
     """The records of ``dataset``: its examples, its users, or its microbatches."""
-    if sampling not in ("poisson", "fixed-size", "shuffled"):
-        raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size' or 'shuffled'.")
+    if sampling not in ("poisson", "fixed-size", "shuffled", "cyclic"):
+        raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'cyclic'.")
     known = [each.value for each in Adjacency]
     if adjacency is not None and adjacency not in known:
         raise ValueError(f"adjacency is {adjacency!r}; choose {' or '.join(map(repr, known))}.")

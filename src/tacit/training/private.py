@@ -16,12 +16,14 @@ from tacit.accounting.accountants import find
 from tacit.gradients import attach
 from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
+from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, Discrete, Strategy
-from tacit.sampling import LotReader
+from tacit.sampling import CyclicSampler, LotReader, UserSampler
 from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.collated_rows import Rows
+from tacit.training.correlation import check_correlated, correlated_strength, fitted
 from tacit.training.loaders import reading
 from tacit.training.population import population
 from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
@@ -29,7 +31,7 @@ from tacit.training.run import PrivateRun
 from tacit.training.shards import ShardedSums, has_shards
 from tacit.training.shared_ledger import open_ledger
 from tacit.training.strength import least_noise, strength
-from tacit.training.sums import GradientSums
+from tacit.training.sums import CorrelatedSums, GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.trial import Trial
@@ -52,7 +54,7 @@ def make_private(
     steps: int | None = None,
     budget: Budget | AdaptiveBudget | None = None,
     noise_multiplier: Schedule[float] | None = None,
-    noise: str | Schedule[Allocation] = "proportional",
+    noise: str | Schedule[Allocation] | Correlation = "proportional",
     ledger: Ledger | str | Path | None = None,
     batch_size: int | None = None,
     sampling: str = "poisson",
@@ -85,10 +87,14 @@ def make_private(
       and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
     * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
       sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
+    * ``noise=tacit.mechanisms.BandedToeplitz(bands=8)``, or another strategy of `tacit.mechanisms.strategies`, with
+      ``sampling="cyclic"``: the noise of a step takes back part of the noise of earlier ones. The noise multiplier is
+      that of each step's fresh noise. A resumed run begins a new block, charged as another mechanism.
     * ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy.
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (each record once an epoch, in a lot
-      that its own coin chooses; no amplification claimed).
+      that its own coin chooses; no amplification claimed), or ``"cyclic"`` (groups of records that take turns, for
+      correlated noise).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
@@ -162,12 +168,23 @@ def make_private(
     team.agree("data set", lambda: data_facts(dataset, users))
     team.agree("model", lambda: model_facts(model, optimizer))
     team.begin_alike(model)
+    correlation = check_correlated(
+        noise,
+        sampling=sampling,
+        clipping=clipping,
+        noise_multiplier=noise_multiplier,
+        lot_size=lot_size,
+        budget=budget,
+        processes=team.size,
+        shards=has_shards(model),
+    )
     total = length(epochs, steps, people.records, lot_size)
     check_sizes(lot_size, total, people.records, sampling=sampling)
     find(accountant)
     source = team.source(seed)
     sizes = by_step(lot_size)
-    sampler = people.sampler(sizes(0), source)
+    groups = correlation.groups_of(people.records, sizes(0)) if correlation is not None else 1
+    sampler = people.sampler(sizes(0), source, groups)
     size = _batch_size(batch_size, sizes(0), microbatch_size)
     reader = LotReader(
         dataset,
@@ -204,11 +221,17 @@ def make_private(
                 lot_size=lot_size,
                 steps=total,
                 accountant=accountant,
-                noise="discrete" if noise == "discrete" else "gaussian",
+                noise=correlation or ("discrete" if noise == "discrete" else "gaussian"),
                 also=book.entries,
             )
 
-        level = strength(noise, noise_multiplier, solve)
+        if correlation is not None:
+            shape = fitted(correlation, people, lot_size=sizes(0), steps=total, groups=groups)
+            assert not callable(noise_multiplier)
+            level = correlated_strength(shape, noise_multiplier, solve() if noise_multiplier is None else None)
+        else:
+            assert not isinstance(noise, Correlation)
+            level = strength(noise, noise_multiplier, solve)
         if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
             raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
         recipe = Recipe(
@@ -223,11 +246,15 @@ def make_private(
         )
         if not isinstance(budget, AdaptiveBudget) and any(map(callable, (clipping, noise, noise_multiplier))):
             recipe.check_schedules()
-        sums = (
-            ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
-            if has_shards(model)
-            else GradientSums(engine.parameters)
-        )
+        sums: GradientSums
+        if has_shards(model):
+            sums = ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
+        elif correlation is not None:
+            base = sampler.base if isinstance(sampler, UserSampler) else sampler
+            assert isinstance(base, CyclicSampler)
+            sums = CorrelatedSums(engine.parameters, source, lambda: base.position)
+        else:
+            sums = GradientSums(engine.parameters)
         run = PrivateRun(
             model=model,
             optimizer=optimizer,

@@ -9,6 +9,7 @@ from tacit._version import __version__
 from tacit.accounting import Guarantee
 from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import (
+    CyclicPoisson,
     FixedSize,
     GaussianSum,
     LaplaceSum,
@@ -149,6 +150,8 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
         event = step.sampling
         if isinstance(event, Poisson | FixedSize):
             text = f"sampling rate q = {event.rate:.6g}"
+        elif isinstance(event, CyclicPoisson):
+            text = f"{event.groups} groups in turn, sampling rate q = {event.rate:.6g} in a record's turn"
         else:
             text = f"one lot of {event.lots} an epoch" if isinstance(event, Shuffled) else "everyone"
         counts[text] = counts.get(text, 0) + count
@@ -171,6 +174,9 @@ def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
 
 def _lattice(queries: Sequence[GaussianSum]) -> str:
     steps = [query.lattice for query in queries if query.lattice is not None]
+    strategies = sorted({query.strategy for query in queries if query.strategy is not None})
+    if strategies:
+        return f", fresh in each step and correlated between steps ({', '.join(strategies)})"
     return f", discrete Gaussian on a lattice of step {_range(steps)}" if steps else ""
 
 

@@ -13,6 +13,7 @@ from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
 from tacit.accounting.plan import gradients
 from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step
+from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
 from tacit.training.recipe import Schedule, by_step
@@ -59,12 +60,12 @@ def least_noise(
     lot_size: Schedule[int],
     steps: int,
     accountant: str,
-    noise: str,
+    noise: str | Correlation,
     also: Sequence[tuple[Step, int]],
 ) -> float:
     """The noise multiplier with which all steps, and what the ledger already holds, fit the budget.
 
-    ``noise`` is "gaussian" or "discrete".
+    ``noise`` is "gaussian", "discrete" or a strategy for correlated noise.
     """
     if budget is None:
         raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
@@ -84,6 +85,7 @@ def least_noise(
             noise=noise,
             also=also,
         ).noise_multiplier
+    assert isinstance(noise, str)
     counts = _coarse(sizes)
 
     def fits(method: str) -> Callable[[float], bool]:

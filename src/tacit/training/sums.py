@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.kernels.loops import divide
 from tacit.gradients.precision import released_in
 from tacit.ledger import GaussianSum, Receipt
-from tacit.mechanisms import Clipping
+from tacit.mechanisms import Clipping, CorrelatedNoise
+from tacit.mechanisms.correlated import released_std
 from tacit.mechanisms.noise_ahead import NoiseAhead
 from tacit.randomness import Source
 from tacit.training.pieces import as_part_of, local
@@ -96,13 +97,34 @@ class GradientSums:
 
     def noise(self, receipt: Receipt, clipping: Clipping, *, lot_size: float) -> dict[Tensor, float]:
         """The standard deviation of the noise on each parameter's mean gradient: public."""
-        stds = {query.group: query.noise_std for query in receipt.step.queries if isinstance(query, GaussianSum)}
+        stds = {query.group: self._std(query) for query in receipt.step.queries if isinstance(query, GaussianSum)}
         return {
             self._parameters[name]: vector.scale * stds[group.name] / lot_size
             for group in clipping.groups
             for vector in group.vectors
             for name in vector.names
         }
+
+    def _std(self, query: GaussianSum) -> float:
+        return query.noise_std
+
+
+class CorrelatedSums(GradientSums):
+    """Sums that get noise which is correlated between steps (`tacit.mechanisms.correlated`)."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], source: Source, position: Callable[[], int]) -> None:
+        """``position`` tells how many lots of the block were drawn, with the one at hand."""
+        super().__init__(parameters)
+        self._noise, self._position = CorrelatedNoise(source), position
+
+    def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
+        """Draw nothing: this noise is made when the sums are released."""
+
+    def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
+        clipping.release_correlated_(receipt, sums, self._noise, receipt.step, self._position() - 1)
+
+    def _std(self, query: GaussianSum) -> float:
+        return released_std(query, self._position() - 1) if query.noise == "correlated" else query.noise_std
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -29,9 +29,10 @@ from tacit.collaboration import (
     SparseVectorPrivacy,
 )
 from tacit.collaboration.network import Credentials, Link, Membership, Service, codec, find_shards
-from tacit.collaboration.network.hosting import Judge, Terms, open_state
+from tacit.collaboration.network.hosting import Terms, open_state
 from tacit.collaboration.network.intake import ALREADY, APPLIED
 from tacit.collaboration.network.joining import agreed_settings, join
+from tacit.collaboration.network.judge import judge_of
 from tacit.collaboration.network.membership import identity, open_outbox
 from tacit.collaboration.network.records import public_records, training_records
 from tacit.collaboration.selection import Largest
@@ -131,7 +132,7 @@ def test_taking_part_without_noise(take_part: Callable[..., Any], records: Path)
     assert (stand.uploads, stand.lost, stand.claim, stand.stopped) == (3, 0, None, None)
     assert place.service.parameters()[0] == 3
     assert place.service.overview()[0]["statement"] == "none: uploads carry no noise"
-    judge = Judge(place.service, public_records(str(records)))
+    judge = judge_of(place.service, public_records(str(records)))
     assert judge.look() > 0.5
     assert FlatParameters(stand.model).vector.tobytes() == place.service.parameters()[1].tobytes()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from torch.utils.data import TensorDataset
 
 from collaboration.network.helpers import PEOPLE, Place, agreement, begin
 from tacit.collaboration import (
@@ -43,10 +44,8 @@ def people(problem: Problem, settings: Settings) -> list[Participant]:
     for number, name in enumerate(PEOPLE):
         rows = slice(20 * number, 20 * number + 20)
         source = SeededSource(100 + number)
-        inputs, labels = problem.inputs[rows], problem.labels[rows]
-        made.append(
-            workshop.participant(name, problem.network(1), inputs, labels, source=source, ledger=lambda h: Ledger(h))
-        )
+        held = TensorDataset(problem.inputs[rows], problem.labels[rows])
+        made.append(workshop.participant(name, problem.network(1), held, source=source, ledger=lambda h: Ledger(h)))
     return made
 
 

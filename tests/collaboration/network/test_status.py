@@ -16,7 +16,7 @@ import pytest
 
 from collaboration.network.helpers import SIZE, agreement, begin
 from tacit.collaboration.network import Service, codec
-from tacit.collaboration.network.status import StatusPage
+from tacit.collaboration.network.status import Access, StatusPage
 
 NASTY = "<img src=x onerror=alert(1)> ε = 8.00 & more"
 
@@ -29,7 +29,7 @@ def push(service: Service, sequence: int) -> None:
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[tuple[Service, StatusPage]]:
     service = Service(begin(tmp_path / "server", agreement()))
-    shown = StatusPage(service, None, 0)
+    shown = StatusPage(service, None, Access(port=0))
     shown.start()
     yield service, shown
     shown.stop()

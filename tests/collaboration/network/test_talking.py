@@ -518,7 +518,7 @@ def test_a_certificate_of_another_participant_is_found_out_here(
         main(["collaborate", "join", "--server", "127.0.0.1:9", "--keys", str(folder), "--name", "ann", "--data",
               str(records), "--without-noise"])  # fmt: skip
     assert stop.value.code == 2
-    assert "--name is 'ann', but the certificate" in capsys.readouterr().err
+    assert "name is 'ann', but the certificate" in capsys.readouterr().err
 
 
 def test_stores_are_as_before(tmp_path: Path) -> None:

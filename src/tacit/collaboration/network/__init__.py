@@ -8,7 +8,7 @@ import importlib.util
 if importlib.util.find_spec("grpc") is None:
     raise ValueError("a collaboration over a network needs grpcio; install it with: pip install 'tacit[collab]'")
 
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.keys import Credentials, make_keys
 from tacit.collaboration.network.link import Link, Unreachable
 from tacit.collaboration.network.membership import Membership, Shard, find_shards

@@ -5,18 +5,15 @@ No message says who sent it: that is for the transport to know, from the sender'
 
 from __future__ import annotations
 
-import json
-import math
 import struct
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tacit.collaboration.exchange import Protocol
-from tacit.collaboration.messages import Download, Positions, Vector, portion
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.messages import Download, Positions, Vector
+from tacit.collaboration.refusals import Reason, Refused
 
 FORMAT = 1
 OVERHEAD = 8192
@@ -28,102 +25,16 @@ _ARRAYS = struct.Struct("<4sBBHQI")  # magic, format, whole, nothing, number, co
 _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """What everybody who takes part must know. All of it is public; none of it may come from private records.
-
-    The server owns the parameters from ``start`` to ``stop`` of ``parameters``. ``bound`` is γ of one participant's
-    values, ``most`` how many an upload has at most, ``pool`` how many participants a masked sum has at least (0: there
-    are none), ``mean`` and ``std`` what inputs are normalised by, channel by channel, ``image`` the channels, height
-    and width of everybody's images (empty: whatever the network takes).
-    """
-
-    collaboration: str
-    model: str
-    layout: str
-    parameters: int
-    start: int
-    stop: int
-    bound: float
-    upload: float
-    protocol: Protocol
-    pool: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("bound", "upload"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
-        if not 0 <= self.start < self.stop <= self.parameters < 2**32:
-            raise ValueError(f"the slice {self.start}:{self.stop} is not one of {self.parameters} parameters.")
-        if not f"{self.collaboration}{self.model}{self.layout}".isprintable():
-            raise ValueError("the names in an agreement must be printable text.")
-        if self.pool < 0 or self.pool == 1:
-            raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
-        finite = all(map(math.isfinite, (*self.mean, *self.std)))
-        if len(self.mean) != len(self.std) or not self.mean or not finite or min(self.std) <= 0:
-            raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
-        if self.image and (len(self.image) != 3 or min(self.image) < 1 or self.image[0] != len(self.mean)):
-            raise ValueError(f"image is {self.image}; it must be channels, height and width, or empty.")
-        object.__setattr__(self, "protocol", Protocol(self.protocol))
-
-    @property
-    def size(self) -> int:
-        """Parameters that this server owns."""
-        return self.stop - self.start
-
-    @property
-    def most(self) -> int:
-        """Entries of an upload. Among all parameters, so that a slice may get them all."""
-        return min(portion(self.upload, self.parameters), self.size)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Agreement:
-        facts = _object(text)
-        wanted = {field.name for field in fields(cls)}
-        if set(facts) != wanted:
-            raise ValueError(f"an agreement has {', '.join(sorted(wanted))}; this has {', '.join(sorted(facts))}.")
-        kinds: dict[str, Any] = {"parameters": int, "start": int, "stop": int, "pool": int, "bound": float}
-        kinds |= {"upload": float, "mean": _numbers, "std": _numbers, "image": _sizes}
-        try:
-            return cls(**{name: kinds.get(name, str)(value) for name, value in facts.items()})
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"the agreement is malformed: {error}.") from error
-
-
-def _sizes(values: Any) -> tuple[int, ...]:
-    return tuple(int(value) for value in values)
-
-
-def _numbers(values: Any) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
-
-
-def _object(text: str | bytes) -> dict[str, Any]:
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("the message is not JSON.") from error
-    if not isinstance(facts, dict):
-        raise ValueError("the message is not a JSON object.")
-    return facts
-
-
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def pack_upload(sequence: int, indices: Positions, values: Vector, *, size: int) -> bytes:
+def pack_upload(sequence: int, indices: npt.NDArray[np.integer[Any]], values: Vector, *, size: int) -> bytes:
     """An upload to a server that owns ``size`` parameters; indices in rising order."""
     return _pack(_UPLOAD, sequence, None if indices.size == size else indices, values)
 
 
-def unpack_upload(data: bytes, *, size: int) -> tuple[int, Positions, Vector]:
-    """The sequence number, positions and values; what they are worth is for the server to check."""
+def unpack_upload(data: bytes | memoryview, *, size: int) -> tuple[int, npt.NDArray[np.integer[Any]], Vector]:
+    """The sequence number, positions and values, as they are in ``data``; the server checks what they are worth."""
     sequence, indices, values = _unpack(_UPLOAD, data, size)
     return sequence, everything(size) if indices is None else indices, values
 
@@ -139,16 +50,16 @@ def unpack_download(data: bytes, *, size: int) -> Download:
         raise _malformed("positions are not in rising order below the number of parameters.")
     if not np.isfinite(values).all():
         raise _malformed("a value is not finite.")
-    return Download(indices=indices, values=values)
+    return Download(indices=None if indices is None else indices.astype(np.int64), values=values)
 
 
-def _pack(magic: bytes, number: int, indices: Positions | None, values: Vector) -> bytes:
+def _pack(magic: bytes, number: int, indices: npt.NDArray[np.integer[Any]] | None, values: Vector) -> bytes:
     head = _ARRAYS.pack(magic, FORMAT, indices is None, 0, number, values.size)
-    places = b"" if indices is None else indices.astype("<u4").tobytes()
-    return head + places + values.astype("<f4", copy=False).tobytes()
+    places = b"" if indices is None else indices.astype("<u4").data
+    return b"".join([head, places, np.ascontiguousarray(values, dtype="<f4").data])  # large models: one copy
 
 
-def _unpack(magic: bytes, data: bytes, size: int) -> tuple[int, Positions | None, Vector]:
+def _unpack(magic: bytes, data: bytes | memoryview, size: int) -> tuple[int, npt.NDArray[np.uint32] | None, Vector]:
     if len(data) < _ARRAYS.size:
         raise _malformed(f"it has {len(data)} bytes; its header alone has {_ARRAYS.size}.")
     found, version, whole, nothing, number, count = _ARRAYS.unpack_from(data)
@@ -166,7 +77,7 @@ def _unpack(magic: bytes, data: bytes, size: int) -> tuple[int, Positions | None
     values = np.frombuffer(data, dtype="<f4", count=count, offset=expected - 4 * count).astype(np.float32, copy=False)
     if whole:
         return number, None, values
-    return number, np.frombuffer(data, dtype="<u4", count=count, offset=_ARRAYS.size).astype(np.int64), values
+    return number, np.frombuffer(data, dtype="<u4", count=count, offset=_ARRAYS.size), values
 
 
 def _malformed(what: str) -> Refused:
@@ -190,11 +101,11 @@ def pack_token(token: int) -> bytes:
     return _TOKEN.pack(token)
 
 
-def split_token(data: bytes) -> tuple[int, bytes]:
-    """The lease that a message was sent under, and the rest of it."""
+def split_token(data: bytes) -> tuple[int, memoryview]:
+    """The lease that a message was sent under, and the rest of it, which is not copied."""
     if len(data) < _TOKEN.size:
         raise _malformed(f"it has {len(data)} bytes; a lease alone has {_TOKEN.size}.")
-    return _TOKEN.unpack_from(data)[0], data[_TOKEN.size :]
+    return _TOKEN.unpack_from(data)[0], memoryview(data)[_TOKEN.size :]
 
 
 def split_round(data: bytes) -> tuple[bytes, bytes]:

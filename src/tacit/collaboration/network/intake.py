@@ -15,7 +15,8 @@ from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol, Rota
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry
-from tacit.collaboration.server import Checked, Contents, Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
+from tacit.collaboration.server import Checked, Contents
 
 log = logging.getLogger("tacit")
 
@@ -43,7 +44,7 @@ class _Pending:
     token: int
     sequence: int
     contents: Contents | tuple[Reason, str]
-    body: bytes
+    body: memoryview
     digest: bytes
     gate: threading.Lock = field(default_factory=threading.Lock)
     answer: bytes | None = None

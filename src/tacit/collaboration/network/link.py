@@ -14,11 +14,11 @@ import grpc
 
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.diagnosis import diagnose
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.serving import PARTICIPANT, REASON, SERVICE, is_loopback
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 log = logging.getLogger("tacit")
 
@@ -39,11 +39,16 @@ class Unreachable(OSError):
     """The server could not be reached for a long time. Nothing is lost: join again later."""
 
 
+class Ended(Exception):
+    """This process was asked to end while it waited. Nothing is lost: the same command goes on."""
+
+
 class Link:
     """The connection to one server. Without ``credentials`` (and TLS) only to this machine, as ``name``.
 
     A server that does not answer is asked again for ``patience`` seconds; a refusal is raised as `Refused`. ``tell`` is
-    given a sentence about what is waited for, and why; it is logged otherwise.
+    given a sentence about what is waited for, and why; it is logged otherwise. ``ended`` is asked while one waits: if
+    it says yes, `Ended` is raised.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Link:
         name: str = "",
         patience: float = 3600.0,
         tell: Callable[[str], None] | None = None,
+        ended: Callable[[], bool] = lambda: False,
     ) -> None:
         options = [
             ("grpc.max_receive_message_length", LARGEST_DOWNLOAD),
@@ -64,6 +70,7 @@ class Link:
             ("grpc.enable_retries", 0),
         ]
         self.address, self._patience, self._credentials = address, patience, credentials
+        self._ended = ended
         self._tell = tell if tell is not None else lambda text: log.info("%s", text)
         self._met = False  # whether the server has ever answered
         self._saying = threading.Lock()
@@ -94,7 +101,7 @@ class Link:
     def agree(self) -> tuple[int, Agreement]:
         """The number of one's next upload, and what everybody has agreed on."""
         due, rest = codec.split_token(self.call("Agree", b""))
-        return due, Agreement.from_json(rest)
+        return due, Agreement.from_json(bytes(rest))
 
     def turn(self) -> int:
         """Wait for one's turn."""
@@ -156,6 +163,8 @@ class Link:
                     ) from None
                 elif now - asked > _SILENCE and now - self._diagnosed > _DIAGNOSES:
                     self._diagnose()
+            if self._ended():
+                raise Ended(f"asked to end while waiting for {self.address}")
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
 

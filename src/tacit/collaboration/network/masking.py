@@ -52,8 +52,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from tacit.collaboration.messages import Positions, Vector
 from tacit.collaboration.network.certificates import common_name
 from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import at_random
-from tacit.collaboration.server import Reason, Refused
 from tacit.randomness import SeededSource, keystream
 
 Words = npt.NDArray[np.uint64]

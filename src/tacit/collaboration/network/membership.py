@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,17 @@ import numpy as np
 from tacit.collaboration.exchange import Protocol
 from tacit.collaboration.messages import Download, Upload
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.codec import Agreement
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.outbox import Letter, Outbox, Position
 from tacit.collaboration.participant import Participant
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")
 
-_SHARED = ("model", "layout", "parameters", "bound", "upload", "protocol", "pool", "mean", "std", "image")
+_OWN = ("collaboration", "start", "stop")
+_SHARED = tuple(field.name for field in fields(Agreement) if field.name not in _OWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,8 @@ class Membership:
     """``participant`` among ``shards``, its state in ``outbox``; made anew after a crash, it goes on from there.
 
     ``charged`` says how many steps the participant's ledger has. ``lost_key`` says that somebody else may have uploaded
-    under this name: the servers' count is then gone on with.
+    under this name: the servers' count is then gone on with. ``older_server`` says that a server was put back from a
+    backup: the numbers of the uploads that it has lost are given up.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Membership:
         download: float = 1.0,
         charged: Callable[[], int] = lambda: 0,
         lost_key: bool = False,
+        older_server: bool = False,
     ) -> None:
         self.participant, self._shards, self._download = participant, list(shards), download
         self.lost = 0
@@ -116,6 +119,8 @@ class Membership:
         try:
             if lost_key:
                 self._skip_foreign()
+            if older_server:
+                self._give_up_lost()
             self._check_due()
         except (ValueError, Refused):
             self.outbox.close()
@@ -127,13 +132,13 @@ class Membership:
         In a pool the server counts finished rounds only, so there it may know fewer.
         """
         pooled = self._shards[0].agreement.pool > 0
-        waiting = {(letter.part, letter.sequence) for letter in self.outbox.unsent()}
         for part, shard in enumerate(self._shards):
-            least = min((sequence for place, sequence in waiting if place == part), default=self.participant.sequence)
+            least = self._first_unsent(part)
             if shard.due < least and not pooled:
                 raise ValueError(
                     f"the server {shard.link.address} expects upload {shard.due} but has acknowledged all before "
-                    f"{least}; it has lost some of its state."
+                    f"{least}; it has lost some of its state. If whoever runs it has put it back from a backup, and "
+                    "says so, join with --older-server: those uploads stay charged and are not sent again."
                 )
             if shard.due > self.participant.sequence:
                 raise ValueError(
@@ -142,6 +147,34 @@ class Membership:
                     "same name. Put the newest copy back; or, if your key was lost and this folder and its ledger are "
                     "the newest, have its certificate revoked and join with a new one and --after-lost-key."
                 )
+
+    def _first_unsent(self, part: int) -> int:
+        """The number of the first upload that this server has not acknowledged."""
+        waiting = [letter.sequence for letter in self.outbox.unsent() if letter.part == part]
+        return min(waiting, default=self.participant.sequence)
+
+    def _give_up_lost(self) -> None:
+        """Send an empty upload for every number that a server put back from a backup has lost.
+
+        Each number is still applied once: those that were lost are now taken, with nothing in them, so that no copy of
+        what was lost is ever applied. What was released stays released, and its charge stays in the ledger; nothing is
+        drawn and nothing charged here. A server that lies about a backup gains nothing: it gets empty uploads.
+        """
+        nothing = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        for part, shard in enumerate(self._shards):
+            if shard.agreement.pool:
+                continue
+            first = self._first_unsent(part)
+            for number in range(shard.due, first):
+                shard.link.push(shard.link.turn(), codec.pack_upload(number, *nothing, size=shard.agreement.size))
+            if shard.due < first:
+                log.warning(
+                    "%s had lost uploads %d to %d; they stay charged and are given up",
+                    shard.link.address,
+                    shard.due,
+                    first - 1,
+                )
+                self._shards[part] = replace(shard, due=first)
 
     def _skip_foreign(self) -> None:
         """Go on after uploads that somebody else made under this name.

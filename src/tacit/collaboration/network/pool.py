@@ -30,7 +30,7 @@ from tacit.collaboration.network.masking import (
     pack_roster,
     places,
 )
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 NAME = "(pool)"
 """Under which sums are applied; no participant can have it."""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tacit.accounting import Filter
+from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.privacy import GaussianPrivacy, LocalDpSgd, SparseVectorPrivacy
 from tacit.collaboration.settings import Settings
@@ -36,6 +37,32 @@ def protection(settings: Settings, records: int) -> dict[str, object]:
     if isinstance(privacy, SparseVectorPrivacy):
         facts["threshold"] = settings.threshold
     return facts | asdict(privacy)
+
+
+def check_promised(agreement: Agreement, settings: Settings) -> None:
+    """Refuse to take part with less protection than the participants have promised each other."""
+    own, allowed = protection(settings, 0)["mechanism"], budget(settings)
+    if agreement.mechanism and own != agreement.mechanism:
+        raise ValueError(
+            f"the participants have agreed on {agreement.mechanism} uploads, and yours would be {own}; nothing was "
+            f"sent. Say --mechanism {agreement.mechanism}, or ask whoever runs the server for other terms."
+        )
+    if not agreement.epsilon:
+        return
+    if allowed is None:
+        raise ValueError(
+            f"the participants have agreed on a budget of ε = {agreement.epsilon:g} each, and your uploads would have "
+            f"no noise; nothing was sent. Say --epsilon {agreement.epsilon:g}."
+        )
+    for name, most, mine in (
+        ("ε", agreement.epsilon, allowed.epsilon),
+        ("δ", agreement.delta or allowed.delta, allowed.delta),
+    ):
+        if mine > most * (1 + 1e-9):
+            raise ValueError(
+                f"the participants have agreed on {name} = {most:g} at most for each, and yours is {mine:g}; nothing "
+                "was sent. Choose a smaller one, or ask whoever runs the server for other terms."
+            )
 
 
 def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger: Path | None) -> None:

@@ -63,7 +63,7 @@ def check_public(public: tuple[Tensor, Tensor], size: Sequence[int]) -> None:
     if not size:
         raise ValueError(
             "the collaboration began without saying how large its images are, so that nobody knows whether these "
-            "public records are like them; leave out --validate, or begin another one with it or with --image."
+            "public records are like them; leave out --validate, or begin another one with it or with --shape."
         )
     if tuple(images.shape[1:]) != tuple(size):
         raise ValueError(
@@ -80,7 +80,7 @@ def check_images(images: Tensor, size: Sequence[int], channels: int) -> None:
     if size and tuple(images.shape[1:]) != tuple(size):
         raise ValueError(
             f"the images here are {shown(images.shape[1:])}, but the collaboration is about {shown(size)}, the size of "
-            "the public records that it is validated and normalised with (or of serve --image). Nothing was sent: "
+            "the public records that it is validated and normalised with (or of serve --shape). Nothing was sent: "
             "bring yours to that size as those were, or ask for a collaboration about yours."
         )
 

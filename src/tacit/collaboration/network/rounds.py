@@ -13,8 +13,8 @@ from tacit.collaboration.network.masking import Card, Goodbye, Mask, among, plac
 from tacit.collaboration.network.membership import Membership, Shard
 from tacit.collaboration.network.outbox import Letter, Outbox
 from tacit.collaboration.participant import Participant
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import Agreed
-from tacit.collaboration.server import Reason, Refused
 
 log = logging.getLogger("tacit")
 
@@ -56,10 +56,19 @@ class MaskedMembership(Membership):
         charged: Callable[[], int] = lambda: 0,
         ready: Callable[[], None] = lambda: None,
         lost_key: bool = False,
+        older_server: bool = False,
     ) -> None:
         if not shard.agreement.pool:
             raise ValueError(f"the server {shard.link.address} takes no masked uploads; join without them.")
-        super().__init__(participant, [shard], outbox, download=download, charged=charged, lost_key=lost_key)
+        super().__init__(
+            participant,
+            [shard],
+            outbox,
+            download=download,
+            charged=charged,
+            lost_key=lost_key,
+            older_server=older_server,
+        )
         self._link, self._agreement = shard.link, shard.agreement
         self._credentials, self._agreed, self._ready = credentials, agreed, ready
 

@@ -26,7 +26,7 @@ from tacit.collaboration.network.pool import HELD, Pool
 from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry, Store
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 _T = TypeVar("_T")
 
@@ -50,7 +50,8 @@ class Service:
         self._state, self._clock = State(store, snapshot_every=snapshot_every), clock
         self._lock, self._revoked = threading.RLock(), store.revocations()
         self._peers: dict[str, Peer] = {}
-        self._whole: tuple[int, bytes] = (-1, b"")
+        self._closed = False
+        self._pulled: tuple[tuple[int, float], bytes] = ((-1, 0.0), b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
         )
@@ -124,16 +125,12 @@ class Service:
         fraction = codec.unpack_fraction(request)
         with self._lock:
             self._state.check_person(name)
-            uploads = self._state.uploads
-            if fraction < 1 or self._whole[0] != uploads:
-                download = self._state.server.pull(fraction)
-                message = codec.pack_download(download)
-                if download.indices is None:
-                    self._whole = uploads, message
-            else:
-                message = self._whole[1]
-            self.traffic.down += len(message)
-            return message
+            asked = self._state.uploads, fraction
+            if self._pulled[0] != asked:  # who come between two uploads share one message
+                self._pulled = (-1, 0.0), b""  # the one before is let go of first
+                self._pulled = asked, codec.pack_download(self._state.server.peek(fraction))
+            self.traffic.down += len(self._pulled[1])
+            return self._pulled[1]
 
     def push(self, name: str, request: bytes) -> bytes:
         """Take an upload: check it, commit it, apply it. `ALREADY` if exactly this one had been taken before."""
@@ -234,6 +231,27 @@ class Service:
         """The number of uploads so far, and what they led to."""
         with self._lock:
             return self._state.uploads, self._state.server.parameters
+
+    @property
+    def unready(self) -> str | None:
+        """Why no uploads are taken at the moment, for whoever watches the server; None if they are."""
+        if self._closed:
+            return "the server is being stopped"
+        return None if self._state.failure is None else f"the server cannot write its state: {self._state.failure}"
+
+    @property
+    def storage_failure(self) -> str | None:
+        """Why the disk takes nothing more, or None."""
+        return self._state.failure
+
+    def uploads(self) -> int:
+        """How many were applied."""
+        with self._lock:
+            return self._state.uploads
+
+    def retire(self) -> None:
+        """Say from now on that the server is about to stop; what was begun is still answered."""
+        self._closed = True
 
     def admit(self, name: str) -> None:
         with self._lock:

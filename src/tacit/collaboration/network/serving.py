@@ -15,7 +15,7 @@ from tacit.collaboration.network.certificates import SOON, Peer, identify, seria
 from tacit.collaboration.network.codec import OVERHEAD
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.service import Service
-from tacit.collaboration.server import Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
 
 log = logging.getLogger("tacit")
 
@@ -35,8 +35,8 @@ STATUS = {
 }
 """All other refusals are of what was sent: INVALID_ARGUMENT."""
 
-_WORKERS = 16, 128  # most of them wait for the disk, together: the more wait, the more share one write
-_WAITING_BYTES = 256 << 20  # of uploads that wait; where they are long there are fewer workers
+_WORKERS = 4, 128  # most of them wait for the disk, together: the more wait, the more share one write
+_WAITING_BYTES = 64 << 20  # of uploads that wait; where they are long there are fewer workers
 _STREAMS = 32  # requests of one connection at a time; the others wait with their sender
 
 

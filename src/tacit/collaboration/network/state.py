@@ -10,17 +10,20 @@ from contextlib import suppress
 from tacit.collaboration.network.database import Busy, StorageFailed
 from tacit.collaboration.network.pool import NAME as POOL
 from tacit.collaboration.network.store import Entry, Store
-from tacit.collaboration.server import Checked, ParameterServer, Reason, Refused
+from tacit.collaboration.refusals import Reason, Refused
+from tacit.collaboration.server import Checked, ParameterServer
 
 log = logging.getLogger("tacit")
 
 _SNAPSHOT_BYTES = 64 << 20
+_SNAPSHOT_TIMES = 4  # the size of a snapshot itself: writing it is then a fifth of all that is written
 
 
 class State:
     """``people`` says of everybody who was admitted whether they were revoked since.
 
-    ``snapshot_every`` uploads (or 64 MiB of them) the whole state is written, so that a restart is quick.
+    ``snapshot_every`` uploads (or so many that four snapshots are as long, at least 64 MiB) the whole state is
+    written, so that a restart is quick.
     """
 
     def __init__(self, store: Store, *, snapshot_every: int) -> None:
@@ -29,9 +32,15 @@ class State:
         self.server: ParameterServer = store.server()
         self.people: dict[str, bool] = {}
         self._since_snapshot = self._bytes_since = 0
+        self._enough = max(_SNAPSHOT_BYTES, _SNAPSHOT_TIMES * 8 * self.agreement.size)
         self._changes = -1
         self._failed: str | None = None
         self.refresh()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the disk takes nothing more, or None."""
+        return self._failed
 
     @property
     def uploads(self) -> int:
@@ -49,7 +58,7 @@ class State:
             self.server.apply(checked)
         self._since_snapshot += len(taken)
         self._bytes_since += sum(len(entry.body) for entry, _ in taken)
-        if self._since_snapshot >= self._every or self._bytes_since >= _SNAPSHOT_BYTES:
+        if self._since_snapshot >= self._every or self._bytes_since >= self._enough:
             with suppress(Refused):  # logged; the uploads themselves are safe
                 self.guarded(lambda: self.store.snapshot(self.server))
             self._since_snapshot = self._bytes_since = 0

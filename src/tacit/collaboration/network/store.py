@@ -12,6 +12,7 @@ exactly those that it lacks, and the state depends on nothing but the uploads an
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -22,13 +23,15 @@ import numpy as np
 
 from tacit._files import sync
 from tacit.collaboration.messages import Vector
-from tacit.collaboration.network.codec import Agreement, unpack_upload
+from tacit.collaboration.network.agreement import Agreement
+from tacit.collaboration.network.codec import unpack_upload
 from tacit.collaboration.network.database import Sole, connect, explained, transaction
 from tacit.collaboration.network.masking import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
-FORMAT = 3
+FORMAT = 4
 _CHECKPOINT = 3072  # pages, 192 MiB
+_PIECE = 1 << 18  # values, 1 MiB
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE participants (
@@ -40,8 +43,10 @@ CREATE TABLE uploads (
 ) STRICT;
 CREATE TABLE bodies (number INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE TABLE snapshot (
-    one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, parameters BLOB NOT NULL, stat BLOB NOT NULL,
-    facts TEXT NOT NULL
+    one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, facts TEXT NOT NULL
+) STRICT;
+CREATE TABLE pieces (
+    name TEXT NOT NULL, place INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (name, place)
 ) STRICT;
 """
 _LATER = """
@@ -66,7 +71,7 @@ class Entry:
     participant: str
     sequence: int
     digest: bytes
-    body: bytes
+    body: bytes | memoryview
     round_id: bytes = b""
     contributors: tuple[str, ...] = ()
 
@@ -107,6 +112,23 @@ class Store:
         self._db.executescript(_LATER)
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
+
+    def backup(self, path: Path) -> None:
+        """Write a copy of the state as of now to ``path``, also while a server runs; the whole of it or nothing."""
+        draft = path.with_name(f".{path.name}.new")
+        draft.unlink(missing_ok=True)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            copy = sqlite3.connect(draft)
+            with explained(copy):
+                self._db.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+            copy.close()
+            sync(draft)
+            draft.rename(path)
+            sync(path.parent)
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def create(cls, folder: Path, agreement: Agreement, initial: Vector, rules: Rules) -> Store:
@@ -220,10 +242,8 @@ class Store:
 
     def server(self) -> ParameterServer:
         """The state that all committed uploads lead to: the snapshot, and what came after it."""
-        number, parameters, stat, facts = self._db.execute(
-            "SELECT number, parameters, stat, facts FROM snapshot"
-        ).fetchone()
-        arrays = {"parameters": np.frombuffer(parameters, dtype="<f4"), "stat": np.frombuffer(stat, dtype="<f8")}
+        number, facts = self._db.execute("SELECT number, facts FROM snapshot").fetchone()
+        arrays = {name: self._array(name) for name in ("parameters", "stat")}
         # Whoever was revoked since had been heard before: that comes last.
         server = ParameterServer.restore(arrays, {**json.loads(facts), "revoked": []}, self.rules)
         rows = self._db.execute(
@@ -241,6 +261,18 @@ class Store:
             server.push(participant, sequence, indices, values)
         return server
 
+    def _array(self, name: str) -> Vector:
+        """An array of the snapshot, put together from its pieces."""
+        found = np.empty(self.agreement.size, dtype=np.float32)
+        place = 0
+        for (piece,) in self._db.execute("SELECT data FROM pieces WHERE name = ? ORDER BY place", (name,)):
+            values = np.frombuffer(piece, dtype="<f4")
+            found[place : place + values.size] = values
+            place += values.size
+        if place != found.size:
+            raise ValueError(f"the snapshot has {place} of {found.size} {name}; the disk is damaged.")
+        return found
+
     def close(self) -> None:
         try:
             self._db.close()
@@ -255,9 +287,12 @@ def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
     """The number of the last upload in it: they are numbered from 1, and each was pushed once."""
     arrays, facts = server.snapshot()
     number = int(facts["pushes"])
-    parameters, stat = arrays["parameters"].astype("<f4").tobytes(), arrays["stat"].astype("<f8").tobytes()
-    db.execute(
-        "INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?, ?, ?)",
-        (number, parameters, stat, json.dumps(facts, allow_nan=False)),
-    )
+    # In pieces: SQLite copies every value that it writes, and a large model would be in memory several times.
+    for name, array in arrays.items():
+        plain = np.ascontiguousarray(array, dtype="<f4")
+        db.executemany(
+            "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)",
+            ((name, place, plain[place : place + _PIECE].data) for place in range(0, plain.size, _PIECE)),
+        )
+    db.execute("INSERT OR REPLACE INTO snapshot VALUES (1, ?, ?)", (number, json.dumps(facts, allow_nan=False)))
     return number

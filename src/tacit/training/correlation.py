@@ -1,0 +1,72 @@
+"""Runs with correlated noise: refused where there is no proof, and fitted to the run otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacit.ledger import AdaptiveBudget
+from tacit.ledger.correlation import Correlation
+from tacit.mechanisms import Adaptive, Correlated, Proportional
+from tacit.training.population import Population
+from tacit.training.strength import Strength
+
+
+def check_correlated(
+    noise: Any,
+    *,
+    sampling: str,
+    clipping: Any,
+    noise_multiplier: Any,
+    lot_size: Any,
+    budget: Any,
+    processes: int,
+    shards: bool,
+) -> Correlation | None:
+    """Return the strategy of correlated noise, if ``noise`` is one; refuse by name what has no proof beside it."""
+    if not isinstance(noise, Correlation):
+        if sampling == "cyclic":
+            raise ValueError(
+                "sampling is 'cyclic', which is for correlated noise; give noise=tacit.mechanisms.BandedToeplitz("
+                "bands=8), for example, or use sampling='poisson'."
+            )
+        return None
+    kind = type(noise).__name__
+    if sampling != "cyclic":
+        raise ValueError(
+            f"noise is {kind} and sampling is {sampling!r}; the sensitivity of correlated noise is proved for records "
+            "that come back after a fixed number of steps: use sampling='cyclic'."
+        )
+    if isinstance(clipping, Adaptive):
+        raise ValueError(
+            f"noise is {kind} and the clipping is adaptive; noise of past steps cannot follow a clip norm that "
+            "changes. Use a fixed one, tacit.Flat(1.0) for example."
+        )
+    scheduled = {"clipping": clipping, "noise_multiplier": noise_multiplier, "lot_size": lot_size}
+    for name, value in scheduled.items():
+        if callable(value):
+            raise ValueError(
+                f"noise is {kind} and {name} is a function of the step; all steps must be alike: give one."
+            )
+    if isinstance(budget, AdaptiveBudget):
+        raise ValueError(f"noise is {kind}; an AdaptiveBudget has no proof for correlated steps: use tacit.Budget.")
+    if processes > 1 or shards:
+        raise ValueError(f"noise is {kind}; correlated noise is drawn in one process: leave parallel= and shards out.")
+    return noise
+
+
+def fitted(noise: Correlation, population: Population, *, lot_size: int, steps: int, groups: int) -> Correlated:
+    """Return the strategy fitted to the run, with a noise multiplier of 1."""
+    rate = lot_size * groups / population.records
+    return Correlated(Proportional(1.0), *noise.fitted(steps, groups, rate))
+
+
+def correlated_strength(noise: Correlated, multiplier: float | None, solved: float | None) -> Strength:
+    """Return the noise of each step for the noise multiplier that was given, or else solved for."""
+
+    def allocate(level: float) -> Correlated:
+        return Correlated(Proportional(level), noise.strategy, noise.parameters)
+
+    level = solved if multiplier is None else multiplier
+    assert level is not None
+    chosen = allocate(level)
+    return Strength(noise=lambda step: chosen, allocate=allocate, solved=solved)

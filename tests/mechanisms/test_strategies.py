@@ -1,0 +1,118 @@
+"""Fitted strategies come close to the best that is known for prefix sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tacit.accounting.correlated import head_and_tail, sensitivity
+from tacit.ledger.correlation import Correlation, Fitted, coefficients, inverse_coefficients
+from tacit.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, SquareRoot, TreeAggregation
+from tacit.mechanisms.strategies import Objective, prefix_sum_error
+
+
+def error(fitted: Fitted, steps: int, objective: Objective) -> float:
+    """Of prefix sums at unit sensitivity, every record taking part once."""
+    return prefix_sum_error(fitted, steps, objective) * sensitivity(*fitted, steps, steps)
+
+
+def dense_optimum(steps: int) -> float:
+    """The least root mean squared error of any factorisation, by its dual (Denisov et al. 2022): a lower bound always.
+
+    For every v > 0 with sum n, |B|_F |C|_(1->2) >= tr((V^1/2 A^T A V^1/2)^1/2) / sqrt(n).
+    """
+    prefix = np.tri(steps)
+    weights = np.ones(steps)
+    for _ in range(30):
+        root = np.sqrt(weights)
+        values, vectors = np.linalg.eigh(root[:, None] * (prefix.T @ prefix) * root)
+        values = np.sqrt(np.maximum(values, 0))
+        weights = np.einsum("ij,j,ij->i", vectors, values, vectors)
+        weights *= steps / weights.sum()
+    root = np.sqrt(weights)
+    nuclear = np.sqrt(np.maximum(np.linalg.eigvalsh(root[:, None] * (prefix.T @ prefix) * root), 0)).sum()
+    return float(nuclear / steps)
+
+
+@pytest.mark.parametrize("steps", [1000, 2000])
+def test_buffers_come_within_a_hundredth_of_the_published_optimum(steps: int) -> None:
+    """The least largest error of a Toeplitz factorisation: sum of c_i² of the square root, close to its asymptote."""
+    squares = [1.0]
+    for i in range(1, steps):
+        squares.append(squares[-1] * ((2 * i - 1) / (2 * i)) ** 2)
+    optimum = math.fsum(squares)
+    assert optimum == pytest.approx((math.log(steps) + np.euler_gamma + 4 * math.log(2)) / math.pi, rel=1e-3)
+    assert error(SquareRoot().fitted(steps, steps, 1.0), steps, "max") == pytest.approx(optimum, rel=1e-6)
+    for buffers in (3, 4):
+        fitted = BufferedToeplitz(buffers=buffers, objective="max").fitted(steps, steps, 1.0)
+        assert error(fitted, steps, "max") == pytest.approx(optimum, rel=0.01)
+        fitted = BufferedToeplitz(buffers=buffers).fitted(steps, steps, 1.0)
+        toeplitz = BandedToeplitz(bands=1000, groups=1000).fitted(steps, steps, 1.0)
+        assert error(fitted, steps, "mean") <= error(toeplitz, steps, "mean") * 1.01
+
+
+def test_the_mean_error_lies_within_four_hundredths_of_any_factorisation() -> None:
+    steps = 128
+    least = dense_optimum(steps)
+    for strategy in (BandedToeplitz(bands=128, groups=128), BufferedToeplitz(buffers=4)):
+        found = error(strategy.fitted(steps, steps, 1.0), steps, "mean")
+        assert least <= found <= 1.04 * least
+    assert error(TreeAggregation().fitted(steps, steps, 1.0), steps, "mean") > 1.5 * least
+
+
+def test_more_bands_leave_less_error() -> None:
+    for strategy in (BandedToeplitz, BandedInverse):
+        errors = [error(strategy(bands=bands).fitted(200, 200, 1.0), 200, "mean") for bands in (1, 2, 4, 8, 16)]
+        assert errors == sorted(errors, reverse=True)
+    one = BandedToeplitz(bands=1).fitted(200, 1, 0.1)
+    assert one == ("banded", (1.0,))
+    assert error(one, 200, "mean") == pytest.approx(math.sqrt(201 / 2), rel=1e-6)
+
+
+def test_no_change_of_a_coefficient_makes_the_banded_fit_better() -> None:
+    _, best = BandedToeplitz(bands=5).fitted(100, 5, 0.5)
+    least = prefix_sum_error(("banded", best), 100) * float(np.linalg.norm(best))
+    for place in range(1, 5):
+        for change in (-1e-3, 1e-3):
+            other = (*best[:place], best[place] + change, *best[place + 1 :])
+            assert prefix_sum_error(("banded", other), 100) * float(np.linalg.norm(other)) >= least
+
+
+def test_a_sampled_banded_inverse_keeps_its_tail_small() -> None:
+    fitted = BandedInverse(bands=4, groups=10).fitted(200, 10, 0.1)
+    head, tail = head_and_tail(*fitted, 10, 200)
+    assert math.sqrt(20) * tail < 0.5 * head
+
+
+def test_coefficients_and_inverse_coefficients_multiply_to_one() -> None:
+    strategies: list[Correlation] = [
+        BandedToeplitz(bands=4),
+        BandedInverse(bands=4),
+        BufferedToeplitz(buffers=3),
+        SquareRoot(),
+    ]
+    for strategy in strategies:
+        fitted = strategy.fitted(50, 50, 1.0)
+        product = np.convolve(coefficients(*fitted, 50), inverse_coefficients(*fitted, 50))[:50]
+        assert np.allclose(product, np.eye(1, 50)[0], atol=1e-12)
+
+
+def test_the_prefix_sum_error_is_that_of_the_matrices() -> None:
+    steps = 20
+    for strategy in (BandedToeplitz(bands=4), BandedInverse(bands=4), BufferedToeplitz(buffers=3), SquareRoot()):
+        fitted = strategy.fitted(steps, steps, 1.0)
+        d = inverse_coefficients(*fitted, steps)
+        rows = np.tri(steps) @ np.array([[d[t - i] if t >= i else 0.0 for i in range(steps)] for t in range(steps)])
+        assert prefix_sum_error(fitted, steps) == pytest.approx(np.linalg.norm(rows) / math.sqrt(steps), rel=1e-9)
+        assert prefix_sum_error(fitted, steps, "max") == pytest.approx(np.linalg.norm(rows[-1]), rel=1e-9)
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="bands is 0"):
+        BandedToeplitz(bands=0)
+    with pytest.raises(ValueError, match="at least the number of bands"):
+        BandedToeplitz(bands=4, groups=3)
+    with pytest.raises(ValueError, match="at most 10 groups"):
+        BandedToeplitz(bands=11).groups_of(1000, 100)
