@@ -356,7 +356,6 @@ ELSE = {
     **dict.fromkeys(
         ["lengths in another order", "lengths of others", "lengths of others in order"], "lengths in another order than"
     ),
-    "take_along_dim": "does not treat examples independently",
     "labels of another mask": "combines different examples",
     "a constant in its order twice": "`argsort` works across examples",
 }

@@ -11,7 +11,7 @@ from tacit.gradients import torch_internals
 
 LISTED = Path(torch_internals.__file__)
 ENGINE = LISTED.parent
-MOST = 25 - 2
+MOST = 26 - 2
 """Two more stand in texts: `_compiled_call_impl`, and FSDP's module."""
 NOT_PYTORCHS = {"_apply_gate", "_is_expert_parallel", "_fields"}
 """Private names of `transformers`, which `libraries` replaces, and a public one of named tuples."""

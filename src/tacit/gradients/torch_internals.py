@@ -24,6 +24,9 @@ without_subclasses = torch._C.DisableTorchFunctionSubclass
 without_overrides = torch._C.DisableTorchFunction
 """The same, and modes do not see them either: what the engine itself looks at."""
 
+with_overrides = torch._C._EnableTorchFunction
+"""The opposite: a hook that PyTorch calls while the engine is at work is somebody's code, which is followed."""
+
 write_count = attrgetter("_version")
 """A tensor's count of writes: has memory that is kept for the backward pass been overwritten?"""
 
@@ -35,7 +38,6 @@ buffers_of = attrgetter("_buffers")
 
 forward_hooks = attrgetter("_forward_hooks")
 forward_pre_hooks = attrgetter("_forward_pre_hooks")
-backward_hooks = attrgetter("_backward_hooks", "_backward_pre_hooks")
 """A module's hooks. There is no public way to list them, or to leave those of others out of a copy."""
 
 node_class = attrgetter("_forward_cls")
@@ -61,6 +63,16 @@ set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 
 OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 """The classes of PyTorch's and other libraries' operators; their text is `library.name.overload`."""
+
+
+def storage_users(t: torch.Tensor) -> int:
+    """Return how many tensors share the memory of a tensor, itself among them: a write changes all of them."""
+    return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata)) - 1
+
+
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a module has hooks of any kind on its backward pass."""
+    return any("backward" in key and isinstance(value, dict) and value for key, value in vars(module).items())
 
 
 def has_global_forward_hooks() -> bool:

@@ -23,10 +23,11 @@ from tacit.gradients.recording import Recording
 from tacit.gradients.shards import gather_again
 from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
 from tacit.gradients.torch_internals import (
-    backward_hooks,
     base_of,
+    has_backward_hooks,
     made_by_fsdp,
     node_class,
+    with_overrides,
     without_subclasses,
     write_count,
 )
@@ -144,7 +145,8 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     def watched(grad: Tensor) -> None:
         version = write_count(grad)
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        answer = hook(shown)  # somebody's code, like the model's own
+        with with_overrides():
+            answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or write_count(grad) != version:
             raise ValueError(_HOOK)
 
@@ -159,7 +161,7 @@ def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any
 def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together."""
     for name, module in model.named_modules():
-        if any(backward_hooks(module)):
+        if has_backward_hooks(module):
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
                 "of different examples unseen; remove it"

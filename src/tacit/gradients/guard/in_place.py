@@ -11,7 +11,7 @@ from tacit.gradients.layers.registry import RULES
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import base_of, without_subclasses
+from tacit.gradients.torch_internals import base_of, storage_users, without_subclasses
 from tacit.gradients.traced import Traced, mark
 
 _SHAPES = words("transpose t squeeze unsqueeze swapaxes swapdims resize resize_as as_strided set rename")
@@ -43,12 +43,13 @@ def settle(
     alone = own and len(tagged) == 1 and old is not None and not isinstance(old, Total)
     if alone or _same(old, new) or not isinstance(written, Tensor) or new is None:
         return
-    base = base_of(written)
+    with without_subclasses():
+        base, users = base_of(written), storage_users(written)
     owner = written if base is None else base
     kept = type(written) not in (Tensor, Traced) or type(owner) not in (Tensor, Traced) or id(owner) in recorder.buffers
     if name == "setitem" and _onto_itself(*args):
         return
-    if kept:
+    if kept or users > 1 + (base is not None):
         reason = new.reason if isinstance(new, Mixed) else f"`{name}` writes data of the batch in place"
         if type(written) is Traced:
             mark(written, recorder, Mixed(reason))

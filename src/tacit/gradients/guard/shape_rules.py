@@ -139,6 +139,15 @@ def _scatter(call: Call) -> Tag:
     return found if len(sizes) == 1 else pairs(call)
 
 
+@rule("take_along_dim")
+def _take_along_dim(call: Call) -> Tag:
+    """Each example takes its own entries along one dimension."""
+    x, dim = call.main(), call.arg(2, "dim")
+    found = aligned(call, x.ndim)
+    own = dim is not None and isinstance(found, Layout) and found.dim != dim % x.ndim
+    return found if own else pairs(call)
+
+
 @rule("index_add")
 def _index_add(call: Call) -> Tag:
     """Rows are added where the index says: each must be its own example's there."""
