@@ -36,12 +36,13 @@ import numpy as np
 import torch
 
 from tacit.ledger import Budget, Header, Ledger
+from tacit.tables.columns import Columns, Number
 from tacit.tables.encoding import Encoding
 from tacit.tables.known import known
-from tacit.tables.reading import Columns, from_columns
+from tacit.tables.reading import from_columns
 from tacit.tables.records import encode
 from tacit.tables.rule import Settings
-from tacit.tables.schema import Number, Schema
+from tacit.tables.schema import Schema
 from tacit.tables.training import train_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"
@@ -260,7 +261,7 @@ def without_privacy(name: str, seeds: int, state: State) -> list[float]:
 def _whole(part: Columns, schema: Schema, encoding: Encoding) -> tuple[torch.Tensor, torch.Tensor]:
     records = encode(from_columns(part, schema.columns), encoding)
     [(rows, targets)] = records.slices(len(records))
-    return encoding.expand(rows), targets
+    return torch.from_numpy(encoding.expand(rows.numpy())), targets
 
 
 def tuned(name: str, epsilon: float, seeds: int, state: State) -> list[float]:

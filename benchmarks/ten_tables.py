@@ -43,11 +43,12 @@ from sklearn.metrics import r2_score, roc_auc_score
 import sklearn
 from tacit._version import __version__
 from tacit.ledger import Budget, Header, Ledger
-from tacit.tables.encoding import words
+from tacit.tables.columns import Category, Number, Undeclared
+from tacit.tables.entries import words
 from tacit.tables.known import known
 from tacit.tables.reading import from_columns
 from tacit.tables.rule import choose_model
-from tacit.tables.schema import Category, Number, Schema, Undeclared
+from tacit.tables.schema import Schema
 from tacit.tables.training import train_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "tables.md"

@@ -15,7 +15,7 @@ Memory = Tensor | npt.NDArray[Any]
 
 
 class Kernels(Protocol):
-    """What they do is said in `_kernels.c`. They refuse memory whose size does not fit, or that is not contiguous.
+    """The compiled loops of `_kernels.c`. They refuse memory whose size does not fit, or that is not contiguous.
 
     They take it for what its name says: who calls them has looked at its type.
     """

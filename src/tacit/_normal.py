@@ -34,7 +34,7 @@ kernels = compared(compiled, blocks=_PIECE // 2)
 
 
 class Stream(Protocol):
-    """What normal values are made of; a `tacit.randomness.Source`."""
+    """The random words behind normal values; a `tacit.randomness.Source`."""
 
     def fill(self, buffer: bytearray | memoryview) -> None: ...
     def words(self, size: int) -> Longs: ...
@@ -111,8 +111,8 @@ def _single(key: memoryview, out: Singles, std: float) -> None:
 
 
 def _words(key: memoryview, pairs: int) -> tuple[Words, Words, npt.NDArray[np.intp], Longs]:
-    """Of the keystream: a word for every radius, from the next block on one for every angle, and which radii need 64
-    bits more, with these, from the next block on.
+    """Return a word of the keystream for every radius, from the next block on one for every angle, and which radii
+    need 64 bits more, with these, from the next block on.
     """
     bits = keystream(key)
     padded = -(-pairs // 4) * 4  # a block has four words

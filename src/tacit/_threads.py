@@ -1,4 +1,4 @@
-"""How many of PyTorch's threads may work on a compiled loop."""
+"""Count the threads of PyTorch that may work on a compiled loop."""
 
 from __future__ import annotations
 

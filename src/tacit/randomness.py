@@ -1,4 +1,4 @@
-"""Where every secret random number comes from: an AES-256-CTR keystream keyed by the operating system.
+"""The source of every secret random number: an AES-256-CTR keystream keyed by the operating system.
 
 Noise and sampling protect people only if nobody can predict them, so both draw from one `Source`, and none of it can
 be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and

@@ -158,7 +158,10 @@ GOOD = {"records": 1000, "lot_size": 10, "epochs": 1, "noise_multiplier": 1.0, "
         ({"delta": None, "epsilon": -1}, "epsilon is -1; it must be a finite number, at least 0."),
         ({"delta": None, "epsilon": math.inf}, "epsilon is inf; it must be a finite number, at least 0."),
         ({"noise_multiplier": None, "epsilon": 0}, "epsilon is 0; no finite noise gives 0."),
-        ({"sampling": "uniform"}, "sampling is 'uniform'; choose 'poisson', 'fixed-size' or 'shuffled'."),
+        (
+            {"sampling": "uniform"},
+            "sampling is 'uniform'; choose one of 'poisson', 'fixed-size', 'shuffled', 'allocation', 'cyclic'.",
+        ),
         ({"accountant": "gdp"}, "accountant is 'gdp'; choose one of pld, rdp, moments, strong."),
         ({"delta": None}, "exactly one of lot_size, epochs or steps, noise_multiplier, epsilon, delta is left out"),
         ({"epsilon": 1.0}, "exactly one of lot_size, epochs or steps, noise_multiplier, epsilon, delta is left out"),

@@ -101,7 +101,10 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("train", "people.csv", *GOOD, "--model", "boosted", "--epsilon", "0.001"), "too few for boosting"),
     (("train", "people.csv", *GOOD, "--test", "people.csv"), "the records that are trained on"),
     (("train", "people.csv", *GOOD, "--test-fraction", "1"), "test fraction is 1"),
-    (("train", "people.csv", *GOOD, "--resume"), "are for images"),
+    (("train", "people.csv", *GOOD, "--resume"), "--resume needs --out"),
+    (("train", "people.csv", *GOOD, "--resume", "--out", "nowhere"), "no run to resume in nowhere"),
+    (("train", "people.csv", *GOOD, "--norms"), "--norms is for images"),
+    (("train", "mnist", "--target", "employed"), "--target is for tables"),
     (("train", "people.csv", *GOOD, "--data-name", " "), "the name of the data set is empty"),
     *(
         (("train", "people.csv", "--schema", name), text)
@@ -157,21 +160,3 @@ def test_bad_inputs_are_one_sentence_and_cost_nothing(
 
 def test_there_are_58_bad_inputs_or_more() -> None:
     assert len({words for words, _ in CASES}) >= 58
-
-
-def test_a_run_that_is_broken_off_says_what_it_spent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    table = write_csv(tmp_path / "people.csv", people(3000))
-
-    def broken(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tacit.tables.methods.descend", broken)
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "people.csv", "--target", "employed", "--epsilon", "3", "--model", "linear", "--out", "run"])
-    assert stop.value.code == 130
-    assert "no model was kept. ε" in capsys.readouterr().err
-    epsilon, _ = Registry(table).spent()
-    assert 0 < epsilon < 1.5  # finding out what the columns are, and no more

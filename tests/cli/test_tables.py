@@ -124,7 +124,7 @@ def test_options_are_checked_before_the_records_are_read(
         (["people.csv", "--target", "employed", "--epsilon", "0"], "epsilon"),
         (["people.csv", "--target", "employed", "--model", "forest"], "model is 'forest'"),
         (["people.csv", "--target", "employed", "--recipe", "abadi"], "is a table"),
-        (["mnist", "--target", "employed"], "are for tables"),
+        (["mnist", "--target", "employed"], "--target is for tables"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

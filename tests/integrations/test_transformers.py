@@ -19,7 +19,7 @@ from tacit.sampling.samplers import PoissonSampler
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
 pytest.importorskip("accelerate", reason="accelerate is not installed (extra 'hf')")
 
-from tacit.integrations.transformers import PrivateSeq2SeqTrainer, PrivateTrainer  # noqa: E402
+from tacit.integrations.transformers import Private, PrivateSeq2SeqTrainer, PrivateTrainer  # noqa: E402
 
 TASKS = ("causal", "classification", "tokens", "answers", "seq2seq")
 LOSS = {"loss": tacit.Metric(bound=5.0)}
@@ -338,3 +338,20 @@ def test_a_model_with_dropout_is_tried_and_a_mixing_loss_refused(tmp_path: Path)
             module.p = 0.5
     with pytest.raises(ValueError, match="run together and in two parts"):
         made.train()
+
+
+def test_numbers_that_a_trainer_behind_the_mixin_adds_to_its_logs_are_left_out(tmp_path: Path) -> None:
+    class Telling(transformers.Trainer):  # type: ignore[misc]
+        """Adds exact numbers of the records in `log`, as trl.SFTTrainer does."""
+
+        def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+            super().log({**logs, "eval_accuracy" if "eval_loss" in logs else "accuracy": 0.5}, *args, **kwargs)
+
+    class PrivateTelling(Private, Telling):  # type: ignore[misc]
+        pass
+
+    made = trainer("classification", tmp_path, kind=PrivateTelling)
+    made.train()
+    assert made.state.log_history and not any("accuracy" in logs for logs in made.state.log_history)
+    made.evaluate(made.train_dataset.select(range(6)))
+    assert made.state.log_history[-1]["eval_accuracy"] == 0.5

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tacit.ledger import (
     Adjacency,
+    Allocated,
     Everyone,
     FixedSize,
     GaussianSum,
@@ -90,6 +91,7 @@ EVENTS = [
     Poisson(rate=1, records=5, unit="user"),
     FixedSize(size=2, records=10),
     Shuffled(lots=5, epoch=0, records=100),
+    Allocated(lots=5, epoch=0, records=100, participations=2),
     GaussianSum(group="a", clip_norm=1.0, noise_std=2.0, noise="discrete gaussian"),
     LaplaceSum(group="a", clip_norm=1.0, scale=2.0, dimension=1),
     SparseVector(group="a", threshold_epsilon=0.5, release_epsilon=1.0, releases=3),

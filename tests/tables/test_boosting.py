@@ -20,14 +20,15 @@ from tacit.tables.boosting import Cells, Shapes, axes, boost, boost_settings, ex
 from tacit.tables.boosting.cells import Axis, merged
 from tacit.tables.boosting.loss import loss_for
 from tacit.tables.boosting.plan import schedule
-from tacit.tables.boosting.rounds import _Boosting
+from tacit.tables.boosting.rounds import Boosting
 from tacit.tables.boosting.smoothing import evidence, neighbours, settled_counts, smoothed
+from tacit.tables.columns import Category, Number, Undeclared
 from tacit.tables.encoding import UNKNOWN, Encoding
 from tacit.tables.model import TableModel
 from tacit.tables.reading import from_columns
 from tacit.tables.records import Records, encode
 from tacit.tables.rule import choose_model
-from tacit.tables.schema import Category, Number, Schema, Undeclared
+from tacit.tables.schema import Schema
 from tacit.tables.training import TableOutcome, train_table
 
 
@@ -122,7 +123,7 @@ def test_one_record_moves_no_sum_by_more_than_its_clip_norm(classes: int) -> Non
     records = _encoded(table, classes)
     cells = Cells.of(records, axes(_schema(classes)))
     draw = np.random.default_rng(0)
-    work = _Boosting(cells, loss_for(classes), schedule(1.0, 3), Ledger(Header()), SeededSource(0))
+    work = Boosting(cells, loss_for(classes), schedule(1.0, 3), Ledger(Header()), SeededSource(0))
     work.scores[:] = draw.normal(0, 30, work.scores.shape)
     whole = Shapes.of(_schema(classes)).terms[0]
     for clip_norm in (1e-3, 0.3, 1.0):

@@ -11,12 +11,13 @@ import pytest
 
 from tacit.ledger import Everyone, GaussianSum, Header, Ledger, ThresholdedCounts
 from tacit.randomness import SeededSource
-from tacit.tables import discovery as discovery_module
+from tacit.tables import column_types
 from tacit.tables import looks as looks_module
+from tacit.tables.columns import Category, Number
 from tacit.tables.discovery import Discovery
 from tacit.tables.encoding import Encoding
 from tacit.tables.histograms import bounds, counts
-from tacit.tables.schema import Category, Number, Schema
+from tacit.tables.schema import Schema
 
 SCHEMA = Schema.from_json(
     {
@@ -184,13 +185,13 @@ def test_values_of_many_records_are_counted_on_some(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(looks_module, "_tally", watched)
     estimated: dict[str, float] = {}
-    category = discovery_module._category
+    category = column_types.category_from
 
     def looked_at(column: Category, values: dict[str, float], most: int) -> Category:
         estimated.update(values)
         return category(column, values, most)
 
-    monkeypatch.setattr(discovery_module, "_category", looked_at)
+    monkeypatch.setattr(column_types, "category_from", looked_at)
     rows = table([20.0] * 40_000, ["A"] * 20_000 + ["B"] * 20_000)
     town = found(rows, Ledger(Header(secure_randomness=False))).columns["town"]
     assert isinstance(town, Category) and town.values == ("A", "B")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacit.tables.encoding import numeric, words
+from tacit.tables.entries import numeric, words
 from tacit.tables.frames import as_columns
 from tacit.tables.kinds import is_file_of_a_table, kind_of
 from tacit.tables.reading import columns_of, read

@@ -15,11 +15,12 @@ from tables.generated import TABLES, as_text
 from tacit.accounting import account
 from tacit.ledger import Budget, Header, Ledger
 from tacit.randomness import SeededSource
+from tacit.tables.columns import Category, Number, Undeclared
 from tacit.tables.discovery import Discovery
 from tacit.tables.encoding import Encoding
 from tacit.tables.histograms import CELLS, COUNTS, cell_edges, counts, quantile_knots, tree_counts
 from tacit.tables.reading import from_columns
-from tacit.tables.schema import Category, Number, Schema, Undeclared
+from tacit.tables.schema import Schema
 from tacit.tables.training import TableOutcome, train_table
 
 _NUMBERS = st.floats(allow_nan=True, allow_infinity=False)
@@ -72,7 +73,7 @@ def test_a_number_is_shared_out_to_the_knots_beside_it() -> None:
     assert Schema.from_json(schema.to_json()) == schema
     encoding = Encoding(schema)
     rows = {"x": np.array(["-5", "5", "10", "55", "1e9", "", "old"]), "y": np.array(["a"] * 7)}
-    features = encoding.expand(torch.from_numpy(encoding.compact(rows)))
+    features = torch.from_numpy(encoding.expand(encoding.compact(rows)))
     assert features.tolist() == [
         [1, 0, 0, 0],
         [0.5, 0.5, 0, 0],

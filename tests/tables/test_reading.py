@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.tables.encoding import numeric, words
-from tacit.tables.formats import entries
+from tacit.tables.arrow import entries
+from tacit.tables.entries import numeric, words
 from tacit.tables.reading import _plain_lines, read
 
 NAMES = ("a", "b", "c")

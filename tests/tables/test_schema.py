@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tacit.tables.columns import Category, Number
 from tacit.tables.known import KNOWN
-from tacit.tables.schema import Category, Number, Schema
+from tacit.tables.schema import Schema
 
 GOOD = {
     "target": "y",

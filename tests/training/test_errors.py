@@ -44,7 +44,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"noise_multiplier": -1.0}, "noise multiplier is -1.0"),
     ({"noise": "gaussian"}, "noise is 'gaussian'; choose 'proportional', 'dimension-adjusted'"),
     ({"noise": Proportional(1.0)}, "leave noise_multiplier out"),
-    ({"sampling": "uniform"}, "sampling is 'uniform'; choose 'poisson', 'fixed-size' or 'shuffled'"),
+    (
+        {"sampling": "uniform"},
+        "sampling is 'uniform'; choose one of 'poisson', 'fixed-size', 'shuffled', 'allocation', 'cyclic'",
+    ),
     ({"sampling": "fixed-size", "adjacency": "add/remove"}, "fixed-size sampling has no proof under add/remove"),
     ({"adjacency": "zero-out"}, "adjacency is 'zero-out'; choose 'add/remove' or 'replace-one'"),
     ({"accountant": "gdp"}, "accountant is 'gdp'; choose one of"),

@@ -17,12 +17,13 @@ import tacit
         ("poisson", "Poisson", "add/remove"),
         ("fixed-size", "fixed size without replacement", "replace-one"),
         ("shuffled", "no amplification claimed", "add/remove"),
+        ("allocation", "random allocation", "add/remove"),
     ],
 )
 def test_the_guarantee_names_the_sampling_that_was_done(
     make: Any, train: Any, sampling: str, words: str, adjacency: str
 ) -> None:
-    accountant = "pld" if sampling == "fixed-size" else "rdp"
+    accountant = "pld" if sampling in ("fixed-size", "allocation") else "rdp"
     _, _, run = make(sampling=sampling, steps=5, accountant=accountant)
     train(run)
     found = run.guarantee(1e-5)
@@ -43,6 +44,19 @@ def test_honest_guarantees_are_not_equal(make: Any, train: Any) -> None:
     assert spent["poisson"] < spent["fixed-size"]
 
 
+def test_random_allocation_is_solved_for_guarded_and_amplified(make: Any, train: Any) -> None:
+    budget = tacit.Budget(epsilon=2.0, delta=1e-5)
+    _, _, run = make(sampling="allocation", lot_size=12, steps=10, noise_multiplier=None, budget=budget)
+    train(run)
+    assert run.step == 10
+    assert 1.9 < run.guarantee(1e-5).epsilon <= 2.0
+    assert run.sampler.event().lots == 5
+    with pytest.raises(ValueError, match="AdaptiveBudget has no proof with sampling='allocation'"):
+        make(sampling="allocation", budget=tacit.AdaptiveBudget(epsilon=2.0, delta=1e-5))
+    with pytest.raises(ValueError, match="participations is 2 with sampling='poisson'"):
+        make(participations=2)
+
+
 def test_lots_are_what_the_policy_says(make: Any, train: Any, lots: Any) -> None:
     _, _, fixed = make(sampling="fixed-size", lot_size=7, steps=9)
     drawn = lots(fixed)
@@ -53,6 +67,11 @@ def test_lots_are_what_the_policy_says(make: Any, train: Any, lots: Any) -> None
     train(shuffled)
     for epoch in (drawn[:5], drawn[5:]):
         assert sorted(np.concatenate(epoch).tolist()) == list(range(60))
+    _, _, allocated = make(sampling="allocation", participations=2, lot_size=12, steps=20)
+    drawn = lots(allocated)
+    train(allocated)
+    for epoch in (drawn[:10], drawn[10:]):
+        assert sorted(np.concatenate(epoch).tolist()) == sorted([*range(60), *range(60)])
     _, _, poisson = make(lot_size=12, steps=30)
     drawn = lots(poisson)
     train(poisson)

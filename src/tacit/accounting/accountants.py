@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tacit.accounting import groups
-from tacit.accounting.composition import Accountant, Composition, Interval, Policy
+from tacit.accounting.composition import Accountant, Composition, Gaussian, Interval, Laplace, Policy, Unproved
 from tacit.accounting.moments import Moments
 from tacit.accounting.pld import Pld, Smoothed
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.strong import Strong
+from tacit.ledger.events import Adjacency
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Slackened:
         return Slackened(Rdp() if composition.smooth is None else Smoothed(self.method))
 
     def epsilon(self, composition: Composition, delta: float) -> Interval:
+        if (moved := _removed_and_added(composition)) is not None:
+            return self.group(moved, 2, delta=delta)
         method = self.used(composition).method
         if not composition.slack:
             return _attained(composition, method.epsilon(composition, delta))
@@ -42,11 +45,15 @@ class Slackened:
         return Interval(method.epsilon(_tight(composition), left).upper if left > 0 else math.inf)
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
+        if (moved := _removed_and_added(composition)) is not None:
+            return self.group(moved, 2, epsilon=epsilon)
         found = self.used(composition).method.delta(_tight(composition), epsilon)
         return Interval(_with(composition.slack, found.upper)) if composition.slack else _attained(composition, found)
 
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
+        if _removed_and_added(composition) is not None:
+            return [self.delta(composition, epsilon).upper for epsilon in epsilons]
         tight, method = _tight(composition), self.used(composition).method
         if isinstance(method, Pld | Smoothed):
             found = method.deltas(tight, epsilons)
@@ -61,7 +68,7 @@ class Slackened:
         if size < 1:
             raise ValueError(f"group is {size}; it must be a whole number of records, at least 1.")
         # Records of different groups of a block share noise; for them together only the general rule is proved.
-        blocks = composition.shuffled and any(term.policy is Policy.POISSON for term, _ in composition.terms)
+        blocks = composition.unattained and any(term.policy is Policy.POISSON for term, _ in composition.terms)
         if isinstance(self.method, Pld) and not composition.slack and not composition.discrete and not blocks:
             found = self.method.group(composition, size, delta=delta, epsilon=epsilon)
             if found is not None:
@@ -72,9 +79,33 @@ class Slackened:
         return groups.delta(lambda at: self.delta(composition, at).upper, epsilon, size)
 
 
+def _removed_and_added(composition: Composition) -> Composition | None:
+    """The composition under add/remove, if it has lots of random allocation and is asked about under replace-one.
+
+    No pair for a replacement is proved for those: given its lot a record may move the answer in two directions, from
+    one place to any other, and no one pair of mixtures stands for all. But whoever replaces a record removes one and
+    adds another: two records' worth of add/remove, for everything that is proved under both relations.
+    """
+    if composition.adjacency is not Adjacency.REPLACE_ONE:
+        return None
+    if not any(term.policy is Policy.ALLOCATED for term, _ in composition.terms):
+        return None
+    for term, _ in composition.terms:
+        if not isinstance(term.base, Gaussian | Laplace) or term.policy is Policy.FIXED_SIZE:
+            raise Unproved(
+                f"random allocation together with {type(term.base).__name__} and {term.policy} sampling has no proof "
+                "here under replace-one; use add/remove."
+            )
+    if composition.slack:
+        raise Unproved(
+            "random allocation beside discovered values has no proof here under replace-one; use add/remove."
+        )
+    return replace(composition, adjacency=Adjacency.ADD_REMOVE)
+
+
 def _attained(composition: Composition, found: Interval) -> Interval:
     """The bounds, without a lower one where no neighbours attain what the terms cost."""
-    return Interval(found.upper) if composition.shuffled else found
+    return Interval(found.upper) if composition.unattained else found
 
 
 def _with(slack: float, delta: float) -> float:

@@ -30,6 +30,7 @@ class Policy(StrEnum):
     ALWAYS = "none"
     POISSON = "poisson"
     FIXED_SIZE = "fixed-size"
+    ALLOCATED = "random-allocation"
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,16 @@ Base = Gaussian | DiscreteGaussian | Laplace | Pure | Best
 
 @dataclass(frozen=True)
 class Term:
-    """One elementary mechanism on a sample; ``rate`` is 1 when every record takes part."""
+    """One elementary mechanism on a sample; ``rate`` is 1 when every record takes part.
+
+    With random allocation it is an epoch of ``lots`` answers, of which ``taken`` were given.
+    """
 
     base: Base
     policy: Policy = Policy.ALWAYS
     rate: float = 1.0
+    lots: int = 1
+    taken: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,15 +97,15 @@ class Composition:
     """All that was done: the terms with their counts. Order does not matter, equal terms are merged.
 
     ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
-    that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``shuffled``: terms
-    stand for epochs of which a record is in one lot, or for blocks of which it is in one group, nobody knows which; no
-    neighbours attain what those terms cost.
+    that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``unattained``: terms
+    stand for epochs of which a record is in some lots, or for blocks of which it is in one group, nobody knows which;
+    no neighbours attain what those terms cost.
     """
 
     adjacency: Adjacency
     terms: tuple[tuple[Term, int], ...]
     slack: float = 0.0
-    shuffled: bool = False
+    unattained: bool = False
 
     @property
     def parts(self) -> tuple[tuple[Term, int], ...]:
@@ -156,7 +162,7 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
     """Read ledger entries (step, count) as one composition."""
     counts: Counter[Term] = Counter()
     slack = 0.0
-    epochs: dict[tuple[str, int, int, int, str], tuple[int, list[Sequence[Term]]]] = {}
+    epochs: dict[ev.Shuffled | ev.Allocated, tuple[int, list[Sequence[Term]]]] = {}
     blocks: dict[str, Counter[ev.Step]] = {}
     for step, count in entries:
         if isinstance(step.sampling, ev.CyclicPoisson):
@@ -165,28 +171,34 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
         terms = _terms(step, adjacency)
         slack += count * _slack(step, adjacency)
         sampling = step.sampling
-        if isinstance(sampling, ev.Shuffled):
-            key = (sampling.partition, sampling.epoch, sampling.lots, sampling.records, sampling.assignment)
-            done, seen = epochs.get(key, (0, []))
-            epochs[key] = (done + count, [*seen, terms])
+        if isinstance(sampling, ev.Shuffled | ev.Allocated):
+            done, seen = epochs.get(sampling, (0, []))
+            epochs[sampling] = (done + count, [*seen, terms])
             continue
         for term in terms:
             counts[term] += count
-    for (partition, epoch, lots, *_), (done, seen) in epochs.items():
-        if done > lots:
+    unattained = False
+    for epoch, (done, seen) in epochs.items():
+        if done > epoch.lots:
             raise Unproved(
-                f"epoch {epoch} of partition {partition!r} has {done} lots in the ledger but was cut into {lots}; "
-                "a record may have taken part more than once. Give every new partition a new epoch number."
+                f"epoch {epoch.epoch} of partition {epoch.partition!r} has {done} lots in the ledger but was cut into "
+                f"{epoch.lots}; a record may have taken part more than once. Give every new partition a new epoch "
+                "number."
             )
-        for term in _worst(seen):
-            counts[term] += 1
+        if isinstance(epoch, ev.Shuffled):
+            made, loose = [(term, 1) for term in _worst(seen)], epoch.lots > 1
+        else:
+            made, loose = _allocated(epoch, done, seen)
+        unattained = unattained or loose
+        for term, count in made:
+            counts[term] += count
     for block, steps in blocks.items():
         step, done = _one_kind(block, steps)
         rounds, ratio, rate = cost_of_block(step, done)
         base = Gaussian(rounded_down(inverse(ratio)))
         counts[Term(base, Policy.POISSON, rate) if rate < 1 else Term(base)] += rounds
-    shuffled = any(lots > 1 for _, _, lots, *_ in epochs) or bool(blocks)
-    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0), shuffled)
+    loose = unattained or bool(blocks)
+    return Composition(Adjacency(adjacency), tuple(sorted(counts.items(), key=repr)), min(slack, 1.0), loose)
 
 
 def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
@@ -221,7 +233,7 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
             if candidate.slack:
                 raise Unproved("a selection among runs that discover values has no proof here; discover them first.")
             bases.append(Best(query, candidate))
-    if policy is not Policy.ALWAYS or isinstance(step.sampling, ev.Shuffled):
+    if policy is not Policy.ALWAYS or isinstance(step.sampling, ev.Shuffled | ev.Allocated):
         names = sorted({type(base).__name__ for base in bases})
         if len(bases) > 1:
             raise Unproved(
@@ -282,6 +294,8 @@ def _slack(step: ev.Step, adjacency: Adjacency) -> float:
 def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:
     if isinstance(sampling, ev.Everyone):
         return Policy.ALWAYS, 1.0
+    if isinstance(sampling, ev.Allocated):
+        return Policy.ALWAYS, 1.0  # on its lot; `_allocated` puts the epoch together
     if isinstance(sampling, ev.Shuffled):
         if sampling.assignment == "equal" and sampling.lots > 1 and adjacency is not Adjacency.REPLACE_ONE:
             raise Unproved(
@@ -332,3 +346,39 @@ def _worst(lots: Sequence[Sequence[Term]]) -> list[Term]:
         least = min(base.noise_multiplier for base in laplace)
         return [Term(Laplace(least, max(base.dimension for base in laplace)))]
     return []
+
+
+def _allocated(epoch: ev.Allocated, done: int, lots: Sequence[Sequence[Term]]) -> tuple[list[tuple[Term, int]], bool]:
+    """Return the terms of an epoch of random allocation with their counts, and whether no neighbours attain them.
+
+    *Once an epoch*: the pair of `tacit.accounting.allocation`, for the ``done`` lots that were released. Where the lots
+    differ in noise they are charged as the one with the least: more noise is post-processing.
+    *k times an epoch*: draw a partition of the t lots into k blocks of nearly equal size, uniformly, and then one lot
+    of each block. By symmetry all sets of k lots are equally likely, so this is how a record's lots may be drawn. Given
+    the partition, which is alike for both data sets, the blocks are k independent allocations, once each; what the
+    lots' answers depend on may come from all of them, since `tacit.accounting.allocation` makes every answer from its
+    own lot's variable. Mixing over partitions keeps the bound (joint convexity). Feldman & Shenfeld (arXiv 2502.08202)
+    reduce k to 1 in the same way. An epoch that was broken off is charged in full: less is released of it.
+    """
+    bases = [term.base for lot in lots for term in lot]
+    if not bases:
+        return [], False
+    noises = []
+    for base in bases:
+        if not isinstance(base, Gaussian):
+            raise Unproved(
+                f"a {type(base).__name__} query on lots of random allocation has no proof here; use Gaussian noise, or "
+                "Poisson sampling."
+            )
+        noises.append(base.noise_multiplier)
+    least, k = Gaussian(min(noises)), epoch.participations
+    if k == 1:
+        return [(_block(least, epoch.lots, done), 1)], max(noises) > min(noises)
+    size, more = divmod(epoch.lots, k)
+    blocks = [(size, k - more), (size + 1, more)]
+    return [(_block(least, each, each), count) for each, count in blocks if count], k < epoch.lots or done < epoch.lots
+
+
+def _block(base: Gaussian, lots: int, taken: int) -> Term:
+    """One lot of ``lots``, of which ``taken`` were released."""
+    return Term(base) if lots == 1 else Term(base, Policy.ALLOCATED, 1 / lots, lots, taken)

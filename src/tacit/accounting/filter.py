@@ -25,7 +25,17 @@ from tacit.accounting.mixture import Array
 from tacit.accounting.rdp import DEFAULT_ORDERS, between, divergences
 from tacit.accounting.tail import MOST_ORDER
 from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger, Step
-from tacit.ledger.events import Adjacency, CyclicPoisson, Everyone, GaussianSum, Header, Poisson, Sampling, Shuffled
+from tacit.ledger.events import (
+    Adjacency,
+    Allocated,
+    CyclicPoisson,
+    Everyone,
+    GaussianSum,
+    Header,
+    Poisson,
+    Sampling,
+    Shuffled,
+)
 
 _LEASE = 4096
 _MARGIN = 1.05
@@ -37,8 +47,8 @@ class Filter:
     One costly account is made for a lease of many steps; those that cost no more than the step leased for are then
     counted down. A clip norm that changes together with its noise costs the same. Where the steps do change in cost,
     the lease is for somewhat worse ones, as long as the budget has room for them, so that it lasts. The lots of one
-    shuffled epoch cost nothing beyond the first, so there a lease ends with the epoch; with cyclic sampling it ends
-    with the block, whose steps are accounted together.
+    shuffled epoch cost nothing beyond the first, those of an allocated one what the epoch costs, so there a lease ends
+    with the epoch; with cyclic sampling it ends with the block, whose steps are accounted together.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
@@ -49,7 +59,7 @@ class Filter:
     def __call__(self, ledger: Ledger, step: Step) -> None:
         lease, length = self._lease, len(ledger)
         kind = compose([(step, 1)], ledger.header.adjacency)
-        epoch = step.sampling if isinstance(step.sampling, Shuffled | CyclicPoisson) else None
+        epoch = step.sampling if isinstance(step.sampling, Shuffled | Allocated | CyclicPoisson) else None
         if lease is not None and lease.covers(ledger, kind, epoch):
             self._lease = replace(lease, length=length + 1, left=lease.left - 1)
             return
@@ -101,12 +111,12 @@ class _Lease:
 
     ledger: weakref.ref[Ledger]
     kind: Composition
-    epoch: Shuffled | CyclicPoisson | None
+    epoch: Shuffled | Allocated | CyclicPoisson | None
     length: int
     left: int
     cheaper: bool
 
-    def covers(self, ledger: Ledger, kind: Composition, epoch: Shuffled | CyclicPoisson | None) -> bool:
+    def covers(self, ledger: Ledger, kind: Composition, epoch: Shuffled | Allocated | CyclicPoisson | None) -> bool:
         if self.ledger() is not ledger or self.length != len(ledger) or not self.left or self.epoch != epoch:
             return False
         return self.kind == kind or (self.cheaper and epoch is None and _costs_no_more(kind, self.kind))
@@ -126,7 +136,7 @@ def _costs_no_more(kind: Composition, other: Composition) -> bool:
         isinstance(ours.base, Gaussian)
         and isinstance(theirs.base, Gaussian)
         and count <= most
-        and ours.policy is theirs.policy is not Policy.FIXED_SIZE
+        and ours.policy is theirs.policy in (Policy.ALWAYS, Policy.POISSON)
         and ours.rate <= theirs.rate
         and ours.base.noise_multiplier >= theirs.base.noise_multiplier
     )
@@ -146,8 +156,8 @@ def _worse(step: Step) -> Step | None:
 
 
 def _lots_left(ledger: Ledger, sampling: Sampling) -> int:
-    """How many more lots of the same shuffled epoch there can be, at least the one that is asked about."""
-    if not isinstance(sampling, Shuffled):
+    """How many more lots of the same epoch of dealt lots there can be, at least the one that is asked about."""
+    if not isinstance(sampling, Shuffled | Allocated):
         return sys.maxsize
     done = sum(count for step, count in ledger.entries if step.sampling == sampling)
     return max(sampling.lots - done, 1)

@@ -231,6 +231,7 @@ _POLICIES: dict[type, str] = {
     ev.Poisson: "Poisson",
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
+    ev.Allocated: "random allocation",
     ev.CyclicPoisson: "cyclic Poisson",
 }
 

@@ -133,13 +133,13 @@ def optimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
     mass = np.maximum(cells.p, 0.0)
     rises = np.maximum(cells.rise - cells.slack, 0.0)
     falls = np.maximum(math.expm1(step) * mass - math.exp(step) * (cells.rise - cells.slack), 0.0)
-    share = _shares(rises.tolist(), falls.tolist(), int(np.argmax(mass)))
+    share = shares(rises.tolist(), falls.tolist(), int(np.argmax(mass)))
     p = mass * share
     p[1:] += mass[:-1] * (1 - share[:-1])
     return Lattice(step, offset, first, p)
 
 
-def _shares(rises: list[float], falls: list[float], mode: int) -> Array:
+def shares(rises: list[float], falls: list[float], mode: int) -> Array:
     """Shares that meet the condition of `optimistic` at every point; the last cell, without upper end, is all down."""
     n = len(rises)
     share = [0.0] * n

@@ -54,6 +54,7 @@ def plan(
     adjacency: str = "add/remove",
     accountant: str = "pld",
     noise: str | Correlation = "gaussian",
+    participations: int = 1,
     also: Sequence[tuple[ev.Step, int]] = (),
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
@@ -61,12 +62,13 @@ def plan(
     ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding. A
     strategy for correlated noise (`tacit.mechanisms.strategies`) is fitted to the length, which must then be given, and
     to the lot size; the noise multiplier is that of the fresh noise.
+    With ``sampling`` "allocation" a record is in ``participations`` of the lots of an epoch.
     ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
     True
     """
-    draft = _Draft(records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise)
+    draft = _Draft(records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise, participations)
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
     length = epochs if epochs is not None else steps
@@ -77,6 +79,8 @@ def plan(
         named = ", ".join(missing) if missing else "none"
         raise ValueError(f"exactly one of {', '.join(given)} is left out to be solved for; left out: {named}.")
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
+    if participations != 1 and sampling != "allocation":
+        raise ValueError(f"participations is {participations!r}; it is for sampling 'allocation' only.")
     if not isinstance(noise, Correlation):
         gradients(1.0, noise)
     elif missing[0] in ("lot_size", "epochs or steps"):
@@ -124,6 +128,7 @@ class _Draft:
     accountant: str
     also: tuple[tuple[ev.Step, int], ...]
     noise: str | Correlation = "gaussian"
+    participations: int = 1
     made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
@@ -150,19 +155,28 @@ class _Draft:
             return [(ev.Poisson(rate=lot_size / self.records, records=self.records, unit=self.unit), steps)]
         if self.sampling == "fixed-size":
             return [(ev.FixedSize(size=lot_size, records=self.records, unit=self.unit), steps)]
-        if self.sampling == "shuffled":
-            lots = math.ceil(self.records / lot_size)
-            whole, rest = divmod(steps, lots)
-            counts = [lots] * whole + ([rest] if rest else [])
-            if len(counts) > 100_000:
-                raise ValueError(f"{len(counts)} epochs of shuffled lots; plan at most 100000.")
-            first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
-            return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
         if self.sampling == "cyclic":
             raise ValueError(
                 "sampling is 'cyclic', which is for correlated noise; name its strategy, or use 'poisson'."
             )
-        raise ValueError(f"sampling is {self.sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'cyclic'.")
+        if self.sampling not in ("shuffled", "allocation"):
+            raise ValueError(
+                f"sampling is {self.sampling!r}; choose one of 'poisson', 'fixed-size', 'shuffled', 'allocation', "
+                "'cyclic'."
+            )
+        lots = math.ceil(self.records * self.participations / lot_size)
+        whole, rest = divmod(steps, lots)
+        counts = [lots] * whole + ([rest] if rest else [])
+        if len(counts) > 100_000:
+            raise ValueError(f"{len(counts)} epochs of {self.sampling} lots; plan at most 100000.")
+        first: ev.Shuffled | ev.Allocated
+        if self.sampling == "shuffled":
+            first = ev.Shuffled(lots=lots, epoch=0, records=self.records, unit=self.unit, assignment="independent")
+        else:
+            first = ev.Allocated(
+                lots=lots, epoch=0, records=self.records, participations=self.participations, unit=self.unit
+            )
+        return [(replace(first, epoch=epoch), count) for epoch, count in enumerate(counts)]
 
     def guarantee(
         self, lot_size: int, steps: int, z: float, *, delta: float | None = None, epsilon: float | None = None

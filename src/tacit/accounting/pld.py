@@ -18,6 +18,7 @@ import numpy as np
 
 from tacit.accounting import composition as comp
 from tacit.accounting import direct, discretised, gaussian, groups, inversion, single
+from tacit.accounting.allocation import Allocated
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Composition, Interval, Unproved
 from tacit.accounting.effort import QUERY, SEARCH, OutOfReach, limited
@@ -101,6 +102,8 @@ class Pld:
         """An upper bound on δ in one direction at each ε."""
         if not side.pairs:
             return [_closed_form(side, None, epsilon).upper for epsilon in epsilons]
+        if (epoch := _one_epoch(side)) is not None:
+            return [epoch.delta(epsilon) for epsilon in epsilons]
         losses = _sampled_gaussians(side)
         if losses is not None and losses.single:
             return [single.delta(losses, epsilon).upper for epsilon in epsilons]
@@ -189,7 +192,18 @@ def _renyi_delta(composition: Composition, epsilon: float) -> float:
 
 def _directly(side: Side, delta: float | None, epsilon: float | None, floor: float) -> Interval | None:
     """Bounds without a lattice, where there are any."""
+    if (epoch := _one_epoch(side)) is not None:
+        value = epoch.delta(epsilon or 0.0) if delta is None else epoch.epsilon(delta)
+        return Interval(value, value)  # both of the law at hand, which is a bound itself from one side
     return _inverted(side, delta, epsilon, floor) if side.pairs else _closed_form(side, delta, epsilon)
+
+
+def _one_epoch(side: Side) -> Allocated | None:
+    """The epoch of random allocation that the side is, if it is one and nothing else."""
+    if side.shift or side.certain or len(side.pairs) != 1:
+        return None
+    pair, count = side.pairs[0]
+    return pair if isinstance(pair, Allocated) and count == 1 else None
 
 
 def _closed_form(side: Side, delta: float | None, epsilon: float | None) -> Interval:

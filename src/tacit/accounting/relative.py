@@ -23,15 +23,16 @@ _FEW = 64
 _EPS = float(np.finfo(np.float64).eps)
 
 
-def convolved(a: Array, b: Array, *, same: bool = False) -> Array:
+def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Array:
     """An upper bound, close to it, on the convolution of two vectors of masses; ``same``: they are one vector.
 
-    Products of levels i and j are of one size for all i + j = m: they are added up before the transform back. What
-    two transforms, a product and a transform back can be off by is added to every entry they touch.
+    With ``sign`` -1 a lower bound. Products of levels i and j are of one size for all i + j = m: they are added up
+    before the transform back. What two transforms, a product and a transform back can be off by is added to every
+    entry they touch, or taken away.
     """
     if min(len(a), len(b)) <= _FEW:
         spend(len(a) * len(b) / 50)
-        return np.asarray(np.convolve(a, b) * (1 + ROUNDING / 64))
+        return np.asarray(np.convolve(a, b) * (1 + sign * ROUNDING / 64))
     ours = _levels(a)
     theirs = ours if same else _levels(b)
     out = np.zeros(len(a) + len(b) - 1)
@@ -52,8 +53,11 @@ def convolved(a: Array, b: Array, *, same: bool = False) -> Array:
             spectrum += left[i] * right[j]
             off += math.sqrt(float(one @ one) * float(other @ other))
             begin, end = min(begin, start + first), max(end, start + first + len(one) + len(other) - 1)
-        out[begin:end] += np.maximum(irfft(spectrum, size)[begin:end], 0.0) + rounding * off
-    return out * (1 + ROUNDING / 64)
+        mass = np.maximum(irfft(spectrum, size)[begin:end], 0.0)
+        out[begin:end] += (
+            mass + rounding * off if sign > 0 else np.where(mass > 2 * rounding * off, mass - rounding * off, 0.0)
+        )
+    return out * (1 + sign * ROUNDING / 64)
 
 
 def _levels(p: Array) -> list[tuple[int, int, Array]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tacit.accounting import composition as comp
 from tacit.accounting import gaussian
+from tacit.accounting.allocation import MOST_SHIFT, Allocated
 from tacit.accounting.composition import Composition, Policy, Term, Unproved
 from tacit.accounting.losses import (
     Added,
@@ -20,6 +21,7 @@ from tacit.accounting.losses import (
     Replaced,
     ResponseLoss,
 )
+from tacit.accounting.rounding import COARSE
 from tacit.accounting.tail import MOST_NOISE
 from tacit.ledger.events import Adjacency
 
@@ -84,7 +86,16 @@ def sides(composition: Composition, *, concrete: bool = False) -> list[Side]:
         if base is None or (concrete and term.rate < LEAST_RATE):
             continue
         rate = max(term.rate, LEAST_RATE)
-        if isinstance(base, GaussianLoss) and term.policy is Policy.ALWAYS:
+        if term.policy is Policy.ALLOCATED:
+            if replace or not isinstance(base, GaussianLoss):
+                raise Unproved(f"random allocation of {type(term.base).__name__} has no pair here under replace-one.")
+            if base.shift <= MOST_SHIFT:
+                used = GaussianLoss(base.shift * (1 - COARSE)) if concrete else base
+                for side, added in zip(pairs, (False, True), strict=True):
+                    side.append((Allocated(used, term.lots, term.taken, added, concrete), count))
+            elif not concrete:
+                squared += count * base.shift**2  # at most what the record costs if its lot is known
+        elif isinstance(base, GaussianLoss) and term.policy is Policy.ALWAYS:
             squared += count * base.shift**2
         elif isinstance(base, ResponseLoss) and base.epsilon > _CERTAIN and term.policy is Policy.ALWAYS:
             certain += count * base.epsilon

@@ -36,7 +36,7 @@ def distinguishing_epsilon(false_rate: float, true_rate: float, delta: float) ->
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely it is that at least ``correct`` of ``guesses`` are right if the mechanism is (ε, δ)-DP.
+    """Return the probability of at least ``correct`` right ``guesses`` if the mechanism is (ε, δ)-DP, from above.
 
     *Theorem* (Steinke, Nasr & Jagielski 2023, Theorem 5.2 and appendix D). Each of m canaries is in or out by a fair
     coin; an (ε, δ)-DP mechanism runs; from its output at most r coins are guessed. Then the number W of right guesses

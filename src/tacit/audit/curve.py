@@ -1,4 +1,4 @@
-"""What a test proves if the mechanism has the recorded form and only the size of its noise is in doubt.
+"""Bounds from a test if the mechanism has the recorded form and only the size of its noise is in doubt.
 
 The accountant claims more than one (ε, δ): it claims the whole curve δ(ε), and with it a bound on every test. One that
 says "in" with probabilities true and false for the two data sets has true <= e^ε false + δ(ε) at every ε. Let C_s be

@@ -41,7 +41,7 @@ class Probe(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What one run released: the score of every canary, and the ledger, which makes the claim."""
+    """The releases of one run: the score of every canary, and the ledger, which makes the claim."""
 
     scores: Floats
     ledger: Ledger
@@ -110,7 +110,7 @@ def log_ratio(seen: Floats, rate: float, multiplier: float) -> Floats:
 
 
 def claim_of(ledger: Ledger, delta: float) -> Guarantee:
-    """What the ledger of a run claims."""
+    """Return the claim of a run's ledger."""
     return account(ledger, delta=delta)
 
 

@@ -1,4 +1,4 @@
-"""What an audit found, beside what was claimed."""
+"""The result of an audit beside the claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted."""
+        """True if the claim is refuted."""
         return max(self.epsilon, self.epsilon_gaussian or 0.0) > self.claim.epsilon
 
     @property

@@ -108,13 +108,13 @@ def _thresholds(setting: Setting, runs: int) -> list[float]:
 
 
 def _separation(false_rate: float, true_rate: float) -> float:
-    """How far apart two Gaussians are that a test with these rates tells apart, in standard deviations."""
+    """Return the distance, in standard deviations, of two Gaussians that a test with these rates tells apart."""
     least, most = (min(max(rate, 1e-12), 1 - 1e-12) for rate in (true_rate, false_rate))
     return float(ndtri(least) - ndtri(most))
 
 
 def _guesses(setting: Setting, canaries: int, level: float) -> int:
-    """How many guesses would prove most if the mechanism is the claimed one."""
+    """Return the number of guesses that would prove most if the mechanism is the claimed one."""
     generator = np.random.default_rng(2)
     included = (np.arange(canaries) % 2).astype(np.float64)
     scores = np.where(included > 0, *(_ideal_scores(setting, each, canaries) for each in (1.0, 0.0)))

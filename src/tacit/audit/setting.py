@@ -13,7 +13,7 @@ Track = Callable[[range], Iterable[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What `tacit.make_private` is told in every run of an audit.
+    """The arguments of `tacit.make_private` in every run of an audit.
 
     ``records`` counts places, canaries included. A canary that is left out leaves its place to a blank record, whose
     gradient is zero: for a sum over a Poisson sample that is the same as removing it, and the number of places, which

@@ -15,12 +15,14 @@ from tacit.cli.budget import budget
 from tacit.cli.collaborate import app as collaborate
 from tacit.cli.data import app as data
 from tacit.cli.describe import describe
+from tacit.cli.export import export
 from tacit.cli.plan import plan
 from tacit.cli.planner import planner
 from tacit.cli.predict import predict
 from tacit.cli.report import report
 from tacit.cli.reproduce import reproduce
 from tacit.cli.train import train
+from tacit.cli.tune import tune
 
 app = typer.Typer(
     name="tacit",
@@ -37,7 +39,9 @@ app.command()(plan)
 app.command()(planner)
 app.command()(describe)
 app.command()(train)
+app.command()(tune)
 app.command()(predict)
+app.command()(export)
 app.command()(report)
 app.command()(audit)
 app.command()(reproduce)

@@ -29,6 +29,13 @@ def account(
     steps: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help="T: number of lots.")] = None,
     delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ, to get ε.")] = None,
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε, to get δ.")] = None,
+    sampling: Annotated[
+        str,
+        typer.Option(help="poisson, allocation (1/q steps an epoch) or shuffled (the same; plans only)."),
+    ] = "poisson",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="With --sampling shuffled: what is proved beside what is often claimed.")
+    ] = False,
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
     noise: Annotated[str, typer.Option(help=f"{NOISE_HELP} For plans only.")] = "gaussian",
@@ -67,14 +74,14 @@ def account(
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
       tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
       tacit account --from-opacus history.json --delta 1e-5
+      tacit account --sampling shuffled --compare --sampling-rate 0.01 --noise-multiplier 1 --steps 100 --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --expect 5b2c…
       tacit account --data people.csv
     """
     from tacit.accounting import guarantee
-    from tacit.accounting.plan import gradients
     from tacit.cli.opacus import history
+    from tacit.cli.planned import compared, planned_entries
     from tacit.ledger import Header, Ledger
-    from tacit.ledger.events import Poisson, Step
 
     planned = {"--sampling-rate": sampling_rate, "--noise-multiplier": noise_multiplier, "--steps": steps}
     given = [name for name, value in planned.items() if value is not None]
@@ -90,6 +97,7 @@ def account(
         if from_opacus is not None:
             raise ValueError(f"--from-opacus is given beside the ledger {ledger}; give one of them.")
         given += ["--adjacency"] * (adjacency != "add/remove") + ["--noise"] * (noise != "gaussian")
+        given += ["--sampling"] * (sampling != "poisson") + ["--compare"] * compare
         if given:
             raise ValueError(f"{', '.join(given)} is for plans; the ledger {ledger} says it itself.")
         book = Ledger.load(ledger)
@@ -102,9 +110,10 @@ def account(
         if expect is not None:
             raise ValueError("--expect compares a ledger with a receipt; give the ledger file as well.")
         receipt, lines = {}, []
-        if from_opacus is not None and (given or noise != "gaussian"):
-            others = ", ".join([*given, *["--noise"] * (noise != "gaussian")])
-            raise ValueError(f"{others} is for plans; the history {from_opacus} says it itself.")
+        others = [*given, *["--noise"] * (noise != "gaussian"), *["--sampling"] * (sampling != "poisson")]
+        others += ["--compare"] * compare
+        if from_opacus is not None and others:
+            raise ValueError(f"{', '.join(others)} is for plans; the history {from_opacus} says it itself.")
     if from_opacus is not None:
         entries, header = history(from_opacus), Header(adjacency=adjacency)  # type: ignore[arg-type]
         lines = [
@@ -116,12 +125,20 @@ def account(
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
+        header = Header(adjacency=adjacency)  # type: ignore[arg-type]
         strategy = correlation(noise, bands, groups)
+        if strategy is not None and (compare or sampling != "poisson"):
+            raise ValueError(f"--sampling is {sampling!r}; correlated noise has its own: leave it and --compare out.")
+        if compare:
+            if sampling != "shuffled" or delta is None or noise != "gaussian" or plot is not None or group > 1:
+                raise ValueError("--compare is for --sampling shuffled and --delta, with Gaussian noise and no plot.")
+            show(*compared(sampling_rate, noise_multiplier, steps, delta, accountant=accountant), as_json=as_json)
+            return
         if strategy is None:
-            step = Step(Poisson(rate=sampling_rate), (gradients(noise_multiplier, noise),))
+            entries = planned_entries(sampling, sampling_rate, noise_multiplier, steps, noise, adjacency)
         else:
             step = planned_block(strategy, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps)
-        entries, header = [(step, steps)], Header(adjacency=adjacency)  # type: ignore[arg-type]
+            entries = [(step, steps)]
     if delta is None and epsilon is None:
         raise ValueError("give --delta (for example 1e-5) to get ε, or --epsilon to get δ.")
     found = guarantee(entries, header, delta=delta, epsilon=epsilon, accountant=accountant, group=group)

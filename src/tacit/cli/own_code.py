@@ -1,4 +1,4 @@
-"""What users name on the command line: functions of their own modules, and tables of their own."""
+"""Load what users name on the command line: functions of their own modules, and tables of their own."""
 
 from __future__ import annotations
 

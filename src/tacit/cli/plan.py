@@ -27,8 +27,11 @@ def plan(
     epsilon: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = None,
     delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = None,
     sampling: Annotated[
-        str, typer.Option(help="poisson, fixed-size, shuffled; cyclic with correlated noise.")
+        str, typer.Option(help="poisson, fixed-size, allocation, shuffled; cyclic with correlated noise.")
     ] = "poisson",
+    participations: Annotated[
+        int, typer.Option(parser=whole, metavar="WHOLE", help="Lots of an epoch that a record is in (allocation).")
+    ] = 1,
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     noise: Annotated[str, typer.Option(help=NOISE_HELP)] = "gaussian",
@@ -61,6 +64,7 @@ def plan(
         epsilon=epsilon,
         delta=delta,
         sampling=sampling,
+        participations=participations,
         adjacency=adjacency,
         accountant=accountant,
         noise=strategy or noise,

@@ -34,9 +34,9 @@ def predict(
     import os
     from collections import Counter
 
-    from tacit.tables.encoding import words
+    from tacit.tables.entries import words
     from tacit.tables.model import TableModel
-    from tacit.tables.reading import read
+    from tacit.tables.reading import read_columns
 
     trained = TableModel.load(model)
     schema = trained.encoding.schema
@@ -57,10 +57,10 @@ def predict(
         with fresh.open("x", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(header)
-            wanted = dict.fromkeys([*kept, *schema.features])
-            for piece in read(table, wanted, numbers=schema.numbers - set(kept)):
-                found = trained.predicted(piece, first=rows + 1)
-                parts = [words(piece[name]).tolist() for name in kept] + [found.values.tolist()]
+            sources = {f"keep {name}": name for name in kept} | schema.sources(schema.features)
+            for piece in read_columns(table, sources, numbers=schema.numbers):
+                found = trained.predicted_columns(piece, first=rows + 1)
+                parts = [words(piece[f"keep {name}"]).tolist() for name in kept] + [found.values.tolist()]
                 if proba and found.chances is not None:
                     parts += [[f"{chance:.6g}" for chance in column] for column in found.chances.T.tolist()]
                 writer.writerows(zip(*parts, strict=True))

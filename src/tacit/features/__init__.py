@@ -1,4 +1,4 @@
-"""What a model sees of the records: fixed transforms, and learned ones that are paid for."""
+"""Features of the records: fixed transforms, and learned ones that are charged."""
 
 from tacit.features.front import Fitted, Front, Pixels, Projection, RandomProjection
 from tacit.features.pca import Pca, private_pca

@@ -37,7 +37,7 @@ class Fitted(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """What was learned or drawn: everything in it is released, and is saved with the model."""
+        """Return everything that was learned or drawn; it is released, and saved with the model."""
         ...
 
 
@@ -57,7 +57,7 @@ class Front(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Fitted:
-        """What `fit` gave for images of this shape, from its saved state: no record is looked at again."""
+        """Return the result of `fit` for images of this shape from its saved state; no record is read again."""
         ...
 
 

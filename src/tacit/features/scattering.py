@@ -187,7 +187,7 @@ class Scattered:
 
     @cached_property
     def _scales(self) -> Tensor:
-        """What white components are multiplied with, to be whitened by the exponent only."""
+        """The factors of white components, so that they are whitened by the exponent only."""
         kind = self._front.normalisation
         assert isinstance(kind, Whitened) and self._whitening is not None
         return self._whitening.spread ** (1 - kind.exponent)

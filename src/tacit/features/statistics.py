@@ -26,7 +26,7 @@ ROWS = 256  # records read at once
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """How the means are released.
+    """The way the means are released.
 
     ``noise_multiplier`` is that of the sum and ``sampling_rate`` the chance of a record to take part; ``bound`` is how
     large the means of one record may be, as root mean square over the channels: a longer vector is clipped.
@@ -40,7 +40,7 @@ class Statistics:
         self.charges(1)
 
     def charges(self, records: int) -> tuple[Step, ...]:
-        """What `release` will record."""
+        """Return the steps that `release` will record."""
         event = Everyone() if self.sampling_rate == 1 else Poisson(rate=self.sampling_rate, records=records)
         return (Step(event, (self._query().event(),)),)
 

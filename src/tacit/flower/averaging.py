@@ -114,7 +114,7 @@ class Round:
         self._receipt, self._total, self._waiting = receipt, total, set(slots)
 
     def add(self, slot: int, change: Vector) -> None:
-        """What the participant in a drawn slot sent, clipped; once."""
+        """Add the change that the participant in a drawn slot sent, clipped; once."""
         if slot not in self._waiting:
             raise ValueError(f"slot {slot} was not drawn in this round, or has answered before.")
         self._waiting.remove(slot)
@@ -201,7 +201,7 @@ class Averager:
         self._save()
 
     def guarantee(self) -> Guarantee:
-        """What all rounds so far cost each participant."""
+        """Return the cost of all rounds so far to each participant."""
         return account(self.ledger, delta=self._averaging.budget.delta)
 
     def _save(self) -> None:

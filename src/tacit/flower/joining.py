@@ -48,7 +48,7 @@ LEDGER = "ledger.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What a participant brings: the same network as everybody, its own records, and what it decides alone.
+    """A participant: the common network, its own records, and the settings that it decides alone.
 
     Of ``settings``, privacy, δ, epochs (uploads, at most), learning rate, batch size, selection and τ are the
     participant's; γ, θ_u and θ_d are the server's. ``folder`` holds its ledger and outbox, and must outlive the
@@ -178,14 +178,14 @@ class _Desk:
         return None
 
     def statement(self) -> str:
-        """What it has cost, for people to read."""
+        """Return the cost so far in words."""
         path = self._member.folder / LEDGER
         if not path.exists():
             return UNPROTECTED
         return str(claim([Ledger.load(path)], delta=self._settings.delta))[: codec.LONGEST_STATEMENT // 4]
 
     def _source(self) -> Source:
-        """Of one upload. A seeded one must go on where the last message ended: each has a stream of its own."""
+        """Return the random source of one upload. Each seeded upload has a stream of its own."""
         if self._settings.seed is None:
             return SecureSource()
         source = SeededSource(self._settings.seed)

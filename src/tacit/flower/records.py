@@ -29,13 +29,13 @@ _LARGEST_SEQUENCE = 2**62
 
 
 def invitation(agreement: Agreement, due: int, download: Download) -> RecordDict:
-    """What a server sends: what was agreed, the number of the upload that it expects next, and parameters."""
+    """Return the message of a server: the agreement, the number of the upload that it expects next, and parameters."""
     facts = ConfigRecord({"agreement": agreement.to_json(), "due": due})
     return RecordDict({INVITATION: facts, DOWNLOAD: _arrays(download.indices, download.values)})
 
 
 def read_invitation(content: RecordDict) -> tuple[Agreement, int, Download]:
-    """What a server sent, which is not trusted: a download has finite values at rising positions within the model."""
+    """Read a server's message without trust: a download has finite values at rising positions within the model."""
     facts = _config(content, INVITATION)
     agreement = Agreement.from_json(_text(facts, "agreement"))
     if (agreement.start, agreement.stop) != (0, agreement.parameters) or agreement.pool:
@@ -64,7 +64,7 @@ def read_finished(content: RecordDict) -> str | None:
 
 
 def read_statement(content: RecordDict) -> bytes:
-    """What a participant says about its budget."""
+    """Read a participant's statement about its budget."""
     return _text(_config(content, ANSWER), "statement").encode()
 
 

@@ -87,7 +87,7 @@ def _collect(
 
 
 def _add(current: Round, slot: int, reply: Message | None) -> None:
-    """Who sends an error, or something else than a change, counts as zero."""
+    """Add a reply; an error, or anything but a change, counts as zero."""
     if reply is None or reply.has_error():
         return
     with contextlib.suppress(ValueError):

@@ -126,7 +126,7 @@ def _state(host: Host) -> Store:
 
 @dataclass
 class _Exchange:
-    """Which messages are under way: all that a server that dies forgets."""
+    """The messages under way: all that a server that dies forgets."""
 
     grid: Grid
     service: Service

@@ -142,5 +142,5 @@ def arguments(args: Any, privacy: Mapping[str, Any], *, size: int, steps: int) -
 
 
 def wants_loss(privacy: Mapping[str, Any]) -> bool:
-    """Whether the mean loss of each lot is to be released."""
+    """Return True if the mean loss of each lot is to be released."""
     return isinstance((privacy.get("metrics") or {}).get("loss"), Metric)

@@ -49,7 +49,7 @@ _PUBLIC = ("learning_rate", "epoch", "train_runtime", "train_samples_per_second"
 
 
 class Private:
-    """A mixin that makes a `Trainer` private: ``class PrivateSFT(Private, trl.SFTTrainer): ...``.
+    """A mixin that makes a `Trainer` private: ``class PrivateMine(Private, MyTrainer): ...``.
 
     ``privacy`` holds arguments of `tacit.make_private`. What the Trainer knows is taken from it: ``num_train_epochs``
     or ``max_steps``; the lot is its total batch (``per_device_train_batch_size`` × ``gradient_accumulation_steps`` ×
@@ -191,7 +191,7 @@ class Private:
             self._evaluating = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what is private or public; the Trainer's own training loss is replaced by the released one."""
+        """Log what is private or public, not through a Trainer behind this mixin: TRL's adds exact numbers."""
         if self._evaluating or not hasattr(self, "run"):
             super().log(logs, *args, **kwargs)  # type: ignore[misc]
             return
@@ -204,8 +204,8 @@ class Private:
                 ", ".join(sorted(others)),
             )
         final = "train_runtime" in logs
-        kept = {name: value for name, value in logs.items() if name in _PUBLIC}
-        super().log(kept | self._private_numbers(final=final), *args, **kwargs)  # type: ignore[misc]
+        kept = {name: value for name, value in logs.items() if name in _PUBLIC} | self._private_numbers(final=final)
+        transformers.Trainer.log(self, kept, *args, **kwargs)
         if not final:
             self._logged = len(self._losses)
 

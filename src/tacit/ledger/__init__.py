@@ -5,6 +5,7 @@ from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded
 from tacit.ledger.events import (
     FORMAT,
     Adjacency,
+    Allocated,
     CyclicPoisson,
     Everyone,
     FixedSize,
@@ -30,6 +31,7 @@ __all__ = [
     "FORMAT",
     "AdaptiveBudget",
     "Adjacency",
+    "Allocated",
     "Budget",
     "BudgetExceeded",
     "CyclicPoisson",

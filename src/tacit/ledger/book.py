@@ -23,7 +23,7 @@ Gate = Callable[["Ledger", Step], None]
 
 
 class Ledger:
-    """What was done to the records, written down before anything is released.
+    """The journal of everything done to the records, written before anything is released.
 
     ``Ledger()`` is kept in memory, `Ledger.open` in a journal file, and `Ledger.load` reads one.
 
@@ -147,7 +147,7 @@ class Ledger:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a crash had left unfinished in the journal when it was read, and how it was counted."""
+        """Sentences about a write that a crash left unfinished, and how it was counted."""
         return tuple(self._contents.notes)
 
     def steps_at(self, digest: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What may be spent. The arithmetic is the accountants'; here are only the limits and the refusal."""
+"""Budgets: the limits and the refusal. The arithmetic is the accountants'."""
 
 from __future__ import annotations
 

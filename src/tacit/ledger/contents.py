@@ -1,4 +1,4 @@
-"""What a journal says: runs of steps, and the sealed lines of JSON that say so. No file is touched here.
+"""Contents of a journal: runs of steps, and the sealed lines of JSON that hold them. No file is touched here.
 
 The lines, by number:
 
@@ -100,7 +100,7 @@ class Contents:
 
     @property
     def counter_at(self) -> int:
-        """Where the counter line belongs in the file."""
+        """The counter line's place in the file."""
         return self.counters_at + self.steps % 2 * WIDTH
 
     @property

@@ -1,4 +1,4 @@
-"""How the noise of a step depends on that of earlier steps: the strategies of the matrix mechanism.
+"""Strategies of the matrix mechanism: how the noise of a step depends on that of earlier steps.
 
 A strategy is a lower-triangular matrix C. With z the fresh noise of every step, independent and of one standard
 deviation, the noise added to the sums is C^-1 z, so that what is released, multiplied by C, is C·sums + z: one Gaussian

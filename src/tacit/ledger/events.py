@@ -1,4 +1,4 @@
-"""What a ledger is made of: frozen events that say what was done to the records, and nothing else.
+"""Events of a ledger: frozen descriptions of what was done to the records, and nothing else.
 
 A *step* is one sampling event and every query answered from that one sample (paper: McMahan, Andrew et al. 2019,
 section 6). The words used here have one meaning throughout the library:
@@ -25,14 +25,14 @@ FORMAT = 1
 
 
 class Adjacency(StrEnum):
-    """Which two data sets count as neighbours."""
+    """The neighbouring relation: which two data sets must be hard to tell apart."""
 
     ADD_REMOVE = "add/remove"
     REPLACE_ONE = "replace-one"
 
 
 def _number(value: object) -> bool:
-    """Whether value is a finite number; a whole number too large to be a float is not."""
+    """Return True for a finite number; a whole number too large to be a float is not one."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -152,6 +152,35 @@ class Shuffled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Allocated:
+    """One lot of an epoch of ``lots`` lots: random allocation, also called balls in bins.
+
+    In epoch number ``epoch`` of the partition named ``partition`` each record takes part in exactly
+    ``participations`` of the lots, every set of so many equally likely, chosen by its own coins: independent of the
+    other records, of how many there are, and of other epochs.
+    """
+
+    lots: int
+    epoch: int
+    records: int
+    participations: int = 1
+    partition: str = "main"
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _count("lots", self.lots)
+        _count("epoch", self.epoch, least=0)
+        _count("records", self.records)
+        _count("participations", self.participations)
+        if self.participations > self.lots:
+            raise ValueError(
+                f"participations is {self.participations}; it must be at most the number of lots, {self.lots}."
+            )
+        _text("partition", self.partition)
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CyclicPoisson:
     """Records in ``groups`` groups, which take turns; of the group whose turn it is, each with probability ``rate``.
 
@@ -176,7 +205,7 @@ class CyclicPoisson:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | FixedSize | Shuffled | CyclicPoisson
+Sampling = Everyone | Poisson | FixedSize | Shuffled | Allocated | CyclicPoisson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +344,7 @@ class ThresholdedCounts:
 
     @property
     def shared(self) -> GaussianSum:
-        """What it is on the values that neighbours share."""
+        """The sum on the values that neighbours share."""
         return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
 
     @property
@@ -374,6 +403,7 @@ _EVENTS: dict[str, type[Any]] = {
     "poisson": Poisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
+    "allocated": Allocated,
     "cyclic-poisson": CyclicPoisson,
     "gaussian-sum": GaussianSum,
     "laplace-sum": LaplaceSum,

@@ -165,7 +165,7 @@ def _read_all(fd: int) -> bytes:
 
 
 def load(path: Path) -> Contents:
-    """What the journal says now. Takes no lock and changes nothing; a writer may be at work meanwhile."""
+    """Return the journal's contents now. Takes no lock and changes nothing; a writer may be at work meanwhile."""
     with _explained(path, "read"):
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         try:

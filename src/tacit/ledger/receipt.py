@@ -50,7 +50,7 @@ class Receipt:
         return tuple(self._left)
 
     def draw(self) -> Sampling:
-        """How to draw the sample; once."""
+        """Return the sampling event for the draw; once."""
         self._check_process()
         with self._lock:
             if self._drawn:
@@ -59,7 +59,7 @@ class Receipt:
             return self._step.sampling
 
     def spend(self, group: str) -> Query:
-        """What may be released for ``group``; once."""
+        """Return the query of ``group`` for its release; once."""
         self._check_process()
         with self._lock:
             if group in self._left:

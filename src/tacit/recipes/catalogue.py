@@ -28,7 +28,7 @@ def linear(epsilon: float) -> Recipe:
 
 
 def best(dataset: str, epsilon: float) -> Recipe:
-    """What `tacit train` does unless told otherwise."""
+    """Return the recipe that `tacit train` uses unless told otherwise."""
     return scattering(dataset, epsilon)
 
 

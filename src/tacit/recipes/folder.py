@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +47,25 @@ class Folder:
         self._made = [place for place in self.out.parents if not place.exists()]
         self.out.mkdir(parents=True, exist_ok=True)
 
-    def saved(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The facts of the unfinished run that is here, if it is the one that is ``wanted``."""
+    @property
+    def work(self) -> Path:
+        """The directory for what is needed to go on, and gone when the run is finished."""
+        return self._work
+
+    def saved(self, wanted: Mapping[str, Any], fixed: Sequence[str] = _FIXED) -> dict[str, Any]:
+        """Return the facts of the unfinished run that is here; refuse if one that is ``fixed`` is not as ``wanted``."""
         if not self.facts.exists():
             raise ValueError(f"there is no run to resume in {self.out}.")
         found = read_json(self.facts)
         if found.get("finished"):
             raise ValueError(f"the run in {self.out} is finished; there is nothing to resume.")
-        for name in _FIXED:
+        for name in fixed:
             if found.get(name) != wanted[name]:
                 raise ValueError(f"the run in {self.out} was begun with another {name}; resume it with the same.")
         return found
 
     def check_ledger(self) -> None:
-        """What was released is in the ledger; without it a resumed run would forget what it cost."""
+        """Refuse to resume without the ledger: the run would forget what it cost."""
         if not self.ledger.exists():
             raise ValueError(f"{self.ledger} is gone, and with it what the run has cost; put it back, or begin anew.")
 

@@ -1,4 +1,4 @@
-"""What a run is made of, fixed before anything is written: whatever is wrong with it is found here."""
+"""The parts of a run, checked and fixed before anything is written."""
 
 from __future__ import annotations
 

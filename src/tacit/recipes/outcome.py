@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, how it was made, and what it cost.
+"""The files of a finished run: the model, how it was made, and what it cost.
 
 Files are written whole or not at all: beside their place, synced, and renamed.
 """

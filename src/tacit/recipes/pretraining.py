@@ -1,4 +1,4 @@
-"""What can be learned from public images for nothing: the paper's CIFAR network, and the statistics of its layers.
+"""Pre-training on public images, at no privacy cost: the paper's CIFAR network, and the statistics of its layers.
 
 Batch normalisation and dropout help while it learns; afterwards the former is folded into the weights and the latter is
 gone, so that what is written is the paper's network and nothing else.
@@ -39,7 +39,7 @@ class Learner(nn.Module):
         return self.inputs(images)[-1]
 
     def inputs(self, images: Tensor) -> list[Tensor]:
-        """What goes into each fully connected layer, and at the end what comes out of the last."""
+        """Return the input of each fully connected layer, and at the end the output of the last."""
         values, found = images, []
         for name, layer, norm in zip(_LAYERS, self.layers, [*self.norms, nn.Identity()], strict=True):
             if name in CLASSIFIER:

@@ -106,7 +106,7 @@ class Tail:
             raise ValueError(f"fraction is {self.fraction!r}; it must be in (0, 1].")
 
     def share(self, step: int, steps: int) -> float:
-        """How far the average moves to the weights after ``step`` of ``steps``: 1 is all the way."""
+        """Return how far the average moves to the weights after ``step`` of ``steps``: 1 is all the way."""
         first = min(math.floor(steps * (1 - self.fraction)) + 1, steps)
         return 1 / max(step - first + 1, 1)
 
@@ -122,13 +122,13 @@ class Ema:
             raise ValueError(f"decay is {self.decay!r}; it must be in (0, 1).")
 
     def share(self, step: int, steps: int) -> float:
-        """How far the average moves to the weights after ``step``: 1 is all the way."""
+        """Return how far the average moves to the weights after ``step``: 1 is all the way."""
         return (1 - self.decay) / (1 - self.decay**step)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a data set is trained on: the front end, the network, and how it is trained.
+    """A way to train on a data set: front end, network, optimizer and privacy settings.
 
     * ``noise`` None: the noise is solved for so that ``epochs`` fit the budget, the front end's cost included. A
       number: every clipping group gets noise of that many times its clip norm (σ of Abadi et al. 2016), and training
@@ -159,7 +159,7 @@ class Recipe:
                 raise ValueError(f"{name} is {value!r}; it must be a finite number above 0.")
 
     def charges(self, records: int) -> tuple[Step, ...]:
-        """What is paid for besides the steps of training."""
+        """Return the steps that are charged besides those of training."""
         front = self.front.charges(records)
         return front if self.norms is None else (*front, self.norms.charge())
 

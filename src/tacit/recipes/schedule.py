@@ -1,4 +1,4 @@
-"""How long and how noisy a recipe's run is for a budget: decided before anyone's record is looked at."""
+"""The length and the noise of a recipe's run for a budget, decided before any record is read."""
 
 from __future__ import annotations
 

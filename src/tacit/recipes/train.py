@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Header, Ledger
 from tacit.randomness import Integers
 from tacit.recipes.averaging import Average
 from tacit.recipes.folder import Folder
+from tacit.recipes.interrupts import interrupts
 from tacit.recipes.job import BATCH, Job
 from tacit.recipes.outcome import Outcome, write_json, write_tensors
 from tacit.recipes.recipe import Recipe
@@ -36,7 +34,7 @@ _PUBLIC = "computed on the test set, which is taken to be public"
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """How far a run is. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
+    """The progress of a run. ``metrics`` holds {"value": …, "private": …} by name, as in run.json."""
 
     stage: str
     step: int = 0
@@ -146,7 +144,7 @@ def _loop(
     passes = job.recipe.lot_size / job.records
     saved = time.monotonic()
     optimizer, watched = run.optimizer, job.recipe.loss_bound is not None
-    with _interrupts() as asked:
+    with interrupts() as asked:
         for x, y in run.batches():
             before = run.step
             optimizer.param_groups[0]["lr"] = job.recipe.optimizer.at(before * passes)
@@ -191,7 +189,7 @@ def _norms(job: Job, model: nn.Module, rows: Tensor, ledger: Ledger, facts: dict
 
 
 def _clip_norm(ledger: Ledger) -> float:
-    """Of the gradient as a whole, in the last step of training."""
+    """Return the clip norm of the gradient as a whole, in the last step of training."""
     for step, _ in reversed(ledger.entries):
         found = [q.clip_norm for q in step.queries if isinstance(q, GaussianSum) and q.group.startswith("gradients")]
         if found:
@@ -235,23 +233,3 @@ def _accuracy(model: nn.Module, rows: Tensor, labels: Tensor) -> float:
     pieces = zip(torch.split(rows, BATCH), torch.split(labels, BATCH), strict=True)
     right = sum(int((model(x.float()).argmax(1) == y).sum()) for x, y in pieces)
     return right / len(labels)
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Ctrl-C asks (the list gets an entry) so that the step in hand is finished; a second one interrupts at once."""
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What is shown to people: figures, the privacy report and the model card."""
+"""Figures, the privacy report and the model card."""
 
 from tacit.reports.writing import model_card, report
 

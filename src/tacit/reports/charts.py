@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import GaussianSum, LaplaceSum, Step
 from tacit.reports import svg
 from tacit.reports.findings import Findings, Run
+from tacit.reports.html_table import details, table
 from tacit.reports.said import LARGEST, SMALLEST, Said, clean, number
 from tacit.reports.statement import groups, paid_for, percent, up
 from tacit.reports.svg import Axis, Series
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def privacy(run: Run, facts: Findings) -> list[str]:
-    """What the ledger alone says: ε over the steps, δ(ε), and the best attack."""
+    """Return the charts that need the ledger alone: ε over the steps, δ(ε), and the best attack."""
     found = [_spending(facts)] if run.ledger.entries else []
     if facts.curve and facts.epsilon:
         found += [_curve(facts), _attack(facts), _powers(facts)]
@@ -60,15 +60,25 @@ def _spending(facts: Findings) -> str:
             series.append(Series(label=f"{one.label}: no proof", points=(), style=style))
             rows.append((one.label, f"no proof: {clean(one.refusal)}"))
     steps = [f"{step}" for step, _ in _few(proved[0].points)] if proved else []
+    across = Axis(label="steps in the ledger", low=0.0, high=float(proved[0].points[-1][0]) if proved else None)
     figure = svg.lines(
         name="epsilon",
         title="Privacy spent over the steps",
-        description=f"ε at δ = {up(facts.delta)} by accountant: upper bounds at some steps, straight lines between.",
+        description=f"ε at δ = {up(facts.delta)}: upper bounds at some steps, straight lines between.",
+        series=[one for one in series if one.points][:1] or series[:1],
+        x=across,
+        y=Axis(label="ε (upper bound)", low=0.0),
+    )
+    compared = svg.lines(
+        name="accountants",
+        title="The same by four accountants",
+        description="Every line is an upper bound; the lowest makes the claim.",
         series=series,
-        x=Axis(label="steps in the ledger", low=0.0, high=float(proved[0].points[-1][0]) if proved else None),
+        x=across,
         y=Axis(label="ε (upper bound)", low=0.0, high=high),
     )
-    return figure + _details(("accountant, after step", *steps), rows)
+    numbers = table(("accountant, after step", *steps), rows)
+    return f"{figure}<details><summary>The numbers, by four accountants</summary>{compared}{numbers}</details>"
 
 
 def _few(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -95,7 +105,7 @@ def _curve(facts: Findings) -> str:
         (f"{epsilon:.4g}", up(found.upper), f"{found.lower:.3g}" if found.lower else "–")
         for epsilon, found in facts.curve
     ]
-    return figure + _details(("ε", "δ at most", "δ at least"), rows)
+    return figure + details(("ε", "δ at most", "δ at least"), rows)
 
 
 def _attack(facts: Findings) -> str:
@@ -123,7 +133,7 @@ def _powers(facts: Findings) -> str:
         "wrong about so many of those that were not, it is right about at most so many of those that were."
     )
     head = ("accuses of the absent", "finds at most of those present", "times guessing")
-    return f"<h3>The best attack in numbers</h3><p>{words}</p>{_table(head, rows)}"
+    return f"<h3>The best attack in numbers</h3><p>{words}</p>{table(head, rows)}"
 
 
 def _metrics(run: Run, history: Sequence[Said], *, accuracy: bool) -> str:
@@ -142,6 +152,7 @@ def _metrics(run: Run, history: Sequence[Said], *, accuracy: bool) -> str:
             if not paid_for(name, metric, released):
                 note = metric.get("note")
                 marks[name] = f"NOT private ({clean(note) if isinstance(note, str) else 'as run.json has it'})"
+    lines = _drawn(lines)
     if not lines:
         return ""
     series = [
@@ -196,10 +207,11 @@ def _extend(lines: dict[str, list[Point]], name: str, steps: tuple[float, float]
 
 
 def _over_steps(name: str, title: str, label: str, description: str, lines: dict[str, list[Point]], steps: int) -> str:
+    lines = _drawn(lines)
     if not lines:
         return ""
     if len(lines) > _MOST_LINES:
-        description += f" The first {_MOST_LINES} of {len(lines)} are drawn; all are in the table of events."
+        description += f" The first {_MOST_LINES} of {len(lines)} are drawn; all are in the table of releases."
     kept = list(lines.items())[:_MOST_LINES]
     series = [
         Series(label=_named(group, points), points=thin(points), style=style)
@@ -217,6 +229,11 @@ def _over_steps(name: str, title: str, label: str, description: str, lines: dict
     )
 
 
+def _drawn(lines: dict[str, list[Point]]) -> dict[str, list[Point]]:
+    """Return the lines that have two places or more; a dot says no more than the table of releases."""
+    return {name: points for name, points in lines.items() if len({at for at, _ in points}) > 1}
+
+
 def _named(group: str, points: Sequence[Point]) -> str:
     low, high = f"{min(value for _, value in points):.4g}", f"{max(value for _, value in points):.4g}"
     return f"{group}: {low}" if low == high else f"{group}: {low} to {high}"
@@ -228,7 +245,7 @@ def _learning_rate(history: Sequence[Said]) -> str:
         for step, rate in ((entry.number("step"), entry.number("learning_rate")) for entry in history)
         if step is not None and rate is not None
     ]
-    if not points:
+    if not _drawn({"rate": points}):
         return ""
     return svg.lines(
         name="rate",
@@ -273,21 +290,3 @@ def thin(points: Sequence[Point]) -> list[Point]:
     """At most some hundreds of the points, evenly, the last among them."""
     every = math.ceil(len(points) / _MOST_POINTS)
     return [*points[:-1:every], points[-1]] if points else []
-
-
-def _details(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The numbers of a chart, for those who cannot see it or want to copy them."""
-    return f"<details><summary>The numbers</summary>{_table(head, rows)}</details>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "".join(f"<tr>{_cells(row, len(head))}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cells(row: Sequence[str], columns: int) -> str:
-    """A short row's last cell spans what is left."""
-    *others, last = row
-    wide = f' colspan="{columns - len(others)}"' if len(row) < columns else ""
-    return "".join(f"<td>{escape(text)}</td>" for text in others) + f"<td{wide}>{escape(last)}</td>"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tacit.accounting.selection import in_words
 from tacit.ledger import (
+    Allocated,
     CyclicPoisson,
     Everyone,
     FixedSize,
@@ -80,11 +81,13 @@ def _key(step: Step) -> Hashable:
     sampling = step.sampling
     if isinstance(sampling, Shuffled):
         return Shuffled, sampling.lots, sampling.records, sampling.partition, sampling.assignment, queries
+    if isinstance(sampling, Allocated):
+        return Allocated, sampling.lots, sampling.records, sampling.partition, sampling.participations, queries
     return sampling, queries
 
 
 def _ratio(query: Query) -> Hashable:
-    """What tells two queries of one group apart: noise multiplier to six figures, or the whole event."""
+    """Return a key that tells two queries of one group apart: noise multiplier to six figures, or the whole event."""
     if isinstance(query, GaussianSum):
         return query.noise, f"{query.noise_std / query.clip_norm:.6g}"
     if isinstance(query, LaplaceSum):
@@ -122,7 +125,7 @@ def _rows(phase: _Phase) -> list[Row]:
 
 
 def _query(query: Query, alike: Sequence[Query]) -> tuple[str, str, str, str]:
-    """What was released, its S, its noise and its z."""
+    """Return in words what was released, its S, its noise and its z."""
     group = clean(query.group)
     if isinstance(query, GaussianSum):
         sums = [one for one in alike if isinstance(one, GaussianSum)]
@@ -162,6 +165,8 @@ def sampling(event: Sampling) -> str:
         return f"Poisson, q = {event.rate:.6g}" + (f" of {event.records}" if event.records else "")
     if isinstance(event, FixedSize):
         return f"{event.size} of {event.records} without replacement"
+    if isinstance(event, Allocated):
+        return f"random allocation, {event.participations} of {event.lots} lots of {event.records}"
     if isinstance(event, CyclicPoisson):
         return f"cyclic, {event.groups} groups in turn, each record with q = {event.rate:.6g} in its turn"
     return f"shuffled, 1 of {event.lots} lots of {event.records}"

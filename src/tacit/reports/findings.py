@@ -1,4 +1,4 @@
-"""What a report says, found from the ledger alone by accounting again; run.json adds names, accuracy and its claims."""
+"""The findings of a report, from the ledger alone by accounting again; run.json adds names, accuracy and its claims."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLAIMANTS = ("pld", "rdp", "moments")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run left behind: its ledger, what its run.json says (nothing, for a bare ledger), and where."""
+    """A finished run: its ledger, its run.json (nothing, for a bare ledger), and where they are."""
 
     place: Path
     ledger: Ledger
@@ -143,7 +143,7 @@ def _spending(book: Ledger, delta: float, refusals: dict[str, str]) -> tuple[Spe
 
 
 def _points(composition: Composition, most: int) -> int:
-    """How many points a chart gets: fewer where each takes long, as the time grows with the kinds of release."""
+    """Return the number of points of a chart: fewer where each takes long. The time grows with the kinds of release."""
     kinds = len(composition.terms)
     return most if kinds <= 8 else most // 2 if kinds <= 40 else 2
 
@@ -197,7 +197,7 @@ def _records(book: Ledger, said: Said) -> int | None:
 def _alarms(
     run: Run, found: Guarantee | None, delta: float, refusals: dict[str, str], records: int | None
 ) -> list[str]:
-    """What must be read before any number."""
+    """Return the alarms: sentences to be read before any number."""
     said, alarms = run.said, []
     if not run.ledger.header.secure_randomness:
         alarms.append(

@@ -9,9 +9,9 @@ from importlib import resources
 
 from tacit._version import __version__
 from tacit.accounting.guarantee import rounded_up
-from tacit.reports import charts, events, shapes, statement
+from tacit.reports import charts, checklists, events, shapes, statement
 from tacit.reports.findings import Findings, Run
-from tacit.reports.said import clean
+from tacit.reports.said import Said, clean
 
 # The browser itself refuses whatever escaping might have missed: no scripts, no frames, nothing from elsewhere.
 SIGNOFF = {
@@ -41,9 +41,10 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
             _columns(run),
             _compared(run),
             _model(run),
-            _section("Training", _training(run)),
+            _training(run),
             _section("Everything that was released", _events(run)),
             _section("How to check this", _origin(run, facts)),
+            _section("Published checklists", _checklists(run, facts)),
             _section("Sign-off", _signoff(signed or {})),
         )
     )
@@ -58,7 +59,7 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
 
 
 def named(run: Run) -> str:
-    """What to call the run: data set and recipe, or the ledger's purpose, or the file."""
+    """Return the name of the run: data set and recipe, or the ledger's purpose, or the file."""
     names = [run.said.text("dataset", "name"), run.said.text("recipe", "name")]
     return ", ".join(name for name in names if name) or clean(run.ledger.header.purpose or run.place.name)
 
@@ -119,13 +120,24 @@ def _columns(run: Run) -> str:
     words = ""
     if runs is not None and epsilon is not None:
         words = (
-            f"{runs:.0f} runs on this data, this one included, have spent ε ≤ {rounded_up(epsilon)} together when it "
-            "ended (basic composition; on this machine, by this user)."
+            f"{'This run is the only one' if runs == 1 else f'This run and {runs - 1:.0f} before it'} on this data, by "
+            f"this user on this machine; spent in all: ε ≤ {rounded_up(epsilon)} (basic composition)."
         )
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
     table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return _section("The data", f"<p>{escape(words)}</p>{table}")
+
+
+def _checklists(run: Run, facts: Findings) -> str:
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in checklists.answers(run, facts)
+    )
+    head = "<tr><th>asked by</th><th>question</th><th>answer</th></tr>"
+    return (
+        "<details><summary>What NIST SP 800-226 and the European Data Protection Board ask, and the answers</summary>"
+        f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div></details>'
+    )
 
 
 def _signoff(signed: Mapping[str, str]) -> str:
@@ -146,16 +158,27 @@ def _compared(run: Run) -> str:
     words = (
         f"{tested.title}: {tested.value}. A model that always says the same, the commonest class or the mean: {shown}."
     )
-    by_class = run.said.object("result").object("test_by_class")
-    rows = []
-    for name in list(by_class.values)[:50]:
-        share, right = by_class.number(name, "share"), by_class.number(name, "accuracy")
-        cells = ["–" if value is None else f"{100 * value:.1f} %" for value in (share, right)]
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (clean(name), *cells)) + "</tr>")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("class", "share of the records", "predicted right"))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    result = run.said.object("result")
+    accuracy = "accuracy" in tested.title
+    tables = _parts(result.object("test_by_class"), "class", "accuracy", "predicted right", accuracy=True)
+    words_by = "predicted right" if accuracy else "mean absolute error"
+    tables += _parts(result.object("test_by_group"), "group", "value", words_by, accuracy=accuracy)
     note = "Noisy, and paid for." if tested.paid else "On a table that is taken to be public: exact."
-    return _section("How good it is", f"<p>{escape(words)} {note}</p>{table}")
+    return _section("How good it is", f"<p>{escape(words)} {note}</p>{tables}")
+
+
+def _parts(parts: Said, word: str, key: str, title: str, *, accuracy: bool) -> str:
+    """Return a table of the score on parts of the records: classes, or groups of a declared column."""
+    rows = []
+    for name in list(parts.values)[:50]:
+        share, value, noise = (parts.number(name, field) for field in ("share", key, "noise_std"))
+        shown = "below the noise" if value is None else f"{100 * value:.1f} %" if accuracy else f"{value:.4g}"
+        if value is not None and noise:
+            shown += f" ± {100 * noise:.1f}" if accuracy else f" ± {noise:.2g}"
+        cells = (clean(name), "–" if share is None else f"{100 * share:.1f} %", shown)
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f'<th scope="col">{text}</th>' for text in (word, "share of the records", title))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
 
 
 def _model(run: Run) -> str:
@@ -173,9 +196,11 @@ def _training(run: Run) -> str:
     words = []
     if not run.said.values:
         words.append("This report is made from a ledger alone: accuracy and learning rate are not known here.")
-    if not any('id="norms"' in figure for figure in found):
+    descended = any(group.startswith("gradients") for group in statement.groups(run))
+    if descended and not any('id="norms"' in figure for figure in found):
         words.append("Gradient norms of the records were not released privately, so there is no histogram of them.")
-    return _panels([*found, f'<p class="soft">{escape(" ".join(words))}</p>'] if words else found)
+    panels = [*found, f'<p class="soft">{escape(" ".join(words))}</p>'] if words else found
+    return _section("Training", _panels(panels)) if panels else ""
 
 
 def _panels(figures: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What run.json says: text from a file that anybody may have written, taken apart without trusting it."""
+"""run.json, read without trust: anybody may have written it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
 
 
 def uncovered(run: Run) -> list[str]:
-    """What the guarantee does not cover."""
+    """Return what the guarantee does not cover, a sentence each."""
     book, unit = run.ledger, clean(run.ledger.header.unit)
     tuned = any(isinstance(query, Selection) for step, _ in book.entries for query in step.queries)
     items = []
@@ -106,7 +106,7 @@ def uncovered(run: Run) -> list[str]:
 
 
 class Score(NamedTuple):
-    """How good the model is, and whether that was released with noise and charged."""
+    """The score of a model, and whether it was released with noise and charged."""
 
     title: str
     value: str
@@ -137,7 +137,7 @@ def groups(run: Run) -> frozenset[str]:
 
 
 def paid_for(name: str, metric: object, released: frozenset[str]) -> bool:
-    """Whether a metric of run.json is private: it says so, and the ledger was charged for it."""
+    """Return True if a metric of run.json is private: it says so, and the ledger was charged for it."""
     says = isinstance(metric, dict) and metric.get("private") is True
     return says and (f"metrics/{name}" in released or name in released)
 

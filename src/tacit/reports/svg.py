@@ -112,7 +112,7 @@ class _Scale:
         return math.isfinite(value) and (value > 0 or not self.axis.log)
 
     def place(self, value: float) -> float:
-        """Where a value lies, in pixels; never so far off that a browser would choke on it."""
+        """Return the place of a value in pixels; never so far off that a browser would choke on it."""
         low, high = (math.log10(self.low), math.log10(self.high)) if self.axis.log else (self.low, self.high)
         value = math.log10(value) if self.axis.log else value
         share = min(max((value - low) / (high - low), -3.0), 4.0)

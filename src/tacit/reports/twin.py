@@ -53,6 +53,8 @@ def twin(run: Run, facts: Findings, signed: Mapping[str, str]) -> dict[str, Any]
         },
         "records": facts.records,
         "score": None if tested is None else {"name": tested.title, "value": tested.value, "paid": tested.paid},
+        "score_by_class": said.object("result").object("test_by_class").values,
+        "score_by_group": said.object("result").object("test_by_group").values,
         "columns": said.object("columns").values,
         "data": {"identity": clean(header.fingerprint), **said.object("data").values},
         "signoff": {key: signed.get(key) for key in SIGNOFF},

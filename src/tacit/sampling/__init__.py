@@ -1,12 +1,15 @@
 """Who takes part in each step, and how the lot reaches the model in batches."""
 
 from tacit.sampling.cyclic import CyclicSampler
+from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
-from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler
+from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
 from tacit.sampling.users import UserLot, UserSampler
 
 __all__ = [
+    "AllocationSampler",
     "CyclicSampler",
+    "EpochSampler",
     "EveryoneSampler",
     "FixedSizeSampler",
     "LotReader",

@@ -8,13 +8,11 @@ one it would not be telling the truth about, so what the ledger says and what ha
 from __future__ import annotations
 
 import math
-import secrets
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from tacit.ledger.events import Everyone, FixedSize, Poisson, Sampling, Shuffled
+from tacit.ledger.events import Everyone, FixedSize, Poisson, Sampling
 from tacit.randomness import Integers, Source
 
 
@@ -179,79 +177,6 @@ class FixedSizeSampler:
     def restore(self, state: dict[str, Any]) -> None:
         check_state(state, self.state())
         self._draws = state["draws"]
-
-
-class ShuffledSampler:
-    """Each epoch every record's own coin chooses one of ``lots`` lots; the lots are taken one after another.
-
-    Proof obligation: within an epoch of one partition a record is in exactly one lot, and which one is independent of
-    the other records, of how many there are and of earlier epochs. So one record more or fewer changes one lot, and
-    every other lot is the same set (`tacit.accounting.composition` builds on that). Lots cut from a shuffled list to
-    equal sizes do not have this property: with one record fewer the cuts move, and records change lots.
-
-    To keep the obligation after a crash, the partition has a name of its own in the ledger, drawn when the sampler is
-    made; `restore` does not bring back a half-used partition (that would mean storing who was in which lot) but begins
-    the next epoch of a new one. Lots that were never taken can only make the guarantee better.
-
-    A lot's size is binomial, as secret as the lot, and may be zero. Work is O(records) once an epoch.
-    """
-
-    def __init__(self, records: int, lots: int, *, source: Source, unit: str = "example") -> None:
-        partition = f"main-{secrets.token_hex(8)}"
-        self._event = Shuffled(
-            lots=lots, epoch=0, records=records, partition=partition, unit=unit, assignment="independent"
-        )
-        if lots > records:
-            raise ValueError(f"lots is {lots}; it must be at most the number of records, {records}.")
-        self._source, self._position, self._draws = source, 0, 0
-        self._lots: list[Integers] = []
-
-    @property
-    def records(self) -> int:
-        return self._event.records
-
-    @property
-    def expected(self) -> float:
-        return self._event.records / self._event.lots
-
-    @property
-    def epoch(self) -> int:
-        return self._event.epoch
-
-    def event(self) -> Shuffled:
-        return self._event
-
-    def draw(self, receipt: Drawable) -> Integers:
-        event = receipt.draw()
-        if event != self._event:
-            raise mismatch(event, self._event)
-        if not self._position:
-            self._lots = self._assign()
-        lot = self._lots[self._position]
-        self._draws += 1
-        self._position += 1
-        if self._position == self._event.lots:
-            self._next_epoch(self._event.epoch + 1, self._event.partition)
-        return lot
-
-    def _assign(self) -> list[Integers]:
-        """Draw every record's lot; return the records of each lot in increasing order."""
-        coins = self._source.integers(self._event.lots, self.records)
-        ends = np.cumsum(np.bincount(coins, minlength=self._event.lots))
-        return np.split(np.argsort(coins, kind="stable"), ends[:-1])
-
-    def _next_epoch(self, epoch: int, partition: str) -> None:
-        self._event = replace(self._event, epoch=epoch, partition=partition)
-        self._position, self._lots = 0, []
-
-    def state(self) -> dict[str, Any]:
-        used = self._event.epoch + (self._position > 0)
-        return {"sampler": "shuffled", "records": self.records, "draws": self._draws, "epoch": used}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        check_state(state, self.state())
-        self._draws = state["draws"]
-        self._next_epoch(state["epoch"], f"main-{secrets.token_hex(8)}")
 
 
 def mismatch(recorded: Sampling, own: Sampling) -> ValueError:

@@ -46,7 +46,7 @@ class Account:
         self._ledger.guard(Filter(self.budget))
 
     def folds(self, splits: int = 5) -> Folds:
-        """What to give scikit-learn as ``cv``: each record's fold is drawn by a coin of its own."""
+        """Return folds for scikit-learn's ``cv``: a coin of its own draws each record's fold."""
         return Folds(splits, self.records, self._folds)
 
     def check_rows(self, rows: int) -> None:
@@ -64,7 +64,7 @@ class Account:
         return self._ledger
 
     def guarantee(self) -> Guarantee:
-        """What all fits so far promise together."""
+        """Return the guarantee of all fits so far together."""
         return account(self.ledger, delta=self.budget.delta)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -91,7 +91,7 @@ Entries = tuple[tuple[Step, int], ...]
 
 
 class Purse:
-    """What one fit may spend: its own ε, of a shared account or of a ledger of its own, or all that is left."""
+    """The budget of one fit: its own ε, of a shared account or of a ledger of its own, or all that is left."""
 
     def __init__(
         self, rows: int, epsilon: float | None, delta: float, shared: Account | None, seed: int | None
@@ -133,7 +133,7 @@ class Purse:
 
     @property
     def epsilon(self) -> float:
-        """What this fit may spend if nothing else was spent."""
+        """The ε of this fit if nothing else was spent."""
         return self._own.epsilon
 
     @property
@@ -168,7 +168,7 @@ class Purse:
         ).noise_multiplier
 
     def guarantee(self) -> Guarantee:
-        """What everything in the ledger promises together."""
+        """Return the guarantee of everything in the ledger."""
         return account(self.ledger, delta=self._total.delta)
 
 

@@ -24,7 +24,7 @@ from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 
 
 class Private(BaseEstimator):  # type: ignore[misc]
-    """What both have in common: a network of the rule's settings, trained on what the purse has left."""
+    """Base of both estimators: a network of the rule's settings, trained on what the purse has left."""
 
     epsilon: float | None
     delta: float

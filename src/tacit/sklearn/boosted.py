@@ -43,7 +43,7 @@ class Bins:
 
     @property
     def queries(self) -> list[SumQuery]:
-        """What will be asked, all together."""
+        """All queries that will be asked."""
         return [*self._ranges, *self._quantiles]
 
     def release(self, rows: Numbers, most: int) -> list[Numbers]:

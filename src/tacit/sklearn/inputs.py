@@ -1,4 +1,4 @@
-"""What the estimators take: rows of finite numbers, bounds that were declared."""
+"""Inputs of the estimators: rows of finite numbers, bounds that were declared."""
 
 from __future__ import annotations
 

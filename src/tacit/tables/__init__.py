@@ -3,7 +3,8 @@
 model = tacit.tables.load_model("runs/people")   # the directory of a run of `tacit train FILE`
 model.predict(frame)                             # pandas, polars, pyarrow, or a mapping from names to arrays
 model.probabilities(frame)                       # a column for each of model.classes
-model.encoding.schema.to_json()                  # what the model knows of the columns
+model.schema.to_json()                           # what the model knows of the columns
+model.provenance["age"]["origin"]                # where that is from: declared, discovered and charged, dropped
 tacit.tables.load_dataset("people.csv", "schema.json")   # a PyTorch data set of (features, target)
 """
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tacit.tables.schema import Number, Schema
+from tacit.tables.columns import Number
+from tacit.tables.schema import Schema
 
 _EVEN = 8
 """Bins of equal width between the bounds, where quantiles could not be told apart from noise."""

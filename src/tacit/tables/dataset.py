@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 from torch.utils.data import TensorDataset
 
 from tacit.tables.encoding import Encoding
-from tacit.tables.reading import read
+from tacit.tables.reading import read_columns
 from tacit.tables.records import encode
 from tacit.tables.schema import Schema
 
@@ -22,6 +23,6 @@ def load_dataset(path: str | os.PathLike[str], schema: str | os.PathLike[str] | 
     """
     known = schema if isinstance(schema, Schema) else Schema.load(Path(schema))
     encoding = Encoding(known)
-    records = encode(read(Path(path), known.columns, numbers=known.numbers), encoding)
+    records = encode(read_columns(Path(path), known.sources(), numbers=known.numbers), encoding)
     rows, targets = next(records.slices(len(records)))
-    return TensorDataset(encoding.expand(rows), targets)
+    return TensorDataset(torch.from_numpy(encoding.expand(rows.numpy())), targets)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tacit.ledger import Budget, Ledger
 from tacit.mechanisms import Flat
+from tacit.recipes.interrupts import interrupts
 from tacit.tables.encoding import UNKNOWN
 from tacit.tables.records import Records
 from tacit.tables.rule import Settings
+from tacit.tables.split import Progress
 from tacit.training import make_private
 
-Progress = Callable[[int, int], None]
-"""Told the steps taken and the steps planned."""
+_SAVE_EVERY = 10.0
+"""Seconds between two checkpoints."""
 
 
 def descend(
@@ -32,6 +37,7 @@ def descend(
     unknown: bool = False,
     seed: int | None = None,
     progress: Progress | None = None,
+    checkpoint: Path | None = None,
 ) -> int:
     """Train ``network`` and leave the average of the last iterates in it.
 
@@ -39,6 +45,9 @@ def descend(
     ``unknown``: some targets may be `UNKNOWN`. Such a record contributes a gradient of zero and counts like any other
     for the lot size, which stays public. Returns the steps taken; each is in the ledger. The average is
     post-processing.
+
+    ``checkpoint`` is a directory to save to, and to go on from if it is there. Ctrl-C finishes the step in hand and
+    saves before it interrupts. Steps that were charged after the last checkpoint stay charged.
     """
     parameters = list(network.parameters())
     optimizer = torch.optim.SGD(parameters, lr=chosen.learning_rate, momentum=chosen.momentum)
@@ -55,34 +64,69 @@ def descend(
         collate_fn=dataset.collate if isinstance(dataset, Records) else None,
         seed=seed,
     )
-    totals, averaged = [torch.zeros_like(parameter) for parameter in parameters], 0
-    begin = math.floor(chosen.steps * (1 - chosen.tail))
+    tail, saved = _Tail(parameters, math.floor(chosen.steps * (1 - chosen.tail))), time.monotonic()
     try:
-        for rows, wanted in run.batches():
-            if wanted.is_floating_point():
-                loss = F.mse_loss(network(rows)[:, 0], wanted)
-            elif unknown:
-                # A mean would divide by how many records of the batch are known, which is private.
-                loss = F.cross_entropy(network(rows), wanted, ignore_index=UNKNOWN, reduction="sum")
-            else:
-                loss = F.cross_entropy(network(rows), wanted)
-            torch.autograd.backward(loss)
-            before = run.step
-            optimizer.step()
-            optimizer.zero_grad()
-            if run.step == before:
-                continue
-            if run.step > begin:
-                averaged += 1
-                for total, parameter in zip(totals, parameters, strict=True):
-                    total += parameter.detach()
-            if progress is not None:
-                progress(run.step, chosen.steps)
+        if checkpoint is not None and (checkpoint.exists() or checkpoint.with_name("checkpoint.old").exists()):
+            run.load(checkpoint, tail=tail)
+        with interrupts() as asked:
+            for rows, wanted in run.batches():
+                torch.autograd.backward(_loss(network(rows), wanted, unknown=unknown))
+                before = run.step
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.step == before:
+                    continue
+                tail.add(run.step)
+                if progress is not None:
+                    progress("training", run.step, chosen.steps)
+                if checkpoint is not None and (asked or time.monotonic() - saved >= _SAVE_EVERY):
+                    run.save(checkpoint, tail=tail)
+                    saved = time.monotonic()
+                if asked:
+                    raise KeyboardInterrupt
+        if checkpoint is not None:
+            run.save(checkpoint, tail=tail)
         steps = run.step
     finally:
         run.close()
-    with torch.no_grad():
-        for total, parameter in zip(totals, parameters, strict=True):
-            if averaged:
-                parameter.copy_(total / averaged)
+    tail.put_in()
     return steps
+
+
+def _loss(outputs: Tensor, wanted: Tensor, *, unknown: bool) -> Tensor:
+    if wanted.is_floating_point():
+        return F.mse_loss(outputs[:, 0], wanted)
+    if unknown:
+        # A mean would divide by how many records of the batch are known, which is private.
+        return F.cross_entropy(outputs, wanted, ignore_index=UNKNOWN, reduction="sum")
+    return F.cross_entropy(outputs, wanted)
+
+
+class _Tail:
+    """The average of the iterates after step ``begin``."""
+
+    def __init__(self, parameters: Iterable[Tensor], begin: int) -> None:
+        self._parameters, self._begin, self._count = list(parameters), begin, 0
+        self._totals = [torch.zeros_like(parameter) for parameter in self._parameters]
+
+    def add(self, step: int) -> None:
+        """Count the parameters as they are after ``step``."""
+        if step > self._begin:
+            self._count += 1
+            for total, parameter in zip(self._totals, self._parameters, strict=True):
+                total += parameter.detach()
+
+    def put_in(self) -> None:
+        """Set the parameters to the average; if there is none, they stay."""
+        with torch.no_grad():
+            for total, parameter in zip(self._totals, self._parameters, strict=True):
+                if self._count:
+                    parameter.copy_(total / self._count)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count, "totals": {str(place): total for place, total in enumerate(self._totals)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._count = int(state["count"])
+        for place, total in enumerate(self._totals):
+            total.copy_(state["totals"][str(place)])

@@ -14,11 +14,12 @@ from tacit.accounting import Guarantee, account, guarantee, plan
 from tacit.ledger import Budget, Everyone, Ledger, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
-from tacit.tables.discovery import Seen, column_from
-from tacit.tables.encoding import numeric
+from tacit.tables.column_types import column_from, mostly
+from tacit.tables.columns import MOST_VALUES, Category, Number, Undeclared
+from tacit.tables.entries import numeric
 from tacit.tables.histograms import Array, cell_edges, cumulative, height
 from tacit.tables.looks import Look, Pieces, QuantileLook
-from tacit.tables.schema import MOST_VALUES, Category, Number, Undeclared
+from tacit.tables.notation import KINDS
 
 _WEIGHTS = {"types": 0.4, "quantiles": 0.25, "moments": 0.35}
 _SLACK_SHARE = 0.1
@@ -89,17 +90,16 @@ def describe(
         raise ValueError(f"the columns are {', '.join(names) or 'none'}; give each once, at least one.")
     unit = ledger.header.unit
     chosen = _Plan(names, budget, unit, ledger)
-    bins, values = chosen.types.release(pieces, records=records, ledger=ledger, source=source)
-    seen = {name: Seen(chosen.types.std, bins.get(name), values.get(name, {})) for name in names}
+    seen = chosen.types.release(pieces, records=records, ledger=ledger, source=source)
     kinds = {name: column_from(Undeclared(), seen[name], MOST_VALUES, 0, False) for name in names}
     numbers = {name: column for name, column in kinds.items() if isinstance(column, Number)}
-    edges = {name: cell_edges(bins[name], chosen.types.std) for name in numbers}
+    edges = {name: cell_edges(bins, chosen.types.std) for name in numbers if (bins := seen[name].bins) is not None}
     trees: dict[str, Array] = {}
     look = QuantileLook(list(numbers), chosen.noise["quantiles"]) if numbers else None
     means: dict[str, dict[str, float]] = {}
     correlations: dict[str, dict[str, float]] = {}
     if look is not None:
-        trees = look.release(pieces, edges, (), ledger=ledger, source=source)
+        trees = look.release(pieces, edges, {}, ledger=ledger, source=source)
         queries = moment_queries(len(numbers), chosen.noise["moments"])
         means, correlations = _moments(pieces, numbers, queries, records, ledger, source)
     columns = {}
@@ -113,7 +113,9 @@ def describe(
             found = dict(sorted(seen[name].values.items(), key=lambda pair: -pair[1]))
             columns[name] = {"type": "category", "counts": {value: round(count, 1) for value, count in found.items()}}
         else:
-            columns[name] = {"type": "unknown", "note": "nothing stood out of the noise"}
+            kind = mostly(seen[name])
+            note = f"its entries look like {KINDS[kind]}" if kind else "nothing stood out of the noise"
+            columns[name] = {"type": "unknown", "note": note}
     words = f"A count has noise of standard deviation {chosen.types.std:.3g}"
     words += f"; a count of a histogram {look.std * 4:.3g}." if look is not None else "."
     return Description(

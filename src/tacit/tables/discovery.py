@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from tacit.ledger import Ledger, Step
 from tacit.randomness import Source
 from tacit.tables.binning import lacking_bins
-from tacit.tables.histograms import CELLS, Array, bounds, cell_edges, quantile_knots, standing_out
+from tacit.tables.column_types import NOTHING, Seen, category_from, column_from, even_cells, remark, restored
+from tacit.tables.columns import MOST_VALUES, Category, Column, Number
+from tacit.tables.histograms import cell_edges, quantile_knots
+from tacit.tables.kept import Kept
 from tacit.tables.looks import Look, Pieces, QuantileLook
-from tacit.tables.schema import MOST_VALUES, Category, Column, Number, Schema
+from tacit.tables.schema import Schema
 
-_NOTHING = "(none found)"
-_FEW = 12
-"""So many values of a number may be told apart, however few records there are."""
+_NAME = "discovery"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +25,6 @@ class Estimate:
 
     share: float
     noise_std: float
-
-
-@dataclass
-class Seen:
-    """What was released of one column: its histogram over powers of two, its values, and counts of finer cells."""
-
-    std: float
-    bins: Array | None = None
-    values: dict[str, float] = field(default_factory=dict)
-    tree: Array | None = None
-    tree_std: float = 0.0
 
 
 class Discovery:
@@ -48,9 +36,10 @@ class Discovery:
     bounds only are released in that last look too.
 
     Formal guarantee: the record is a row. For each private number it adds one to one bin of a histogram whose edges
-    are fixed (powers of two), for each private category at most one to the count of one value, for an undeclared column
-    both, and nothing where the entry is missing: the L2 sensitivity is 1 a query. For the quantiles of a column it adds
-    one to a cell and one to the cell's group, with edges that follow from what was released before: sensitivity √2.
+    are fixed (powers of two, and kinds of entries that are no numbers), for each private category at most one to the
+    count of one value, for an undeclared column both, and nothing where the entry is missing: the L2 sensitivity is 1 a
+    query. For the quantiles of a column it adds one to a cell and one to the cell's group, with edges that follow from
+    what was released before: sensitivity √2.
     Everyone takes part. A look with m queries, each with noise of s · sqrt(m) times its sensitivity, is one Gaussian
     mechanism of noise multiplier s. There are at most three looks; with s = ``noise_multiplier`` / sqrt(share) for
     shares that add up to one, all of it is no more than one Gaussian mechanism of ``noise_multiplier``. Values are
@@ -62,9 +51,18 @@ class Discovery:
     """
 
     def __init__(
-        self, schema: Schema, *, noise_multiplier: float, slack: float, knots: int = 0, bins: bool = False
+        self,
+        schema: Schema,
+        *,
+        noise_multiplier: float,
+        slack: float,
+        knots: int = 0,
+        bins: bool = False,
+        texts: bool = False,
+        kept: Kept | None = None,
     ) -> None:
-        self._schema, self._knots, self._bins = schema, knots, bins
+        self._schema, self._knots, self._bins, self._texts = schema, knots, bins, texts
+        self._kept = kept or Kept()
         self._declared = lacking_bins(schema) if bins else {}
         self._declared_knots: dict[str, tuple[float, ...]] = {}
         self._wanted = {name: schema.columns[name] for name in schema.private}
@@ -72,20 +70,20 @@ class Discovery:
         rest = {name: column for name, column in self._wanted.items() if name != schema.target}
         self._numbers = [name for name, column in rest.items() if not isinstance(column, Category) and knots > 2]
         self._numbers += self._declared
-        texts = sum(not isinstance(column, Number) for column in self._wanted.values())
+        named = sum(not isinstance(column, Number) for column in self._wanted.values())
         shares = {"classes": 0.25 * bool(apart), "types": 0.5 * bool(rest), "quantiles": 0.25 * bool(self._numbers)}
         noise = {
             name: noise_multiplier * math.sqrt(sum(shares.values()) / share) for name, share in shares.items() if share
         }
         looks = [(part, noise["classes"]) for part in apart] + ([(rest, noise["types"])] if rest else [])
-        self._looks = [Look(part, loud, slack / max(texts, 1)) for part, loud in looks]
+        self._looks = [Look(part, loud, slack / max(named, 1)) for part, loud in looks]
         self._classes: Look | None = self._looks[0] if apart else None
         self._quantile_noise = noise.get("quantiles", 0.0)
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, Seen] = restored(self._kept.load(_NAME))
 
     def steps(self, unit: str) -> list[Step]:
-        """Return what the looks will be in the ledger, if every column that can need quantiles does."""
-        steps = [look.step(unit) for look in self._looks]
+        """Return what the looks that are left will be in the ledger, if every column that can need quantiles does."""
+        steps = [look.step(unit) for look in self._looks if not self._has(look)]
         return [*steps, QuantileLook(self._numbers, self._quantile_noise).step(unit)] if self._numbers else steps
 
     @property
@@ -102,7 +100,8 @@ class Discovery:
         """Release the target's classes if they are private; return the share of records of classes not found."""
         if self._classes is None:
             return None
-        self._look(self._classes, pieces, records, ledger, source)
+        if not self._has(self._classes):
+            self._look(self._classes, pieces, records, ledger, source)
         return self._missed(self._seen[self._schema.target].values, records)
 
     @property
@@ -118,7 +117,7 @@ class Discovery:
         Of values, the commonest are kept: as many as make a schema that fits.
         """
         for look in self._looks:
-            if not look.wanted.keys() <= self._seen.keys():
+            if not self._has(look):
                 self._look(look, pieces, records, ledger, source)
         self._find_quantiles(pieces, ledger, source)
         most = MOST_VALUES
@@ -130,10 +129,12 @@ class Discovery:
         counts = self._seen[schema.target].values
         return schema, self._missed({name: counts[name] for name in schema.classes if name in counts}, records)
 
+    def _has(self, look: Look) -> bool:
+        return look.wanted.keys() <= self._seen.keys()
+
     def _look(self, look: Look, pieces: Pieces, records: int, ledger: Ledger, source: Source) -> None:
-        bins, values = look.release(pieces, records=records, ledger=ledger, source=source)
-        for name in look.wanted:
-            self._seen[name] = Seen(look.std, bins.get(name), values.get(name, {}))
+        self._seen |= look.release(pieces, records=records, ledger=ledger, source=source)
+        self._kept.save(_NAME, {name: seen.facts() for name, seen in self._seen.items()})
 
     def _find_quantiles(self, pieces: Pieces, ledger: Ledger, source: Source) -> None:
         """Release finer counts for the columns that are numbers, and whose values are not known one by one."""
@@ -146,24 +147,37 @@ class Discovery:
             name: cell_edges(bins, seen.std) for name, seen in self._seen.items() if (bins := seen.bins) is not None
         }
         edges |= {name: even_cells(one) for name, one in self._declared.items()}
-        strict = {name for name in wanted if getattr(self._schema.columns[name], "text", "missing") == "refuse"}
-        for name, counts in look.release(pieces, edges, strict, ledger=ledger, source=source).items():
+        numbers = {name: one for name in wanted if isinstance(one := self._schema.columns[name], Number)}
+        for name, counts in look.release(pieces, edges, numbers, ledger=ledger, source=source).items():
             if name in self._declared:
                 points = quantile_knots(counts, edges[name], std=look.std, most=self._knots, rough=True)
                 self._declared_knots[name] = points
             else:
                 self._seen[name] = replace(self._seen[name], tree=counts, tree_std=look.std)
 
+    def remarks(self, records: int) -> dict[str, str]:
+        """Return why columns are not used, or not whole; from released counts."""
+        found = self._found(MOST_VALUES).columns
+        said = {name: remark(name, seen, found.get(name), records) for name, seen in self._seen.items()}
+        return {name: text for name, text in said.items() if text}
+
     def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:
         """Return the share of records of other classes, from released counts: post-processing."""
         assert self._classes is not None
-        noise = self._classes.std / self._classes.share * math.sqrt(len(counts)) / records
+        noise = self._classes.std / self._seen[self._schema.target].share * math.sqrt(len(counts)) / records
         return Estimate(share=min(max(1 - sum(counts.values()) / records, 0.0), 1.0), noise_std=noise)
 
     def _found(self, most: int) -> Schema:
         target = self._schema.target
         found: dict[str, Column | None] = {
-            name: column_from(self._wanted[name], seen, max(most, 2 if name == target else 1), self._knots, self._bins)
+            name: column_from(
+                self._wanted[name],
+                seen,
+                max(most, 2 if name == target else 1),
+                self._knots,
+                self._bins,
+                texts=self._texts,
+            )
             for name, seen in self._seen.items()
         }
         found |= {name: replace(self._declared[name], knots=points) for name, points in self._declared_knots.items()}
@@ -183,58 +197,4 @@ class Discovery:
 def _least(column: Column, target: bool) -> Column:
     if isinstance(column, Number):
         return replace(column, low=-1.0, high=1.0)
-    return _category(column, {_NOTHING: 1.0} | ({"(nor a second)": 1.0} if target else {}), 2)
-
-
-def _category(column: Column, values: Mapping[str, float], most: int) -> Category:
-    """The values with the largest noisy counts, in the order they were in, and the one that missing entries have."""
-    kept = set(sorted(values, key=lambda value: -values[value])[:most])
-    names = [value for value in values if value in kept] or [_NOTHING]
-    if column.missing not in ("refuse", "own", *names):
-        names.append(str(column.missing))
-    return Category(values=tuple(names), other=True, missing=column.missing)
-
-
-def column_from(column: Column, seen: Seen, most: int, knots: int, rough: bool) -> Column | None:
-    """Return what a column is, by noisy counts of its numbers and of its values; None if all is noise.
-
-    A column whose entries are mostly numbers stays a number, however few values it has: those become its knots where
-    they are nearly all there is, and quantiles do otherwise.
-    """
-    if isinstance(column, Category) or seen.bins is None:
-        return _category(column, seen.values, most)
-    low, high = bounds(seen.bins, seen.std)
-    numbers, named = standing_out(seen.bins, seen.std), sum(seen.values.values())
-    if not isinstance(column, Number):
-        if numbers < 0.5 * named:
-            return _category(column, seen.values, most)
-        if numbers <= 0:
-            return None
-        column = Number(low=low, high=high, missing="own", text="missing")
-    points = own_knots(seen.values, numbers, min(most, max(2 * knots, _FEW)))
-    if not points and seen.tree is not None and min(most, knots) > 2:
-        edges = cell_edges(seen.bins, seen.std)
-        points = quantile_knots(seen.tree, edges, std=seen.tree_std, most=min(most, knots), rough=rough)
-    return replace(column, low=low, high=high, knots=points)
-
-
-def even_cells(column: Number) -> Array:
-    """Return the edges of 256 cells of equal width between declared bounds."""
-    assert column.low is not None and column.high is not None
-    cells: Array = np.linspace(column.low, column.high, CELLS + 1)
-    return cells
-
-
-def own_knots(values: Mapping[str, float], numbers: float, most: int) -> tuple[float, ...]:
-    """Return the released values as knots if there are at most ``most`` and nearly all records have one of them."""
-    found = sorted({number for number in map(as_number, values) if math.isfinite(number)})
-    covered = sum(count for value, count in values.items() if math.isfinite(as_number(value)))
-    return tuple(found) if 2 <= len(found) <= most and covered > 0.9 * numbers else ()
-
-
-def as_number(text: str) -> float:
-    """Return the number that a released value is, NaN if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    return category_from(column, {NOTHING: 1.0} | ({"(nor a second)": 1.0} if target else {}), 2)

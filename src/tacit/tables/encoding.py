@@ -1,49 +1,68 @@
 """From the columns of a table to numbers, by the schema alone: no statistic of the records is used.
 
 A row is first made *compact*: one number a column (a number scaled to [-1, 1] or its place among knots, NaN if missing;
-a category's place, -1 if missing). That is what is kept, and what a record costs in memory. `Encoding.expand` turns
-compact rows into features for a model: numbers as they are or shared out to the two knots beside them, categories and
-bins as indicators. Both work record by record.
+a category's place, -1 if missing), and for a text the buckets of its n-grams. That is what is kept, and what a
+record costs in memory. `Encoding.expand` turns compact rows into features for a model: numbers as they are or shared
+out to the two knots beside them, categories and bins as indicators. Both work record by record.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from itertools import pairwise, repeat
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from tacit.tables.reading import Columns
-from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
+from tacit.tables.columns import MOST_NGRAMS, Category, Column, Columns, Number, Text, Undeclared
+from tacit.tables.entries import numeric, words
+from tacit.tables.ngrams import hashed
+from tacit.tables.schema import Schema
 
 UNKNOWN = -1
 """The target of a record whose class is none of the model's."""
-
-_MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
 
 
 class Encoding:
     """How the rows of a table with this schema become features and targets."""
 
     def __init__(self, schema: Schema) -> None:
+        if any(column.buckets is None for column in schema.columns.values() if isinstance(column, Text)):
+            raise ValueError(
+                f"{', '.join(schema.texts)}: say how many buckets the n-grams of a text have, for example "
+                '"buckets": 1024.'
+            )
         if schema.private:
             raise ValueError(f"{', '.join(schema.private)}: bounds or values are to be released privately first.")
         self.schema = schema
         self._features = schema.features
         self.names = tuple(name for title, column in self._features.items() for name in _labels(title, column))
 
+        places, start = {}, 0
+        for title, column in self._features.items():
+            places[title] = slice(start, start := start + (MOST_NGRAMS if isinstance(column, Text) else 1))
+        self.places: Mapping[str, slice] = places
+        """Where a feature's codes are in a compact row."""
+
     @property
     def width(self) -> int:
         """How many features a record has."""
         return len(self.names)
 
+    @property
+    def codes(self) -> int:
+        """How many numbers a compact row has."""
+        return sum(place.stop - place.start for place in self.places.values())
+
     def compact(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
         """The rows as numbers, one a column; ``first`` is the number of the first row, for error messages."""
-        parts = [_code(name, column, rows[name], first) for name, column in self._features.items()]
-        return np.stack(parts, axis=1).astype(np.float32)
+        parts = [
+            hashed(rows[name], column.buckets or 2, column.ngrams)
+            if isinstance(column, Text)
+            else _code(name, column, rows[name], first)[:, None]
+            for name, column in self._features.items()
+        ]
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
     def targets(self, rows: Columns, *, first: int = 1) -> NDArray[np.float32]:
         """Return what is to be predicted: the place of the class, or the number scaled to [-1, 1].
@@ -57,11 +76,15 @@ class Encoding:
             codes[codes >= len(self.schema.classes)] = UNKNOWN
         return codes
 
-    def expand(self, compact: Tensor) -> Tensor:
+    def expand(self, compact: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features of compact rows."""
-        return torch.cat(
-            [_expand(column, compact[:, place]) for place, column in enumerate(self._features.values())], dim=1
-        )
+        parts = [
+            _expand_text(column, compact[:, self.places[name]])
+            if isinstance(column, Text)
+            else _expand(column, compact[:, self.places[name].start])
+            for name, column in self._features.items()
+        ]
+        return np.concatenate(parts, axis=1, dtype=np.float32)
 
     def unscale(self, targets: NDArray[np.float32]) -> NDArray[np.float64]:
         """Numbers in [-1, 1] back in the target's own unit."""
@@ -77,11 +100,13 @@ def check(rows: Columns, schema: Schema, *, first: int = 1) -> int:
     """
     for name, column in schema.columns.items():
         target = name == schema.target
+        if isinstance(column, Text):
+            continue
         if not column.private:
             _code(name, column, rows[name], first, target=target)
             continue
         if isinstance(column, Number):
-            gone = np.isnan(numeric(name, rows[name], first=first, text=column.text))
+            gone = np.isnan(numeric(name, rows[name], first=first, text=column.text, notation=column.notation))
         else:
             gone = words(rows[name]) == ""
         if gone.any() and column.missing == "refuse":
@@ -102,43 +127,12 @@ def _code(
     return codes
 
 
-def numeric(name: str, values: NDArray[np.generic], *, first: int = 1, text: str = "refuse") -> NDArray[np.float64]:
-    """The entries as float64, NaN where missing; what is no finite number is an error, or missing too."""
-    if values.dtype.kind in "fiub":
-        numbers = values.astype(np.float64)
-        bad = np.isinf(numbers)
-    else:
-        numbers = _parsed(values)
-        bad = np.zeros(len(numbers), dtype=np.bool_)
-        odd = np.flatnonzero(~np.isfinite(numbers))
-        bad[odd] = [str(entry).strip() not in _MISSING for entry in values[odd].tolist()]
-    if text == "missing":
-        numbers[bad] = np.nan
-    elif bad.any():
-        at = int(np.flatnonzero(bad)[0])
-        raise ValueError(
-            f"column {name!r}, row {first + at}: {str(values[at]).strip()!r} is not a number; declare the column as a "
-            "category, or correct the file."
-        )
-    return numbers
-
-
-def words(values: NDArray[np.generic]) -> NDArray[np.str_]:
-    """The entries as text, '' where missing; whole numbers without a point, so that 1 and 1.0 are one category."""
-    if values.dtype.kind == "b":
-        return np.where(values, "true", "false")
-    if values.dtype.kind in "fiu":
-        return np.array([_spelled(value) for value in values.tolist()], dtype=str)
-    text = np.char.strip(values.astype(str))
-    return np.where(np.isin(text, _MISSING), "", text)
-
-
 Coded = tuple[NDArray[np.bool_], NDArray[np.float64]]
 """Which entries are missing, and all as numbers."""
 
 
 def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> Coded:
-    numbers = numeric(name, values, first=first, text=column.text)
+    numbers = numeric(name, values, first=first, text=column.text, notation=column.notation)
     gone = np.isnan(numbers)
     if column.missing not in ("refuse", "own"):
         numbers[gone], gone = float(column.missing), np.zeros_like(gone)
@@ -188,22 +182,35 @@ def _looked_up(name: str, column: Category, values: NDArray[np.generic], rows: N
     return gone, places
 
 
-def _expand(column: Column, codes: Tensor) -> Tensor:
+def _expand(column: Column, codes: NDArray[np.float32]) -> NDArray[np.float32]:
     if isinstance(column, Number) and not column.bins:
-        gone = codes.isnan()
+        gone = np.isnan(codes)
         if column.knots:  # one at its own knot, falling to zero at the neighbours: two features, that add up to one
-            knots = torch.arange(len(column.knots), dtype=codes.dtype, device=codes.device)
-            numbers = (1 - (torch.where(gone, -1.0, codes)[:, None] - knots).abs()).clamp(min=0)
+            knots = np.arange(len(column.knots), dtype=np.float32)
+            numbers = np.maximum(1 - np.abs(np.where(gone, np.float32(-1), codes)[:, None] - knots), 0)
         else:
-            numbers = torch.where(gone, 0.0, codes)[:, None]
-        return torch.cat([numbers, gone[:, None].to(codes.dtype)], dim=1) if column.missing == "own" else numbers
-    assert not isinstance(column, Undeclared)
+            numbers = np.where(gone, np.float32(0), codes)[:, None]
+        found = np.concatenate([numbers, gone[:, None]], axis=1) if column.missing == "own" else numbers
+        return found.astype(np.float32)
+    assert not isinstance(column, Undeclared | Text)
     count = len(column.bins) + 1 if isinstance(column, Number) else len(column.values or ()) + column.other
-    places = torch.arange(-1 if column.missing == "own" else 0, count, dtype=codes.dtype, device=codes.device)
-    return (codes[:, None] == places).to(codes.dtype)
+    places = np.arange(-1 if column.missing == "own" else 0, count, dtype=np.float32)
+    indicators: NDArray[np.float32] = (codes[:, None] == places).astype(np.float32)
+    return indicators
+
+
+def _expand_text(column: Text, codes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return indicators of the n-grams' buckets, scaled to norm 1; a text without any has zeros."""
+    count = np.maximum((codes >= 0).sum(axis=1, keepdims=True), 1)
+    found = np.zeros((len(codes), (column.buckets or 2) + 1), dtype=np.float32)
+    np.put_along_axis(found, (codes + 1).astype(np.int64), 1.0, axis=1)  # the first place is for none
+    scaled: NDArray[np.float32] = (found[:, 1:] / np.sqrt(count)).astype(np.float32)
+    return scaled
 
 
 def _labels(title: str, column: Column) -> list[str]:
+    if isinstance(column, Text):
+        return [f"{title} bucket {place}" for place in range(column.buckets or 2)]
     own = [f"{title} missing"] if column.missing == "own" else []
     if isinstance(column, Category):
         others = [f"{title} other"] if column.other else []
@@ -222,30 +229,3 @@ def _missing(name: str, column: Column, row: int, target: bool) -> ValueError:
     choice = "a number to use instead" if isinstance(column, Number) else "one of the values"
     remedy = "leave the row out" if target else f'declare "missing" in the schema: "own" or {choice}'
     return ValueError(f"column {name!r}, row {row}: the entry is missing; {remedy}.")
-
-
-def _parsed(values: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Text as numbers, NaN where it is none."""
-    entries = values.astype(object)
-    try:
-        return entries.astype(np.float64)
-    except ValueError:
-        return np.array([_number(entry) for entry in entries.tolist()])
-
-
-def _number(entry: str) -> float:
-    """Return the number, NaN where it is none.
-
-    ``float`` alone does not strip U+001C to U+001F from text that is ASCII; the fast reader does (`reading`), and one
-    row's neighbours decide which of the two reads it.
-    """
-    try:
-        return float(entry.strip())
-    except ValueError:
-        return math.nan
-
-
-def _spelled(value: float) -> str:
-    if value != value:
-        return ""
-    return str(int(value)) if float(value).is_integer() else repr(value)

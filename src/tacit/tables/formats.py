@@ -18,10 +18,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.tables.arrow import LONGEST, from_arrow
 from tacit.tables.kinds import divided
-
-_LONGEST = 256
-"""Longer entries are cut: an array of text can be as wide as its longest entry, and one must not fill the memory."""
 
 
 def open_text(path: Path) -> IO[str]:
@@ -85,7 +83,7 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, bytes | dict | list):
         return ""  # not an entry of a table
-    return repr(value) if isinstance(value, float) else str(value)[:_LONGEST]
+    return repr(value) if isinstance(value, float) else str(value)[:LONGEST]
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -156,29 +154,3 @@ def _each(reader: Any) -> Iterator[Any]:
             yield reader.get_batch(place)
     else:
         yield from reader
-
-
-def entries(found: Sequence[str], number: bool) -> NDArray[Any]:
-    """Return text as an array; entries that are not to become numbers are cut if they are very long."""
-    if not number and max(map(len, found), default=0) > _LONGEST:
-        found = [entry[:_LONGEST] for entry in found]
-    return np.array(found, dtype=object)
-
-
-def from_arrow(column: Any, name: str) -> NDArray[Any]:
-    """Return a column of an Arrow table: numbers as float64, NaN where missing, all else as text, '' where missing."""
-    import pyarrow
-
-    kind = pyarrow.types
-    if kind.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if kind.is_integer(column.type) or kind.is_floating(column.type):
-        values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return values
-    if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
-        return entries(["" if value is None else _word(value) for value in column.to_pylist()], False)
-    raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text and true/false are read.")
-
-
-def _word(value: str | bool) -> str:
-    return value if isinstance(value, str) else "true" if value else "false"

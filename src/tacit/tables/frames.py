@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tacit.tables.formats import from_arrow
-from tacit.tables.reading import Columns
+from tacit.tables.arrow import from_arrow
+from tacit.tables.columns import Columns
 
 
 def as_columns(data: Any, names: Iterable[str]) -> Columns:

@@ -11,12 +11,24 @@ from tacit.accounting import guarantee, plan
 from tacit.ledger import Budget, Ledger, Step
 from tacit.randomness import Source
 from tacit.tables.binning import binned
-from tacit.tables.boosting import BoostSettings, Cells, axes, boost, boost_settings, planned
-from tacit.tables.descent import Progress, descend
+from tacit.tables.boosting import (
+    BoostSettings,
+    Cells,
+    axes,
+    boost,
+    boost_settings,
+    planned,
+    stage_kept,
+    weight_left,
+)
+from tacit.tables.columns import Category, Text
+from tacit.tables.descent import descend
+from tacit.tables.kept import Kept
 from tacit.tables.model import TableModel
 from tacit.tables.records import Records
-from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings
-from tacit.tables.schema import Category, Schema
+from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings, text_buckets
+from tacit.tables.schema import Schema
+from tacit.tables.split import Progress
 
 Chosen = Callable[[Settings, int], Settings]
 Owed = Sequence[tuple[Step, int]]
@@ -30,12 +42,18 @@ class Method(Protocol):
     """How many knots a column of numbers may have."""
     bins: bool
     """Whether declared numbers without bins need private ones."""
+    texts: bool
+    """Whether free text can be used."""
 
     @property
     def settings(self) -> Settings | BoostSettings: ...
 
-    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
-        """Find the noise for what is left of the budget beside ``owed``, for a schema that has ``least`` features."""
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed, kept: Kept) -> None:
+        """Find the noise for what is left of the budget beside ``owed``, for a schema that has ``least`` features.
+
+        A run that goes on has its ledger's steps behind it, those included whose answers an interruption lost: the
+        steps that are left share what the budget has left, with a little more noise each.
+        """
         ...
 
     def fits(self, schema: Schema) -> bool:
@@ -57,6 +75,7 @@ class Method(Protocol):
         unknown: bool,
         seed: int | None,
         progress: Progress | None,
+        kept: Kept,
     ) -> tuple[TableModel, int]:
         """Return the trained model and the steps that were taken."""
         ...
@@ -65,52 +84,74 @@ class Method(Protocol):
 class ByDescent:
     """A linear model or a small network, by noisy gradient descent with the settings of the rule."""
 
-    bins = False
+    bins, texts = False, True
 
     def __init__(self, kind: str, schema: Schema, records: int, epsilon: float, chosen: Chosen | None) -> None:
         self.kind, self.records, self.epsilon, self.chosen = kind, records, epsilon, chosen
         self._classes = isinstance(schema.columns[schema.target], Category)
-        self._columns = len(schema.features)
-        outputs = max(len(schema.classes), 2 if self._classes else 1)
+        self._columns, self._texts = len(schema.features), bool(schema.texts)
+        self._outputs = outputs = max(len(schema.classes), 2 if self._classes else 1)
         self.knots = most_knots(records=records, epsilon=epsilon, outputs=outputs, columns=self._columns)
         self.noise_multiplier = math.inf
-        self.settings: Settings = self._for(1)
+        self.settings: Settings = self.rule(1)
 
-    def _for(self, parameters: int) -> Settings:
-        rule = settings(
+    def rule(self, parameters: int) -> Settings:
+        """Return the settings for a model of so many parameters."""
+        found = settings(
             records=self.records,
             parameters=parameters,
             epsilon=self.epsilon,
             squared=None if self._classes else self._columns,
             hidden=self.kind != "linear",
+            texts=self._columns if self._texts else None,
         )
-        return self.chosen(rule, self.records) if self.chosen is not None else rule
+        return self.chosen(found, self.records) if self.chosen is not None else found
 
-    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
-        fewest = TableModel.new(self.kind, least).size
-        self.settings = self._for(fewest)
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed, kept: Kept) -> None:
+        fewest = TableModel.new(self.kind, self.encoded(least)).size
+        self.settings = self.rule(fewest)
+        if kept.step >= self.settings.steps:
+            return
         self.noise_multiplier = plan(
             records=self.records,
             lot_size=self.settings.lot_size,
-            steps=self.settings.steps,
+            steps=self.settings.steps - kept.step,
             epsilon=budget.epsilon,
             delta=budget.delta,
             also=[*ledger.entries, *owed],
         ).noise_multiplier
+        if not len(ledger):
+            self.check(least, self.noise_multiplier)
+
+    def check(self, least: Schema, noise_multiplier: float) -> None:
+        """Refuse noise that would drown every record of a model of ``least`` features."""
+        self.noise_multiplier = noise_multiplier
+        fewest = TableModel.new(self.kind, self.encoded(least)).size
         check_enough(
             records=self.records,
             parameters=fewest,
-            epsilon=budget.epsilon,
-            noise_multiplier=self.noise_multiplier,
+            epsilon=self.epsilon,
+            noise_multiplier=noise_multiplier,
             chosen=self.settings,
         )
 
     def fits(self, schema: Schema) -> bool:
         most = most_parameters(noise_multiplier=self.noise_multiplier, chosen=self.settings)
-        return TableModel.new(self.kind, schema).size <= most
+        return TableModel.new(self.kind, self.encoded(schema)).size <= most
 
     def encoded(self, schema: Schema) -> Schema:
-        return schema
+        """Return the schema with as many buckets as the rule says for texts that declare none."""
+        if not schema.texts:
+            return schema
+        self._texts = True  # declared, or found
+        buckets = text_buckets(
+            records=self.records, epsilon=self.epsilon, outputs=self._outputs, texts=len(schema.texts)
+        )
+        columns = {
+            name: replace(column, buckets=column.buckets or buckets) if isinstance(column, Text) else column
+            for name, column in schema.columns.items()
+        }
+        return replace(schema, columns=columns)
 
     def fit(
         self,
@@ -123,9 +164,10 @@ class ByDescent:
         unknown: bool,
         seed: int | None,
         progress: Progress | None,
+        kept: Kept,
     ) -> tuple[TableModel, int]:
         fresh = TableModel.new(self.kind, schema, seed=seed)
-        known = self._for(fresh.size)
+        known = self.rule(fresh.size)
         self.settings = replace(self.settings, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
         if len(schema.classes) == 1:
             return fresh, 0
@@ -139,6 +181,7 @@ class ByDescent:
             unknown=unknown,
             seed=seed,
             progress=progress,
+            checkpoint=kept.checkpoint,
         )
         return fresh, steps
 
@@ -146,16 +189,23 @@ class ByDescent:
 class ByBoosting:
     """A sum of shapes of columns and pairs of columns, by private boosting."""
 
-    bins = True
+    bins, texts = True, False
 
     def __init__(self, schema: Schema, records: int, epsilon: float) -> None:
+        if schema.texts:
+            raise ValueError(f"boosting does not read text ({', '.join(schema.texts)}); use the model linear or mlp.")
         self.records, self._columns = records, len(schema.features)
         self.settings: BoostSettings = boost_settings(records=records, columns=self._columns, epsilon=epsilon)
         self.knots = self.settings.bins
         self.noise_multiplier = math.inf
 
-    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed) -> None:
-        self.noise_multiplier = one_look(self._columns, budget=budget, ledger=ledger, owed=owed)
+    def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed, kept: Kept) -> None:
+        stage = stage_kept(kept)
+        if not weight_left(self._columns, stage):
+            return
+        self.noise_multiplier = one_look(self._columns, budget=budget, ledger=ledger, owed=owed, stage=stage)
+        if len(ledger):
+            return
         check_bins(self.noise_multiplier, records=self.records, columns=self._columns, epsilon=budget.epsilon)
 
     def fits(self, schema: Schema) -> bool:
@@ -175,6 +225,7 @@ class ByBoosting:
         unknown: bool,
         seed: int | None,
         progress: Progress | None,
+        kept: Kept,
     ) -> tuple[TableModel, int]:
         fresh = TableModel.new("boosted", schema)
         if len(schema.classes) == 1:
@@ -188,6 +239,7 @@ class ByBoosting:
             ledger=ledger,
             source=source,
             progress=progress,
+            kept=kept,
         )
         return replace(fresh, network=shapes), len(ledger) - before
 
@@ -199,12 +251,16 @@ def method_for(kind: str, schema: Schema, *, records: int, epsilon: float, chose
     return ByDescent(kind, schema, records, epsilon, chosen)
 
 
-def one_look(columns: int, *, budget: Budget, ledger: Ledger, owed: Owed = ()) -> float:
-    """Return the noise multiplier of one Gaussian sum that costs what is left, cut into the looks of boosting."""
+def one_look(columns: int, *, budget: Budget, ledger: Ledger, owed: Owed = (), stage: int = 0) -> float:
+    """Return the noise multiplier of one Gaussian sum, cut into the looks of boosting, so that all cost what is left.
+
+    After ``stage`` stages a part of the looks is left, and that part costs it.
+    """
     also = [*ledger.entries, *owed]
-    noise = plan(records=1, lot_size=1, steps=1, epsilon=budget.epsilon, delta=budget.delta, also=also).noise_multiplier
+    rest = plan(records=1, lot_size=1, steps=1, epsilon=budget.epsilon, delta=budget.delta, also=also).noise_multiplier
+    noise = rest * math.sqrt(weight_left(columns, stage))
     for _ in range(60):  # the looks add up to the one look but for rounding; whatever is computed must fit
-        steps = [*also, *planned(noise, columns, ledger.header.unit)]
+        steps = [*also, *planned(noise, columns, ledger.header.unit, stage)]
         if guarantee(steps, ledger.header, delta=budget.delta).epsilon <= budget.epsilon:
             return noise
         noise *= 1.0005

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tacit.tables.boosting.shapes import Shapes
+from tacit.tables.columns import Category, Columns, Number
 from tacit.tables.encoding import Encoding
 from tacit.tables.frames import as_columns
-from tacit.tables.schema import Category, Number, Schema
+from tacit.tables.schema import Schema
 
 HIDDEN = 32
 KINDS = ("linear", "mlp", "boosted")
@@ -49,6 +51,8 @@ class TableModel:
     kind: str
     encoding: Encoding
     network: nn.Module
+    provenance: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of every column of the table: its ``type``, and its ``origin`` (declared, discovered and charged, dropped)."""
 
     @classmethod
     def new(cls, kind: str, schema: Schema, *, seed: int | None = None) -> TableModel:
@@ -64,13 +68,19 @@ class TableModel:
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     @property
+    def schema(self) -> Schema:
+        """What the model knows of the columns."""
+        return self.encoding.schema
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.encoding.schema.classes
 
     def outputs(self, compact: Tensor) -> Tensor:
         """A score for every class, or the number in [-1, 1]."""
         boosted = isinstance(self.network, Shapes)
-        scores: Tensor = self.network(compact if boosted else self.encoding.expand(compact))
+        rows = compact if boosted else torch.from_numpy(self.encoding.expand(compact.numpy()))
+        scores: Tensor = self.network(rows)
         if boosted and len(self.classes) == 2:  # how much the second is ahead
             return torch.cat([torch.zeros_like(scores), scores], dim=1)
         return scores if self.classes else scores[:, 0]
@@ -89,10 +99,16 @@ class TableModel:
         """
         return self.predicted(rows).values
 
-    def predicted(self, rows: Any, *, first: int = 1) -> Predicted:
-        """Return predictions, chances, and how many entries the model does not know; ``first`` is the first row."""
+    def predicted(self, rows: Any) -> Predicted:
+        """Return predictions, chances, and how many entries the model does not know; ``rows`` as for `predict`."""
+        sources = self.encoding.schema.sources(self.encoding.schema.features)
+        columns = as_columns(rows, dict.fromkeys(sources.values()))
+        return self.predicted_columns({name: columns[source] for name, source in sources.items()})
+
+    def predicted_columns(self, columns: Columns, *, first: int = 1) -> Predicted:
+        """Return the same for the columns of the schema; ``first`` is the number of the first row."""
         schema = self.encoding.schema
-        compact = self.encoding.compact(as_columns(rows, schema.features), first=first)
+        compact = self.encoding.compact(columns, first=first)
         with torch.no_grad():
             scores = self.outputs(torch.from_numpy(compact))
         unseen, missing = unknown_entries(compact, schema)
@@ -112,6 +128,7 @@ class TableModel:
             "kind": "table",
             "model": self.kind,
             "schema": self.encoding.schema.to_json(),
+            "columns": self.provenance,
         }
         if isinstance(self.network, Shapes):
             facts["terms"] = self.network.structure()
@@ -131,20 +148,28 @@ class TableModel:
                 terms = Shapes.terms_of(facts.get("terms"), model.network.axes)
                 model = replace(model, network=Shapes.of(model.encoding.schema, terms))
             model.network.load_state_dict(load_file(_weights(directory)))
+            model = replace(model, provenance=_provenance(facts.get("columns", {})))
         except (ValueError, SafetensorError, RuntimeError, RecursionError) as error:
             raise ValueError(f"{directory} holds no model that can be read: {error}") from None
         model.network.eval()
         return model
 
 
+def _provenance(facts: Any) -> dict[str, dict[str, str]]:
+    if not isinstance(facts, dict) or not all(isinstance(one, dict) for one in facts.values()):
+        raise ValueError("where its columns are from is not an object for each column")
+    return {str(name): {str(key): str(text) for key, text in one.items()} for name, one in facts.items()}
+
+
 def unknown_entries(compact: NDArray[np.float32], schema: Schema) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many entries of each column have an unknown value, and how many are missing; only where there are."""
     unseen, missing = {}, {}
-    for place, (name, column) in enumerate(schema.features.items()):
-        codes = compact[:, place]
+    places = Encoding(schema).places
+    for name, column in schema.features.items():
+        codes = compact[:, places[name].start]
         if isinstance(column, Category) and (count := int((codes >= len(column.values or ())).sum())):
             unseen[name] = count
-        scaled = isinstance(column, Number) and not column.bins
+        scaled = isinstance(column, Number) and not column.bins  # a text without words has no bucket, -1
         if column.missing == "own" and (count := int((np.isnan(codes) if scaled else codes < 0).sum())):
             missing[name] = count
     return unseen, missing

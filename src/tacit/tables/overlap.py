@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.encoding import numeric, words
+from tacit.tables.columns import Columns
+from tacit.tables.entries import numeric, words
 from tacit.tables.looks import Pieces
-from tacit.tables.reading import Columns
 from tacit.tables.schema import Schema
 
 _MOST_COMPARED = 2**20
@@ -65,5 +65,5 @@ def _hashes(pieces: Iterable[Columns], schema: Schema, parts: int) -> Hashes:
 def _codes(name: str, values: NDArray[np.generic], number: bool) -> Hashes:
     if number:
         return np.nan_to_num(numeric(name, values, text="missing") + 0.0, nan=np.inf).view(np.uint64)
-    texts = [entry.strip() for entry in values.tolist()] if values.dtype.kind == "O" else words(values).tolist()
+    texts = [str(entry).strip() for entry in values.tolist()] if values.dtype.kind == "O" else words(values).tolist()
     return np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts)).view(np.uint64)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.tables.encoding import numeric, words
+from tacit.tables.entries import numeric, words
 from tacit.tables.reading import columns_of, read
 from tacit.tables.schema import DRAFT
 

@@ -9,17 +9,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.formats import entries, from_arrow, names_in, open_text, pieces_of, separator
+from tacit.tables.arrow import entries, from_arrow
+from tacit.tables.columns import Columns
+from tacit.tables.formats import names_in, open_text, pieces_of, separator
 from tacit.tables.kinds import kind_of
-
-Columns: TypeAlias = Mapping[str, NDArray[Any]]
-"""Some rows of a table: an array for each column, of numbers or of text, which may be an array of Python's strings; an
-empty text is a missing entry."""
 
 _ENTRIES = 2**18
 """How many are read at once, of what is not a CSV file."""
@@ -82,6 +80,15 @@ def read(
         yield from pieces_of(path, kind, wanted, rows or _rows(wanted))
     else:
         yield from _read_csv(path, wanted, frozenset(numbers), rows)
+
+
+def read_columns(
+    path: Path, sources: Mapping[str, str], *, numbers: Collection[str] = (), rows: int | None = None
+) -> Iterator[Columns]:
+    """Yield columns of a file under other names: ``sources`` has the file's name of each."""
+    others = {source for name, source in sources.items() if name not in numbers}
+    for piece in read(path, dict.fromkeys(sources.values()), numbers=set(numbers) - others, rows=rows):
+        yield {name: piece[source] for name, source in sources.items()}
 
 
 def from_columns(table: Columns, names: Iterable[str]) -> Iterator[Columns]:

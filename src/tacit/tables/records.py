@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.randomness import Source
+from tacit.tables.columns import Columns
 from tacit.tables.encoding import Encoding
-from tacit.tables.reading import Columns
 
 IN_MEMORY = 2**28
 """Encoded rows of up to so many bytes are kept in memory."""
@@ -33,7 +33,7 @@ class Records:
     """
 
     def __init__(self, spool: IO[bytes], encoding: Encoding) -> None:
-        width = len(encoding.schema.features)
+        width = encoding.codes
         self._bytes, self._width, self._encoding = 4 * (width + 1), width, encoding
         spool.seek(0, 2)
         size = spool.tell()
@@ -56,7 +56,7 @@ class Records:
     def collate(self, batches: list[Pair]) -> Pair:
         """Features and targets of a batch, each row made from its record alone."""
         [(rows, targets)] = batches
-        return self._encoding.expand(rows), targets
+        return torch.from_numpy(self._encoding.expand(rows.numpy())), targets
 
     def slices(self, size: int = _CHUNK) -> Iterator[Pair]:
         """All rows, in order."""
@@ -92,9 +92,19 @@ def encode(pieces: Iterable[Columns], encoding: Encoding) -> Records:
 
 def encode_apart(
     pieces: Iterable[Columns], encoding: Encoding, fraction: float, source: Source
-) -> tuple[Records, Records]:
-    """The same, in two parts: those who are not held out, and those who are, each with probability ``fraction``."""
-    return _encoded(pieces, encoding, lambda _, rows: held_out(rows, fraction, source))
+) -> tuple[Records, Records, NDArray[np.bool_]]:
+    """The same, in two parts: those who are not held out, and those who are, each with probability ``fraction``.
+
+    The array says of every record whether it is held out.
+    """
+    asides: list[NDArray[np.bool_]] = []
+
+    def drawn(_: int, rows: int) -> NDArray[np.bool_]:
+        asides.append(held_out(rows, fraction, source))
+        return asides[-1]
+
+    train, held = _encoded(pieces, encoding, drawn)
+    return train, held, np.concatenate(asides)
 
 
 def encode_parts(pieces: Iterable[Columns], encoding: Encoding, aside: NDArray[np.bool_]) -> tuple[Records, Records]:

@@ -100,7 +100,7 @@ class Registry:
             if "run" in line:
                 begun[line["run"]] = line
             elif "ended" in line and line["ended"] in begun:
-                begun[line["ended"]] |= {"steps": line["steps"]}
+                begun[line["ended"]] |= {"steps": line["steps"], "digest": line.get("digest")}
         return [_cost(line) for line in begun.values()]
 
     def spent(self) -> tuple[float, float]:
@@ -112,11 +112,12 @@ class Registry:
     def reserved(self, ledger: Path, budget: Budget) -> Iterator[Reservation]:
         """Write down a run before it begins, and what it did when it ends; refused beyond the data set's budget.
 
-        A ledger that is gone at the end counts as lost, unless the run says that it threw away an empty one.
+        A run whose ledger is known goes on, and is counted once. A ledger that is gone at the end counts as lost,
+        unless the run says that it threw away an empty one.
         """
         with self._locked():
-            self.check(budget)
-            run = secrets.token_hex(8)
+            self.check(budget, ledger)
+            run = self._runs_of(ledger) or secrets.token_hex(8)
             facts = {"epsilon": budget.epsilon, "delta": budget.delta, "ledger": str(ledger.resolve())}
             self._append({"run": run, "at": _now(), **facts})
         reservation = Reservation()
@@ -124,13 +125,26 @@ class Registry:
             yield reservation
         finally:
             if reservation.nothing_released or ledger.exists():
-                steps = 0 if reservation.nothing_released else len(Ledger.load(ledger))
+                book = None if reservation.nothing_released else Ledger.load(ledger)
+                facts = {"steps": 0} if book is None else {"steps": len(book), "digest": book.digest}
                 with self._locked():
-                    self._append({"ended": run, "steps": steps})
+                    self._append({"ended": run, **facts})
 
-    def check(self, budget: Budget) -> None:
-        """Refuse a run of this budget if the data set's own does not allow it beside the runs before."""
-        whole, (epsilon, delta) = self.budget, self.spent()
+    def _runs_of(self, ledger: Path) -> str | None:
+        """Return the run that writes to this ledger, if there is the ledger and the run."""
+        found = [line["run"] for line in self._lines() if line.get("ledger") == str(ledger.resolve())]
+        return str(found[-1]) if found and ledger.exists() else None
+
+    def check(self, budget: Budget, ledger: Path | None = None) -> None:
+        """Refuse a run of this budget if the data set's own does not allow it beside the runs before.
+
+        ``ledger``: the run's own, if it goes on; what it spent so far is part of its budget.
+        """
+        costs = self.costs()
+        own = str(ledger.resolve()) if ledger is not None and ledger.exists() else None
+        if mine := [place for place, cost in enumerate(costs) if cost.ledger == own]:
+            costs.pop(mine[-1])
+        whole, epsilon, delta = self.budget, sum(cost.epsilon for cost in costs), sum(cost.delta for cost in costs)
         if whole is None:
             return
         fits = epsilon + budget.epsilon <= whole.epsilon * (1 + _ROUNDING)
@@ -215,8 +229,18 @@ def _cost(line: dict[str, Any]) -> Cost:
         return replace(whole, note="its ledger is gone: counted with its whole budget")
     if len(book) < line["steps"]:
         return replace(whole, note="its ledger lost steps: counted with its whole budget")
+    if line.get("digest") not in (None, book.digest):
+        return replace(whole, note="its ledger is another one now: counted with its whole budget")
     seeded = "" if book.header.secure_randomness else "seeded: NOT private"
-    return replace(whole, epsilon=account(book, delta=whole.delta).epsilon, note=seeded)
+    return replace(whole, epsilon=_spent(book, whole.delta), note=seeded)
+
+
+def _spent(book: Ledger, delta: float) -> float:
+    """Return ε by the tightest accountant that has a proof: of a selection, only the Rényi accountant has."""
+    try:
+        return account(book, delta=delta).epsilon
+    except ValueError:
+        return account(book, delta=delta, accountant="rdp").epsilon
 
 
 def _key(root: Path) -> bytes:

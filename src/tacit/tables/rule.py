@@ -6,6 +6,8 @@ half of the iterates, and a step size and a clip norm that follow from r = sqrt(
 * logistic regression: step size r, clip norm 2 r. A gradient of a row of k columns has a norm of up to sqrt(2 (k + 1)).
   Where noise is small, clipping less lets the loss be what it is meant to be; where it dominates, smaller steps with
   less noise lose less than they gain.
+* logistic regression of rows with free text: step size 8 r, at most 4 / (columns + 1). The n-grams of a text share a
+  length of one among many features, each with a small gradient.
 * with a hidden layer, and for least squares: step size 2 r, clip norm 1.
 
 With more epochs there would be more noise in each; at a sixteenth, amplification has already most of its effect, and
@@ -21,6 +23,7 @@ most the number k of columns and one for the constant. A step size of at most 1 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _STEPS = 300
@@ -47,11 +50,18 @@ class Settings:
 
 
 def settings(
-    *, records: int, parameters: int, epsilon: float, squared: int | None = None, hidden: bool = False
+    *,
+    records: int,
+    parameters: int,
+    epsilon: float,
+    squared: int | None = None,
+    hidden: bool = False,
+    texts: int | None = None,
 ) -> Settings:
     """The settings for ``records`` records, a model of ``parameters`` parameters and a budget of ``epsilon``.
 
     ``squared`` is for least squares: how many columns there are. ``hidden``: whether the model has a hidden layer.
+    ``texts`` is for logistic regression of rows with free text: how many columns there are.
     """
     lot = min(records, max(_FEWEST, min(round(records / 16), _MOST)))
     share = min(max(math.sqrt(records * epsilon / (150 * parameters)), 0.05), 1.5)
@@ -59,16 +69,22 @@ def settings(
         return Settings(lot_size=lot, steps=_STEPS, learning_rate=min(2 * share, 1 / (squared + 1)), clip_norm=1.0)
     if hidden:
         return Settings(lot_size=lot, steps=_STEPS, learning_rate=2 * share, clip_norm=1.0)
-    return Settings(lot_size=lot, steps=_STEPS, learning_rate=share, clip_norm=2 * share)
+    rate = share if texts is None else min(8 * share, 4 / (texts + 1))
+    return Settings(lot_size=lot, steps=_STEPS, learning_rate=rate, clip_norm=2 * share)
 
 
-def choose_model(*, records: int, columns: int, epsilon: float, classes: bool) -> tuple[str, str]:
+def choose_model(
+    *, records: int, columns: int, epsilon: float, classes: bool, texts: Sequence[str] = ()
+) -> tuple[str, str]:
     """Return ``linear`` or ``boosted`` and a sentence that says why, from public numbers alone.
 
     Records times ε over columns says how well the shape of a column can be seen through noise. Boosting needs 250 of it
     for a number; for classes, which say less, 3000: below, the smoother linear model loses less than it gains. A small
-    network is better than both on no table that was tried (`docs/tables.md`), so it is never chosen.
+    network is better than both on no table that was tried (`docs/tables.md`), so it is never chosen. Boosting reads no
+    free text.
     """
+    if texts:
+        return "linear", f"The model is linear: the columns {', '.join(texts)} are text, which boosting does not read."
     room, least = records * epsilon / columns, _ROOM_FOR_CLASSES if classes else _ROOM_FOR_NUMBERS
     kind, word = ("boosted", "at least") if room >= least else ("linear", "below")
     return kind, (
@@ -84,6 +100,15 @@ def most_knots(*, records: int, epsilon: float, outputs: int, columns: int) -> i
     finer shape gives.
     """
     return min(_KNOTS, math.floor(records * epsilon / (_FOR_A_KNOT * outputs * columns)))
+
+
+def text_buckets(*, records: int, epsilon: float, outputs: int, texts: int) -> int:
+    """Return how many buckets the n-grams of a text have: about n ε / 8 parameters, a power of two from 64 to 2048.
+
+    More buckets keep more words apart; fewer have less noise.
+    """
+    wanted = records * epsilon / (8 * outputs * texts)
+    return int(2 ** min(max(round(math.log2(max(wanted, 1.0))), 6), 11))
 
 
 def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:

@@ -7,6 +7,10 @@ A schema is a JSON file to be written, or proposed by ``tacit data schema`` and 
                  "income":   {"type": "number", "low": 0, "high": 1000000, "bins": [1, 10000, 50000, 100000]},
                  "school":   {"type": "category", "values": ["none", "primary", "secondary"], "other": true},
                  "employed": {"type": "category", "values": ["0", "1"]},
+                 "rent":     {"type": "number", "low": 0, "high": 5000, "decimal": ",", "currency": true},
+                 "moved":    {"type": "date", "low": "2000-01-01", "high": "2024-12-31", "format": "%d.%m.%Y"},
+                 "month":    {"type": "date", "of": "moved", "format": "%d.%m.%Y", "part": "month"},
+                 "remarks":  {"type": "text"},
                  "name":     {"type": "ignore"}}}
 
 A bound, a list of values or a whole type that is ``"private"`` is released from the records with noise and charged
@@ -17,102 +21,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Missing = Literal["refuse", "own"] | float | str
-"""A missing entry is an error (``"refuse"``), a category or indicator of its own (``"own"``), or the value given."""
+from tacit.tables.columns import Category, Column, Number, Text, Undeclared, finite, part_of_date
+from tacit.tables.notation import PLAIN, Notation, day, day_text
 
 DRAFT = "NOT PRIVATE"
 """How the comment of a draft begins; a schema that still has it is refused."""
-
-MOST_VALUES = 10_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """A number between ``low`` and ``high``; what lies outside counts as the bound. None: to be released privately.
-
-    ``bins`` are inner edges: the column then counts as the bin its value is in, which suits skewed columns. ``knots``
-    are numbers between which a linear model's effect of the column is linear; it is constant beyond the outer ones.
-    Text that is no number is an error (``"refuse"``), or counts as missing.
-    """
-
-    low: float | None
-    high: float | None
-    bins: tuple[float, ...] = ()
-    knots: tuple[float, ...] = ()
-    missing: Missing = "refuse"
-    text: Literal["refuse", "missing"] = "refuse"
-
-    def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _finite(name, value))
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high.")
-        if (self.low is None) != (self.high is None):
-            raise ValueError("one bound is declared and the other private; declare both, or make both private.")
-        for name, word in (("bins", "a bin edge"), ("knots", "a knot")):
-            edges = tuple(_finite(word, edge) for edge in getattr(self, name))
-            if list(edges) != sorted(set(edges)):
-                raise ValueError(f"{name} are {list(edges)}; they must rise, each once.")
-            object.__setattr__(self, name, edges)
-        if len(self.knots) == 1 or (self.knots and self.bins):
-            raise ValueError(f"knots are {list(self.knots)}; give two or more, and no bins beside them.")
-        if self.missing not in ("refuse", "own"):
-            object.__setattr__(self, "missing", _finite("missing", self.missing))
-        if self.text not in ("refuse", "missing"):
-            raise ValueError(f"text is {self.text!r}; it must be 'refuse' or 'missing'.")
-
-    @property
-    def private(self) -> bool:
-        return self.low is None and not self.bins and not self.knots
-
-
-@dataclass(frozen=True, kw_only=True)
-class Category:
-    """One of ``values``. ``other`` lets anything else count as one more value; without it that is an error.
-
-    None for ``values``: to be discovered privately; what is not found counts as another.
-    """
-
-    values: tuple[str, ...] | None
-    other: bool = False
-    missing: Missing = "refuse"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.other, bool):
-            raise ValueError(f"other is {self.other!r}; it must be true or false.")
-        if self.values is None:
-            object.__setattr__(self, "other", True)
-            return
-        texts = tuple(_plain(value) for value in self.values)
-        if not texts or len(set(texts)) != len(texts) or "" in texts:
-            raise ValueError(f"values are {list(texts)[:10]}; give each value once, at least one, none empty.")
-        if len(texts) > MOST_VALUES:
-            raise ValueError(f"a category has {len(texts)} values; at most {MOST_VALUES} are workable.")
-        object.__setattr__(self, "values", texts)
-        if self.missing not in ("refuse", "own") and _plain(self.missing) not in texts:
-            raise ValueError(f"missing is {self.missing!r}; it must be 'refuse', 'own' or one of the values.")
-
-    @property
-    def private(self) -> bool:
-        return self.values is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Undeclared:
-    """Nothing is known of the column: whether it is a number or a category is found out privately too."""
-
-    missing: Missing = "own"
-    private: bool = True
-
-
-Column = Number | Category | Undeclared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +46,8 @@ class Schema:
             raise ValueError(
                 f"target is {self.target!r}; the schema's columns are {', '.join(self.columns) or 'none'}."
             )
+        if isinstance(target, Text):
+            raise ValueError(f"the target {self.target!r} is text; predict a category or a number.")
         if isinstance(target, Undeclared) or (isinstance(target, Number) and target.private):
             raise ValueError(
                 f"the target {self.target!r} must be declared: a category (its values may be private), or a number "
@@ -154,8 +74,23 @@ class Schema:
 
     @property
     def numbers(self) -> frozenset[str]:
-        """The columns that hold numbers."""
-        return frozenset(name for name, column in self.columns.items() if isinstance(column, Number))
+        """The columns that hold plain numbers."""
+        return frozenset(
+            name for name, column in self.columns.items() if isinstance(column, Number) and column.notation.plain
+        )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns of free text."""
+        return tuple(name for name, column in self.columns.items() if isinstance(column, Text))
+
+    def sources(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Return for each column, or each of ``names``, the column of the file that it is read from."""
+        found = {}
+        for name in self.columns if names is None else names:
+            column = self.columns[name]
+            found[name] = (column.notation.of or name) if isinstance(column, Number) else name
+        return found
 
     @property
     def private(self) -> tuple[str, ...]:
@@ -208,8 +143,10 @@ class Schema:
 
 
 _FIELDS = {
-    "number": {"low", "high", "bins", "knots", "missing", "text"},
+    "number": {"low", "high", "bins", "knots", "missing", "text", "decimal", "currency"},
+    "date": {"low", "high", "bins", "knots", "missing", "text", "format", "part", "of"},
     "category": {"values", "other", "missing"},
+    "text": {"buckets", "ngrams", "missing"},
     "private": set(),
     "ignore": set(),
 }
@@ -228,19 +165,46 @@ def _column(facts: Any) -> Column | None:
     if kind in ("ignore", "private"):
         return None if kind == "ignore" else Undeclared()
     if kind == "category":
-        if "values" not in values:
-            raise ValueError('values is missing; list them, or say "private" to have them discovered and charged.')
-        listed = values.pop("values")
-        if listed != "private" and not isinstance(listed, list):
-            raise ValueError(f'values is {listed!r}; it must be a list, or "private".')
-        return Category(values=None if listed == "private" else tuple(listed), **values)
+        return _category(values)
+    if kind == "text":
+        return Text(**values)
+    return _date(values) if kind == "date" else _number(values, "", PLAIN)
+
+
+def _category(values: dict[str, Any]) -> Category:
+    if "values" not in values:
+        raise ValueError('values is missing; list them, or say "private" to have them discovered and charged.')
+    listed = values.pop("values")
+    if listed != "private" and not isinstance(listed, list):
+        raise ValueError(f'values is {listed!r}; it must be a list, or "private".')
+    return Category(values=None if listed == "private" else tuple(listed), **values)
+
+
+def _date(values: dict[str, Any]) -> Number:
+    named = {name: values.pop(name, "") for name in ("part", "of")}
+    notation = Notation(date=values.pop("format", "iso"), **named)
+    if notation.part:
+        if given := sorted(set(values) & {"low", "high", "bins", "knots"}):
+            raise ValueError(f"the {notation.part} of a date has no {', '.join(given)}; its values are known.")
+        return part_of_date(notation.part, notation, values.pop("missing", "refuse"), values.pop("text", "refuse"))
+    for name in ("low", "high"):
+        if isinstance(values.get(name), str) and values[name] != "private":
+            values[name] = day(values[name])
+    return _number(values, "date ", notation)
+
+
+def _number(values: dict[str, Any], word: str, notation: Notation) -> Number:
+    if notation is PLAIN:
+        notation = Notation(**{name: values.pop(name) for name in ("decimal", "currency") if name in values})
     bins, knots = values.pop("bins", []), values.pop("knots", [])
     for name, listed in (("bins", bins), ("knots", knots)):
         if not isinstance(listed, list):
             raise ValueError(f"{name} is {listed!r}; it must be a list of numbers.")
     bounds = {name: values.pop(name, None) for name in ("low", "high")}
     if not bins and not knots and None in bounds.values():
-        raise ValueError('low or high is missing; declare both, or say "private" to have them released and charged.')
+        raise ValueError(
+            f'the {word}low or high is missing; declare both, or say "private" to have them released and charged.'
+        )
     if bins or knots:
         ends = _ends(bins or knots)
         bounds = {name: edge if value is None else value for (name, value), edge in zip(bounds.items(), ends)}
@@ -249,12 +213,13 @@ def _column(facts: Any) -> Column | None:
         high=None if bounds["high"] == "private" else bounds["high"],
         bins=tuple(bins),
         knots=tuple(knots),
+        notation=notation,
         **values,
     )
 
 
 def _ends(bins: list[Any]) -> tuple[float, float]:
-    first, last = _finite("a bin edge", bins[0]), _finite("a bin edge", bins[-1])
+    first, last = finite("a bin edge", bins[0]), finite("a bin edge", bins[-1])
     return math.nextafter(first, -math.inf), math.nextafter(last, math.inf)
 
 
@@ -264,23 +229,15 @@ def _column_json(column: Column) -> dict[str, Any]:
         return {"type": "category", "values": listed, "other": column.other, "missing": column.missing}
     if isinstance(column, Undeclared):
         return {"type": "private"}
-    low, high = ("private" if value is None else value for value in (column.low, column.high))
-    facts = {"type": "number", "low": low, "high": high, "bins": list(column.bins), "knots": list(column.knots)}
-    return facts | {"missing": column.missing, "text": column.text}
-
-
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; it must be a finite number.")
-    return float(value)
-
-
-def _plain(value: object) -> str:
-    """A category's value as it stands in a file: 1 and 1.0 are both '1'."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, str | int | float):
-        return str(value).strip()
-    raise ValueError(f"a category has the value {value!r}; it must be text or a number.")
+    if isinstance(column, Text):
+        return {"type": "text", "buckets": column.buckets, "ngrams": column.ngrams}
+    notation, common = column.notation, {"missing": column.missing, "text": column.text}
+    edges = {"bins": list(column.bins), "knots": list(column.knots)}
+    if notation.part:
+        return {"type": "date", "format": notation.date, "part": notation.part, "of": notation.of, **common}
+    shown = day_text if notation.date else lambda number: number
+    low, high = ("private" if value is None else shown(value) for value in (column.low, column.high))
+    if notation.date:
+        return {"type": "date", "low": low, "high": high, "format": notation.date, "of": notation.of, **edges, **common}
+    written = {} if notation.plain else {"decimal": notation.decimal, "currency": notation.currency}
+    return {"type": "number", "low": low, "high": high, **edges, **common, **written}

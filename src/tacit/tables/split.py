@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tacit.randomness import SecureSource, SeededSource, Source
 from tacit.tables.binning import lacking_bins
+from tacit.tables.columns import Columns
 from tacit.tables.encoding import Encoding
 from tacit.tables.encoding import check as check_rows
 from tacit.tables.looks import Pieces
-from tacit.tables.reading import Columns
 from tacit.tables.records import Records, encode_apart, encode_parts, held_out
 from tacit.tables.schema import Schema
+
+Progress = Callable[[str, int, int | None], None]
+"""Told the stage (reading, discovering, encoding, training), how much of it is done, and of how much, if known."""
 
 
 class Split:
@@ -22,27 +28,61 @@ class Split:
 
     ``bins``: numbers may get private bins, so encoding waits for those too. ``seed`` is for debugging. `source` is for
     all that follows but the descent, which has one of its own: two streams of one seed must differ.
+
+    ``aside`` says who is held out, where an interrupted run has decided it. ``progress`` is told how many rows are
+    read.
     """
 
     def __init__(
-        self, pieces: Pieces, schema: Schema, *, fraction: float, seed: int | None, bins: bool = False
+        self,
+        pieces: Pieces,
+        schema: Schema,
+        *,
+        fraction: float,
+        seed: int | None,
+        bins: bool = False,
+        aside: NDArray[np.bool_] | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        self.pieces, self.schema, self.source = pieces, schema, _source(seed)
+        self.pieces, self.schema, self.source, self._tell = pieces, schema, _source(seed), progress
         self._parts: tuple[Records, Records] | None = None
+        rows = telling(pieces, progress, "reading")
         if schema.private or (bins and lacking_bins(schema)):
-            self.records = check(pieces(), schema)
-            self._aside = held_out(self.records, fraction, self.source)
-            self.held = int(self._aside.sum())
+            self.records = check(rows(), schema)
+            if aside is not None and len(aside) != self.records:
+                raise ValueError(
+                    f"the table has {self.records} rows, and had {len(aside)} when the run began; put it back, or "
+                    "begin a new run."
+                )
+            self.aside = held_out(self.records, fraction, self.source) if aside is None else aside
+        elif aside is not None:
+            self._parts, self.aside = encode_parts(rows(), Encoding(schema), aside), aside
         else:
-            self._parts = encode_apart(pieces(), Encoding(schema), fraction, self.source)
-            self.held = len(self._parts[1])
-            self.records = len(self._parts[0]) + self.held
+            train, held, self.aside = encode_apart(rows(), Encoding(schema), fraction, self.source)
+            self._parts = train, held
+        self.records, self.held = len(self.aside), int(self.aside.sum())
 
     def parts(self, encoding: Encoding) -> tuple[Records, Records]:
         """Those to train on, and those held out, encoded."""
         if self._parts is not None:
             return self._parts
-        return encode_parts(self.pieces(), encoding, self._aside)
+        return encode_parts(telling(self.pieces, self._tell, "encoding", self.records)(), encoding, self.aside)
+
+
+def telling(pieces: Pieces, progress: Progress | None, stage: str, records: int | None = None) -> Pieces:
+    """Return the same pieces, each told of as it is read."""
+    if progress is None:
+        return pieces
+
+    def told() -> Iterator[Columns]:
+        rows = 0
+        progress(stage, rows, records)
+        for piece in pieces():
+            yield piece
+            rows += len(next(iter(piece.values())))
+            progress(stage, rows, records)
+
+    return told
 
 
 def check(pieces: Iterable[Columns], schema: Schema) -> int:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tacit.accounting import Guarantee, account, plan
 from tacit.accounting.guarantee import rounded_up
-from tacit.ledger import Budget, Ledger
+from tacit.ledger import Budget, BudgetExceeded, Ledger, Step
+from tacit.randomness import Source
 from tacit.tables.binning import lacking_bins
 from tacit.tables.boosting import BoostSettings
-from tacit.tables.descent import Progress
-from tacit.tables.discovery import Discovery, Estimate, as_number
+from tacit.tables.column_types import as_number
+from tacit.tables.columns import Category, Columns
+from tacit.tables.discovery import Discovery, Estimate
 from tacit.tables.encoding import Encoding
+from tacit.tables.kept import Kept
 from tacit.tables.looks import Pieces
-from tacit.tables.methods import method_for
+from tacit.tables.methods import Method, method_for
 from tacit.tables.model import TableModel
-from tacit.tables.reading import Columns
 from tacit.tables.rule import Settings, choose_model
-from tacit.tables.schema import Category, Schema
-from tacit.tables.scoring import TEST_SHARE, Examination, Score, public_score
-from tacit.tables.split import Split
+from tacit.tables.schema import Schema
+from tacit.tables.scoring import TEST_SHARE, Examination, Score, check_groups, public_score
+from tacit.tables.split import Progress, Split, telling
 
 DISCOVERY_SHARE = 0.25
 """What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
@@ -29,6 +32,7 @@ SLACK_SHARE = 0.1
 """What of δ undeclared values may cost."""
 _MOST_UNDISCOVERED = 0.5
 _MOST_NUMBERS = 30
+_NAME = "schema"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,8 @@ class TableOutcome:
     """The share of records whose class is none of the model's, where its classes were discovered."""
     why: str = ""
     """Why this kind of model, where the rule chose it."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are not used, and why; or of which some entries count as missing."""
 
 
 def train_table(
@@ -59,9 +65,11 @@ def train_table(
     chosen: Callable[[Settings, int], Settings] | None = None,
     test: Iterable[Columns] | None = None,
     test_fraction: float = 0.2,
+    by: str | None = None,
     split: Split | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
+    kept: Kept | None = None,
 ) -> TableOutcome:
     """Train a model of ``schema``'s target on the table that ``pieces`` reads.
 
@@ -72,9 +80,12 @@ def train_table(
     * ``test`` is a table taken to be public: the score on it is exact and costs nothing. Without it each record is
       held out with probability ``test_fraction`` and the score is released with noise, from the same budget; 0 for no
       test at all.
+    * ``by`` is a category with declared values: the score is given for each of them as well, from the same budget.
     * ``seed`` is for debugging; the ledger must then say that randomness is not secure.
 
     * ``split`` is the same table read through before, with the same seed.
+    * ``kept`` holds what was released; a run that was interrupted goes on from there, on the same ledger. Noise that is
+      planned anew then follows from the ledger alone, which is public.
 
     The number of rows is taken to be public. What follows from it, from the schema and from the budget alone (that
     there are too few records, say) is found before anything is charged.
@@ -83,15 +94,19 @@ def train_table(
     the run fails after that look, with the rest of the budget unspent. If a single class is found, there is nothing to
     train: the model always predicts it, and no step is charged.
     """
+    kept = kept or Kept()
+    check_groups(schema, by)
     if split is None:
         fraction = 0.0 if test is not None else test_fraction
-        split = Split(pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"))
+        split = Split(
+            pieces, schema, fraction=fraction, seed=seed, bins=model in ("auto", "boosted"), progress=progress
+        )
     count, held, source = split.records, split.held, split.source
     if source.secure != ledger.header.secure_randomness:
         raise ValueError("a seeded run needs a ledger that says so, and a ledger that says so needs a seed.")
     if held == count:
         raise ValueError(f"none of {count} records is left to train on; a table needs hundreds.")
-    examination = Examination.planned(schema, alone(count, TEST_SHARE, budget), held) if held else None
+    examination = Examination.planned(schema, alone(count, TEST_SHARE, budget), held, by) if held else None
     why = ""
     if model == "auto":
         model, why = choose_model(
@@ -99,26 +114,15 @@ def train_table(
             columns=len(schema.features),
             epsilon=budget.epsilon,
             classes=isinstance(schema.columns[schema.target], Category),
+            texts=schema.texts,
         )
     method = method_for(model, schema, records=count - held, epsilon=budget.epsilon, chosen=chosen)
-    discovery = None
-    if schema.private or (method.bins and lacking_bins(schema)):
-        noise, slack = alone(count, DISCOVERY_SHARE, budget), SLACK_SHARE * budget.delta
-        discovery = Discovery(schema, noise_multiplier=noise, slack=slack, knots=method.knots, bins=method.bins)
-    unit = ledger.header.unit
-    owed = discovery.steps(unit) if discovery is not None else []
-    owed += [examination.step(unit)] if examination is not None else []
-    least = schema if discovery is None else discovery.least
-    method.plan(least, budget=budget, ledger=ledger, owed=[(step, 1) for step in owed])
-    undiscovered = None
-    if discovery is not None:
-        _check_findable(discovery, schema, count, budget)
-        missed = discovery.find_classes(pieces, records=count, ledger=ledger, source=source)
-        _check_found(missed, schema, ledger, budget)
-        if not numbers_are_classes:
-            _check_not_a_number(discovery.classes, schema, ledger, budget)
-        schema, undiscovered = discovery.release(pieces, records=count, ledger=ledger, source=source, fits=method.fits)
-        _check_found(undiscovered, schema, ledger, budget)
+    rows = telling(pieces, progress, "discovering", count)
+    looks = Looks(schema, rows, method, budget=budget, records=count, ledger=ledger, source=source, kept=kept)
+    owed = looks.steps
+    owed += [examination.step(ledger.header.unit)] if examination is not None else []
+    method.plan(looks.least, budget=budget, ledger=ledger, owed=[(step, 1) for step in owed], kept=kept)
+    schema, undiscovered = looks.take(numbers_are_classes=numbers_are_classes)
     schema = method.encoded(schema)
     train, tested = split.parts(Encoding(schema))
     fresh, steps = method.fit(
@@ -130,12 +134,16 @@ def train_table(
         unknown=undiscovered is not None,
         seed=seed,
         progress=progress,
+        kept=kept,
     )
     score = None
     if test is not None:
-        score = public_score(fresh, test)
+        score = public_score(fresh, test, by)
     elif examination is not None:
-        score = examination.score(fresh, tested, ledger, source)
+        try:
+            score = examination.score(fresh, tested, ledger, source)
+        except BudgetExceeded:  # it was charged before, and an interruption lost the answer
+            why = f"{why} There is no score: it was charged, and an interruption lost it.".strip()
     return TableOutcome(
         model=fresh,
         settings=method.settings,
@@ -146,7 +154,75 @@ def train_table(
         records=count - held,
         undiscovered=undiscovered,
         why=why,
+        remarks=looks.remarks,
     )
+
+
+class Looks:
+    """The looks that release what the schema leaves private, and what they found if they were taken before."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        rows: Pieces,
+        method: Method,
+        *,
+        budget: Budget,
+        records: int,
+        ledger: Ledger,
+        source: Source,
+        kept: Kept | None = None,
+    ) -> None:
+        kept = kept or Kept()
+        self._schema, self._rows, self._method, self._budget = schema, rows, method, budget
+        self._records, self._ledger, self._source, self._kept = records, ledger, source, kept
+        self._found = kept.load(_NAME)
+        self.remarks: dict[str, str] = {} if self._found is None else self._found["remarks"]
+        """Why columns are not used, when `take` has been called."""
+        self._discovery: Discovery | None = None
+        if self._found is None and (schema.private or (method.bins and lacking_bins(schema))):
+            self._discovery = Discovery(
+                schema,
+                noise_multiplier=alone(records, DISCOVERY_SHARE, budget),
+                slack=SLACK_SHARE * budget.delta,
+                knots=method.knots,
+                bins=method.bins,
+                texts=method.texts,
+                kept=kept,
+            )
+
+    @property
+    def steps(self) -> list[Step]:
+        """What is still to be charged."""
+        return [] if self._discovery is None else self._discovery.steps(self._ledger.header.unit)
+
+    @property
+    def least(self) -> Schema:
+        """A schema with the fewest features that can come out."""
+        if self._found is not None:
+            return Schema.from_json(self._found["schema"])
+        return self._schema if self._discovery is None else self._discovery.least
+
+    def take(self, *, numbers_are_classes: bool) -> tuple[Schema, Estimate | None]:
+        """Return the schema, and the share of records whose class it does not have if classes were discovered."""
+        if self._found is not None:
+            missed = self._found["undiscovered"]
+            return self.least, None if missed is None else Estimate(**missed)
+        schema, discovery, ledger, budget = self._schema, self._discovery, self._ledger, self._budget
+        if discovery is None:
+            return schema, None
+        _check_findable(discovery, schema, self._records, budget)
+        asked: dict[str, Any] = {"records": self._records, "ledger": ledger, "source": self._source}
+        missed = discovery.find_classes(self._rows, **asked)
+        _check_found(missed, schema, ledger, budget)
+        if not numbers_are_classes:
+            _check_not_a_number(discovery.classes, schema, ledger, budget)
+        schema, undiscovered = discovery.release(self._rows, **asked, fits=self._method.fits)
+        _check_found(undiscovered, schema, ledger, budget)
+        missed = None if undiscovered is None else asdict(undiscovered)
+        self.remarks = discovery.remarks(self._records)
+        self._kept.save(_NAME, {"schema": schema.to_json(), "undiscovered": missed, "remarks": self.remarks})
+        return schema, undiscovered
 
 
 def _check_findable(discovery: Discovery, schema: Schema, records: int, budget: Budget) -> None:

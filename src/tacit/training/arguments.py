@@ -35,7 +35,7 @@ _ELSEWHERE = {
     "sample_rate": "write lot_size=, the sampling rate times the number of records",
     "max_physical_batch_size": "write batch_size={value}",
     "gradient_accumulation_steps": "write lot_size= for the records of a step and batch_size= for those in memory",
-    "poisson_sampling": "write sampling='poisson' (the default) or sampling='shuffled'",
+    "poisson_sampling": "write sampling='poisson' (the default) or sampling='allocation'",
     "loss_reduction": "write reduction={value}",
     "batch_first": "write batch_dim=0 (the default) or batch_dim=1",
     "noise_generator": "leave it out: noise comes from a secure generator; seed= is for debugging",

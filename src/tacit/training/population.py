@@ -11,7 +11,15 @@ import numpy as np
 
 from tacit.ledger import Adjacency
 from tacit.randomness import Source
-from tacit.sampling import CyclicSampler, FixedSizeSampler, PoissonSampler, Sampler, ShuffledSampler, UserSampler
+from tacit.sampling import (
+    AllocationSampler,
+    CyclicSampler,
+    FixedSizeSampler,
+    PoissonSampler,
+    Sampler,
+    ShuffledSampler,
+    UserSampler,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +32,7 @@ class Population:
     sampling: str
     users: Sequence[int] | None = None
     examples_per_user: int | None = None
+    participations: int = 1
 
     def sampler(self, lot_size: int, source: Source, groups: int = 1) -> Sampler | UserSampler:
         """Draws lots of about ``lot_size`` records; ``groups`` is for cyclic sampling."""
@@ -32,6 +41,11 @@ class Population:
             drawer = PoissonSampler(self.records, lot_size / self.records, source=source, unit=self.unit)
         elif self.sampling == "fixed-size":
             drawer = FixedSizeSampler(self.records, lot_size, source=source, unit=self.unit)
+        elif self.sampling == "allocation":
+            lots = math.ceil(self.records * self.participations / lot_size)
+            drawer = AllocationSampler(
+                self.records, lots, participations=self.participations, source=source, unit=self.unit
+            )
         elif self.sampling == "cyclic":
             rate = lot_size * groups / self.records
             drawer = CyclicSampler(self.records, groups=groups, rate=rate, source=source, unit=self.unit)
@@ -51,10 +65,16 @@ def population(
     users: Sequence[int] | None,
     examples_per_user: int | None,
     microbatch_size: int,
+    participations: int = 1,
 ) -> Population:
     """The records of ``dataset``: its examples, its users, or its microbatches."""
-    if sampling not in ("poisson", "fixed-size", "shuffled", "cyclic"):
-        raise ValueError(f"sampling is {sampling!r}; choose 'poisson', 'fixed-size', 'shuffled' or 'cyclic'.")
+    policies = ("poisson", "fixed-size", "shuffled", "allocation", "cyclic")
+    if sampling not in policies:
+        raise ValueError(f"sampling is {sampling!r}; choose one of {', '.join(map(repr, policies))}.")
+    if isinstance(participations, bool) or not isinstance(participations, int) or participations < 1:
+        raise ValueError(f"participations is {participations!r}; it must be a whole number, at least 1.")
+    if participations > 1 and sampling != "allocation":
+        raise ValueError(f"participations is {participations} with sampling={sampling!r}; it is for 'allocation' only.")
     known = [each.value for each in Adjacency]
     if adjacency is not None and adjacency not in known:
         raise ValueError(f"adjacency is {adjacency!r}; choose {' or '.join(map(repr, known))}.")
@@ -80,6 +100,7 @@ def population(
         sampling=sampling,
         users=users,
         examples_per_user=examples_per_user,
+        participations=participations,
     )
 
 

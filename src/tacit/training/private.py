@@ -58,6 +58,7 @@ def make_private(
     ledger: Ledger | str | Path | None = None,
     batch_size: int | None = None,
     sampling: str = "poisson",
+    participations: int = 1,
     adjacency: str | None = None,
     users: Sequence[int] | None = None,
     examples_per_user: int | None = None,
@@ -92,9 +93,10 @@ def make_private(
       that of each step's fresh noise. A resumed run begins a new block, charged as another mechanism.
     * ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy.
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
-    * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one) or ``"shuffled"`` (each record once an epoch, in a lot
-      that its own coin chooses; no amplification claimed), or ``"cyclic"`` (groups of records that take turns, for
-      correlated noise).
+    * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one), ``"allocation"`` (each record in exactly
+      ``participations`` lots of an epoch, which its own coins choose: as cheap as shuffling, and about as private as
+      Poisson sampling), ``"shuffled"`` (each record once an epoch; no amplification claimed), or ``"cyclic"`` (groups
+      of records that take turns, for correlated noise).
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
@@ -163,7 +165,10 @@ def make_private(
         users=users,
         examples_per_user=examples_per_user,
         microbatch_size=microbatch_size,
+        participations=participations,
     )
+    if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
+        raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     team.agree("number of records", lambda: str(people.records))
     team.agree("data set", lambda: data_facts(dataset, users))
     team.agree("model", lambda: model_facts(model, optimizer))

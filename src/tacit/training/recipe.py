@@ -74,10 +74,10 @@ def check_sizes(lot_size: Schedule[int], steps: int, records: int, *, sampling: 
         size = lot_size(step)
         _check_size(size, records, step)
         sizes.add(size)
-    if len(sizes) > 1 and sampling == "shuffled":
+    if len(sizes) > 1 and sampling in ("shuffled", "allocation"):
         raise ValueError(
-            f"lot_size changes from {lot_size(0)} to others; shuffled lots have one size: use Poisson or fixed-size "
-            "sampling."
+            f"lot_size changes from {lot_size(0)} to others; lots of sampling={sampling!r} have one size: use "
+            "Poisson or fixed-size sampling."
         )
 
 

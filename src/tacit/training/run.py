@@ -28,7 +28,7 @@ from tacit.gradients import Engine
 from tacit.ledger import AdaptiveBudget, Budget, Ledger, Receipt, Step
 from tacit.mechanisms import AdaptiveClipping, Clipping
 from tacit.randomness import Integers, SeededSource, Source
-from tacit.sampling import LotReader, Sampler, ShuffledSampler, UserLot, UserSampler, batches
+from tacit.sampling import EpochSampler, LotReader, Sampler, UserLot, UserSampler, batches
 from tacit.training.adam import AdamBC
 from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
@@ -117,7 +117,7 @@ class PrivateRun:
 
         An epoch is as many lots as draw every record once on average. ``epoch.number`` counts from 0.
         """
-        return epochs(self, whole_lots=isinstance(self.sampler, ShuffledSampler))
+        return epochs(self, whole_lots=isinstance(self.sampler, EpochSampler))
 
     def begin_loop(self, loop: Batches) -> None:
         """Note the loop that goes on with the run; one that was left between two lots, and is still held, has ended."""

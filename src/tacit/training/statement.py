@@ -9,6 +9,7 @@ from tacit._version import __version__
 from tacit.accounting import Guarantee
 from tacit.accounting.guarantee import rounded_up
 from tacit.ledger import (
+    Allocated,
     CyclicPoisson,
     FixedSize,
     GaussianSum,
@@ -16,6 +17,7 @@ from tacit.ledger import (
     Ledger,
     Poisson,
     Query,
+    Sampling,
     Selection,
     Shuffled,
     SparseVector,
@@ -153,9 +155,17 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
         elif isinstance(event, CyclicPoisson):
             text = f"{event.groups} groups in turn, sampling rate q = {event.rate:.6g} in a record's turn"
         else:
-            text = f"one lot of {event.lots} an epoch" if isinstance(event, Shuffled) else "everyone"
+            text = _dealt(event)
         counts[text] = counts.get(text, 0) + count
     return ["Steps T: " + "; ".join(f"{count} with {text}" for text, count in counts.items()) + "."]
+
+
+def _dealt(event: Sampling) -> str:
+    if isinstance(event, Shuffled):
+        return f"one lot of {event.lots} an epoch"
+    if isinstance(event, Allocated):
+        return f"{event.participations} of {event.lots} lots an epoch at random"
+    return "everyone"
 
 
 def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:

@@ -80,6 +80,7 @@ def least_noise(
             epsilon=budget.epsilon,
             delta=budget.delta,
             sampling=population.sampling,
+            participations=population.participations,
             adjacency=population.adjacency.value,
             accountant=accountant,
             noise=noise,

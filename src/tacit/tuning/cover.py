@@ -64,7 +64,7 @@ def dominates(costly: Term, term: Term) -> bool:
         return False
     same = costly.policy is term.policy
     rarer = same and costly.policy is Policy.POISSON and term.rate <= costly.rate
-    return costly.policy is Policy.ALWAYS or rarer or (same and costly.rate == term.rate)
+    return costly.policy is Policy.ALWAYS or rarer or (same and costly.rate == term.rate and costly.taken >= term.taken)
 
 
 def _cost(part: tuple[Term, int]) -> tuple[float, float]:

@@ -34,7 +34,7 @@ class NormHistogram:
         return SumQuery(group=self.group, clip_norm=1.0, noise_std=self.noise_multiplier)
 
     def charge(self) -> Step:
-        """What `release` will record."""
+        """Return the steps that `release` will record."""
         return Step(Everyone(), (self._query().event(),))
 
     def release(

@@ -15,7 +15,7 @@ Runs = Mapping[Selective, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many images are trained and tested on, held by one participant, and for how many epochs, by M."""
+    """The numbers of images for training, for testing and of one participant, and the epochs by M."""
 
     records: int
     held: int
@@ -122,7 +122,7 @@ def table4(setting: Setting) -> Result:
 
 
 def best(histories: Sequence[Sequence[float]]) -> float:
-    """Of the best epoch, as in the paper, in per cent."""
+    """Return the accuracy of the best epoch, as in the paper, in per cent."""
     return percent_of([max(history) for history in histories])
 
 

@@ -226,7 +226,7 @@ def _panel(epsilon: float, found: Sequence[Trajectory], free: Trajectory) -> Pan
 
 
 def notes(setting: Setting, found: Measured) -> list[str]:
-    """What has to be said about these numbers."""
+    """Return the remarks that belong to these numbers."""
     public, z = found.public, {epsilon: runs[0].noise_multiplier or math.nan for epsilon, runs in found.runs.items()}
     said = [
         f"Convolutions learned without privacy from {public.name} ({len(public.train):,} images of {public.classes} "

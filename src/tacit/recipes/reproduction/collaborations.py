@@ -59,7 +59,7 @@ class Job:
 
     @property
     def baseline(self) -> Job:
-        """What pooled and lonely training depend on."""
+        """The part of the job on which pooled and lonely training depend."""
         s = self.settings
         return replace(
             self,
@@ -260,7 +260,7 @@ def _all(
     words: Callable[[Any], str],
     part: tuple[float, float],
 ) -> Mapping[Key, list[dict[str, Any]]]:
-    """What ``make`` gives for each job and seed, one data set after the other: two need not be in memory at once."""
+    """Return the results of ``make`` for each job and seed. One data set at a time is in memory."""
     found: dict[Key, list[dict[str, Any]]] = {job: [] for job in jobs}
     total = len(found) * len(setting.seeds)
 

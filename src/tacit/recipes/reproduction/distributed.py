@@ -113,17 +113,17 @@ def _of(job: Job, net: Net) -> bool:
 
 
 def best(found: Sequence[Found]) -> float:
-    """Of the best epoch, in per cent."""
+    """Return the accuracy of the best epoch, in per cent."""
     return percent_of([run.best for run in found])
 
 
 def last(found: Sequence[Found]) -> float:
-    """Of the last epoch, in per cent."""
+    """Return the accuracy of the last epoch, in per cent."""
     return percent_of([run.last for run in found])
 
 
 def late(found: Sequence[Found]) -> float:
-    """Of the last quarter of the epochs, in per cent."""
+    """Return the mean accuracy of the last quarter of the epochs, in per cent."""
     return percent_of([run.late for run in found])
 
 
@@ -187,7 +187,7 @@ def _table4_rows(net: Net, runs: Runs, alone: Alone) -> list[Comparison]:
 
 
 def _shape(net: Net, runs: Runs, alone: Alone) -> list[Comparison]:
-    """What the paper says about its figure."""
+    """Compare with what the paper says about its figure."""
     found = worst(net, runs, alone)
     for protocol in (ASYNCHRONOUS, RANDOM_ORDER):
         for upload in reversed(_curve(net, protocol, runs)):
@@ -223,7 +223,7 @@ def _each(apart: Sequence[float]) -> str:
 def _ahead(
     net: Net, upload: float, protocol: Protocol, usual: Sequence[Found], other: Sequence[Found]
 ) -> list[Comparison]:
-    """How far round robin is ahead of another protocol, in the mean of the seeds, and by seed."""
+    """Return how far round robin is ahead of another protocol, in the mean of the seeds, and by seed."""
     found = []
     for words, value in (("best epoch", best), ("last quarter", late)):
         apart = [value([one]) - value([two]) for one, two in zip(usual, other, strict=True)]

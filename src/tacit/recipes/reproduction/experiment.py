@@ -1,4 +1,4 @@
-"""What an experiment is and what it gives: rows, numbers beside the paper's, and curves; drawing is done elsewhere."""
+"""Experiments and their results: rows, numbers beside the paper's, and curves; drawing is done elsewhere."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was found. ``rows`` are those of the CSV file and have the same keys, in the same order.
+    """The result of an experiment. ``rows`` are those of the CSV file and have the same keys, in the same order.
 
     ``columns`` are the heads of the two columns of numbers that are compared.
     """
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How an experiment is run: how thoroughly, with which seeds, and where finished runs are kept."""
+    """The way an experiment is run: quick or full, its seeds, and where finished runs are kept."""
 
     quick: bool
     runs: Runs

@@ -72,7 +72,7 @@ class Trajectory:
 
 
 def not_private(seeds: Sequence[int]) -> str:
-    """What has to be said about every experiment that trains."""
+    """Return the remark that belongs to every experiment that trains."""
     return (
         "Experiments run on public benchmark data: the noise comes from a seed "
         f"({', '.join(map(str, seeds))}; means over several), and accuracy on the training set is computed without "
@@ -102,7 +102,7 @@ class Runs:
         return Trajectory(**kept | {"points": tuple(Point(**point) for point in kept["points"])})
 
     def keep(self, what: Mapping[str, Any], name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What ``make`` gives, kept as JSON under ``name``."""
+        """Return the result of ``make``, kept as JSON under ``name``."""
         facts = {"format": FORMAT, "tacit": __version__, **described(what)}
         path = self.directory / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]}.json"
         if not path.exists():

@@ -240,7 +240,7 @@ def figure4(setting: Setting) -> Result:
 
 
 def improvements(setting: Setting) -> Result:
-    """What each improvement is worth in accuracy at the same ε."""
+    """Measure what each improvement is worth in accuracy at the same ε."""
     images = load("mnist", fetch=True)
     runs = printed_runs(setting, images, share=0.8)
     table: list[tuple[float, str, float, float]] = []

@@ -1,4 +1,4 @@
-"""What is run for Figures 9 to 13 of Shokri & Shmatikov 2015, in the quick and in the full setting: one table each."""
+"""The runs behind Figures 9 to 13 of Shokri & Shmatikov 2015, in the quick and in the full setting: one table each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Which = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What `tacit collaborate calibrate` found on public records for one θ_u (``upload``): γ, τ, and which changes.
+    """The result of `tacit collaborate calibrate` on public records for one θ_u (``upload``): γ, τ, and which changes.
 
     ``selection`` is the better one there of the largest changes and random ones above τ. ``asynchronous`` is the γ of
     asynchronous exchanges if they need a tighter one: the one with which the worst of the last epochs is best.

@@ -1,4 +1,4 @@
-"""What has to be said about Figures 9 to 13 of Shokri & Shmatikov 2015 as they are computed here."""
+"""Remarks about Figures 9 to 13 of Shokri & Shmatikov 2015 as they are computed here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def seeds(
     *,
     baselines: bool = True,
 ) -> str:
-    """Which were used; ``baselines``: pooled and lonely training have those of their own."""
+    """Say which seeds were used; ``baselines``: pooled and lonely training have those of their own."""
     few, words = len(setting.seeds), []
     for net in nets:
         own = (repeats or {}).get((net.data, net.model), {})
@@ -62,7 +62,7 @@ def rivals(alone: Mapping[Net, Sequence[Baseline]]) -> str:
 
 
 def selected(nets: Iterable[Net]) -> str:
-    """Which changes are uploaded."""
+    """Say which changes are uploaded."""
     words = {"largest": "the largest", "threshold": "random ones above τ"}
     return "; ".join(
         f"{net.title}: {', '.join(f'{words[known.selection]} for θ_u = {known.upload:g}' for known in net.limits)}"
@@ -71,7 +71,7 @@ def selected(nets: Iterable[Net]) -> str:
 
 
 def rated(nets: Iterable[Net]) -> str:
-    """Where the largest changes have an α of their own."""
+    """Say where the largest changes have an α of their own."""
     found = [
         f"{net.title}, θ_u = {known.upload:g}: {known.largest_rate:g}"
         for net in nets
@@ -82,7 +82,7 @@ def rated(nets: Iterable[Net]) -> str:
 
 
 def tighter(nets: Iterable[Net]) -> str:
-    """Where asynchronous exchanges have a γ of their own."""
+    """Say where asynchronous exchanges have a γ of their own."""
     found = [
         f"{net.title}, θ_u {'from' if known is net.limits[-1] else '='} {known.upload:g}"
         f"{' on' if known is net.limits[-1] else ''}: {known.asynchronous:g} instead of {known.bound:g}"

@@ -72,7 +72,7 @@ def figure2(setting: Setting) -> Result:
 
 
 def epochs(setting: Setting) -> Result:
-    """How many epochs of the paper's experiments each accountant lets through at the same ε."""
+    """Count the epochs of the paper's experiments that each accountant allows at the same ε."""
     rows: list[dict[str, Value]] = []
     for number, (data, records, lot_size, noise, budget) in enumerate(BUDGETS):
         setting.tell("accounting", number / len(BUDGETS))

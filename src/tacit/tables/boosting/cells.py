@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.tables.columns import Category, Column, Number, Text
 from tacit.tables.records import Records
-from tacit.tables.schema import Category, Column, Number, Schema
+from tacit.tables.schema import Schema
 
 Codes = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -43,6 +44,8 @@ def _axis(name: str, column: Column) -> Axis:
         if not column.bins:
             raise ValueError(f"column {name!r} has no bins; they are to be declared or released first.")
         return Axis(name=name, size=len(column.bins) + 1 + missing, ordered=True, missing=missing)
+    if isinstance(column, Text):
+        raise ValueError(f"column {name!r} is text, which boosting does not read; use the model linear or mlp.")
     assert isinstance(column, Category) and column.values is not None
     return Axis(name=name, size=len(column.values) + column.other + missing, ordered=False, missing=missing)
 

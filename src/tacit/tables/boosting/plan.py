@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from tacit.ledger import Everyone, GaussianSum, Step
@@ -42,15 +43,40 @@ def schedule(noise_multiplier: float, columns: int) -> dict[str, float]:
     up to 1 at most, whatever was released: which columns a look is about follows from what was released, its noise
     multiplier does not. Adaptive Gaussian mechanisms on everyone compose like one with 1/z² = Σ 1/z_i².
     """
+    return {
+        name: noise_multiplier * math.sqrt(_ROUNDS.get(name, 1) / weight) for name, weight in _weights(columns).items()
+    }
+
+
+def _weights(columns: int) -> dict[str, float]:
     weights = dict(_WEIGHTS)
     if columns < 2:
         weights["all"] += weights.pop("pairs") + weights.pop("pair counts")
-    return {name: noise_multiplier * math.sqrt(_ROUNDS.get(name, 1) / weight) for name, weight in weights.items()}
+    return weights
 
 
-def planned(noise_multiplier: float, columns: int, unit: str) -> list[tuple[Step, int]]:
-    """Return what boosting will be in the ledger at most, but for the names of what is released."""
+STAGES = ("begin", *["columns"] * CYCLES, "pairs", *["all"] * CYCLES)
+"""What boosting does, one after the other; after each of them it can be interrupted and gone on with."""
+_LOOKS = {"begin": ("counts",), "columns": ("norms", "columns"), "pairs": ("norms", "pairs", "pair counts")}
+_LOOKS["all"] = ("norms", "all")
+
+
+def left(columns: int, stage: int = 0) -> dict[str, int]:
+    """Return how many looks of each kind are at most left after so many of the stages."""
+    looks = Counter(look for name in STAGES[stage:] for look in _LOOKS[name])
+    return {name: count for name, count in looks.items() if columns > 1 or not name.startswith("pair")}
+
+
+def weight_left(columns: int, stage: int) -> float:
+    """Return the share of the budget that the looks after so many stages have together."""
+    weights = _weights(columns)
+    return sum(weights[name] * count / _ROUNDS.get(name, 1) for name, count in left(columns, stage).items())
+
+
+def planned(noise_multiplier: float, columns: int, unit: str, stage: int = 0) -> list[tuple[Step, int]]:
+    """Return what boosting after so many stages will be in the ledger at most, but for the names of its sums."""
+    loud = schedule(noise_multiplier, columns)
     return [
-        (Step(Everyone(unit=unit), (GaussianSum(group=name, clip_norm=1.0, noise_std=loud),)), _ROUNDS.get(name, 1))
-        for name, loud in schedule(noise_multiplier, columns).items()
+        (Step(Everyone(unit=unit), (GaussianSum(group=name, clip_norm=1.0, noise_std=loud[name]),)), count)
+        for name, count in left(columns, stage).items()
     ]

@@ -26,9 +26,9 @@ from tacit.ledger import Everyone, Ledger, Receipt, Step
 from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.boosting.cells import Cells, add_sums, merged
-from tacit.tables.boosting.loss import Array, Loss, loss_for
-from tacit.tables.boosting.plan import CYCLES, MOST_PAIRS, BoostSettings, schedule
-from tacit.tables.boosting.shapes import Shapes, Term, alone
+from tacit.tables.boosting.loss import Array, Loss
+from tacit.tables.boosting.plan import MOST_PAIRS
+from tacit.tables.boosting.shapes import Term, alone
 from tacit.tables.boosting.smoothing import evidence, neighbours, of_pair, settled_counts, smoothed
 from tacit.tables.encoding import UNKNOWN
 
@@ -40,11 +40,9 @@ _NORMS = np.concatenate([[0.0], np.geomspace(1e-3, 1.5, 31)])
 """Edges of the histogram of residuals' norms, as shares of the loss's reach."""
 _LEAST_EVIDENCE = 0.5
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass
-class _Fitted:
+class Fitted:
     """A term with what is known of it: counts of its cells, its prior, its shape, and all looks at it so far."""
 
     term: Term
@@ -66,7 +64,9 @@ class _Fitted:
         return math.sqrt(float((shares * (self.shape - mean) ** 2).sum()))
 
 
-class _Boosting:
+class Boosting:
+    """The records' cells and scores, and the looks at them."""
+
     def __init__(self, cells: Cells, loss: Loss, noise: dict[str, float], ledger: Ledger, source: Source) -> None:
         self.cells, self.loss, self.noise, self.ledger, self.source = cells, loss, noise, ledger, source
         self.records = len(cells)
@@ -88,7 +88,7 @@ class _Boosting:
         noisy: Array = total.release(receipt, self.source).numpy()
         return noisy
 
-    def begin(self) -> tuple[Array, list[_Fitted]]:
+    def begin(self) -> tuple[Array, list[Fitted]]:
         """Release the counts of all columns' cells and the target's sums; return the intercept and flat shapes."""
         columns = self.cells.axes
         asked = [("target", 1.0), *((f"counts/{axis.name}", 1.0) for axis in columns)]
@@ -98,19 +98,28 @@ class _Boosting:
         self.scores += intercept.astype(np.float32)
         fitted = []
         for place, (axis, query) in enumerate(zip(columns, others, strict=True)):
-            term = alone(place, axis.size)
             even = np.full(axis.size, self.records / axis.size)
-            prior = neighbours(axis.size, ordered=True, missing=axis.missing) if axis.ordered else None
-            fitted.append(self.fresh(term, receipt, query, even, prior))
+            fitted.append(self.fresh(alone(place, axis.size), receipt, query, even))
         return intercept, fitted
 
-    def fresh(self, term: Term, receipt: Receipt, query: SumQuery, expected: Array, prior: Array | None) -> _Fitted:
+    def prior(self, term: Term) -> Array | None:
+        """Return the prior of a term's shape; None for the values of one category, which are independent."""
+        columns = [self.cells.axes[place] for place in term.places]
+        if len(columns) == 1 and not columns[0].ordered:
+            return None
+        sides = [
+            neighbours(size, ordered=column.ordered, missing=column.missing)
+            for column, size in zip(columns, term.sizes, strict=True)
+        ]
+        return sides[0] if len(sides) == 1 else of_pair(*sides)
+
+    def fresh(self, term: Term, receipt: Receipt, query: SumQuery, expected: Array) -> Fitted:
         """Return a flat term, its counts drawn to the ``expected`` ones."""
         noisy, classes = self.answer(receipt, query, self.count(term)), self.loss.classes
         std = query.noise_std * math.sqrt(classes)
         counts = settled_counts(noisy.sum(axis=1), expected, std, self.records)
         bend = self.loss.bend(noisy, counts, query.noise_std)
-        return _Fitted(term, counts, bend, prior, np.zeros((term.cells, self.loss.outputs)))
+        return Fitted(term, counts, bend, self.prior(term), np.zeros((term.cells, self.loss.outputs)))
 
     def count(self, term: Term) -> Array:
         """Return how many records of each class are in each cell: one record adds 1 to one number at most."""
@@ -161,7 +170,7 @@ class _Boosting:
             add_sums(found, term.flat(codes), self.clipped(here, clip_norm))
         return found
 
-    def cycle(self, kind: str, fitted: Sequence[_Fitted], cells: float, told: Callable[[], None]) -> None:
+    def cycle(self, kind: str, fitted: Sequence[Fitted], cells: float, told: Callable[[], None]) -> None:
         """Go round the terms once: one look whose sums are asked one after the other, each after the update before."""
         loud = self.noise[kind] * math.sqrt(len(fitted))
         clip_norm, mean, square = self.clip_norm(loud, cells)
@@ -178,12 +187,15 @@ class _Boosting:
             one.precision = kept + precision
             one.measured = (one.measured * kept[:, None] + latest * precision[:, None]) / one.precision[:, None]
             one.shape = smoothed(one.measured, one.precision, one.prior)
-            change = (one.shape - before).astype(np.float32)
-            for here, codes in self.cells.chunks(*one.term.places):
-                self.scores[here] += change[one.term.flat(codes)]
+            self.add(one.term, one.shape - before)
             told()
 
-    def pairs(self, fitted: Sequence[_Fitted], finest: int) -> list[_Fitted]:
+    def add(self, term: Term, change: Array) -> None:
+        """Add what changed in a shape to the records' scores."""
+        for here, codes in self.cells.chunks(*term.places):
+            self.scores[here] += change.astype(np.float32)[term.flat(codes)]
+
+    def pairs(self, fitted: Sequence[Fitted], finest: int) -> list[Fitted]:
         """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells."""
         columns = self.cells.axes
         strongest = sorted(range(len(fitted)), key=lambda place: -fitted[place].strength())
@@ -224,62 +236,13 @@ class _Boosting:
         receipt, queries = self.look("pair counts", [(f"counts/{term.name(columns)}", 1.0) for term in found_terms])
         paired = []
         for term, asked in zip(found_terms, queries, strict=True):
-            sides = [
-                neighbours(size, ordered=columns[place].ordered, missing=columns[place].missing)
-                for place, size in zip(term.places, term.sizes, strict=True)
-            ]
-            paired.append(self.fresh(term, receipt, asked, self.expected(term, fitted), of_pair(*sides)))
+            paired.append(self.fresh(term, receipt, asked, self.expected(term, fitted)))
         return paired
 
-    def expected(self, term: Term, fitted: Sequence[_Fitted]) -> Array:
+    def expected(self, term: Term, fitted: Sequence[Fitted]) -> Array:
         """Return the counts of a pair's cells if its columns had nothing to do with each other."""
         sides = [
             np.bincount(group, weights=fitted[place].counts, minlength=size)
             for place, group, size in zip(term.places, term.groups, term.sizes, strict=True)
         ]
         return np.outer(*sides).reshape(-1) / self.records
-
-
-def boost(
-    cells: Cells,
-    classes: int,
-    *,
-    noise_multiplier: float,
-    chosen: BoostSettings,
-    ledger: Ledger,
-    source: Source,
-    progress: Progress | None = None,
-) -> Shapes:
-    """Return a boosted model of a target with so many ``classes``, 0 for a number in [-1, 1].
-
-    ``noise_multiplier`` is that of one Gaussian sum that costs as much as all looks together, ``chosen`` says
-    how many cells a column has in a pair.
-
-    Formal guarantee: the record is a row. To each sum it adds one vector, of norm at most the sum's clip norm, in one
-    cell, or in one cell of each pair. Each sum is in the ledger, with its noise, before it is computed. See `schedule`
-    for the whole. The number of records is taken to be public.
-    """
-    loss = loss_for(classes)
-    work = _Boosting(cells, loss, schedule(noise_multiplier, len(cells.axes)), ledger, source)
-    done, steps = 0, CYCLES * (2 * len(cells.axes) + MOST_PAIRS)
-
-    def told() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, steps)
-
-    intercept, fitted = work.begin()
-    usual = float(np.mean([axis.size for axis in cells.axes]))
-    for _ in range(CYCLES):
-        work.cycle("columns", fitted, usual, told)
-    paired = work.pairs(fitted, chosen.pair_bins) if len(fitted) > 1 else []
-    width = float(np.mean([one.term.cells for one in paired])) ** 0.75 if paired else usual
-    for _ in range(CYCLES):
-        work.cycle("all", [*paired, *fitted], width, told)
-    if progress is not None:
-        progress(steps, steps)
-    every = [*fitted, *paired]
-    shapes = Shapes(cells.axes, [one.term for one in every], loss.outputs)
-    shapes.fill(intercept, [one.shape for one in every], [one.strength() for one in every])
-    return shapes

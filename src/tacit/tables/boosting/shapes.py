@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from tacit.tables.boosting.cells import Axis, Codes, axes
 from tacit.tables.boosting.smoothing import Array
+from tacit.tables.columns import Number
 from tacit.tables.encoding import Encoding
-from tacit.tables.schema import Number, Schema
+from tacit.tables.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tacit.cli.output import show
+from tacit.cli.output import again, show
 from tacit.tables.kinds import divided, is_file_of_a_table, kind_of
-from tacit.tables.schema import Category, Column, Number, Schema, Undeclared
 
 if TYPE_CHECKING:
+    from tacit.tables.columns import Column
     from tacit.tables.run import TableFile, TableInMemory
+    from tacit.tables.schema import Schema
+    from tacit.tables.scoring import Score
+    from tacit.tables.split import Progress
+    from tacit.tables.training import TableOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What the command line says of the column to predict."""
+    """The command line's options of the column to predict."""
 
     name: str | None
     task: str | None = None
@@ -42,6 +46,8 @@ class Target:
     @property
     def column(self) -> Column | None:
         """The target's column as far as it is declared on the command line."""
+        from tacit.tables.columns import Category, Number
+
         if self.bounds is not None:
             return Number(low=self.bounds[0], high=self.bounds[1])
         if self.classes is None:
@@ -53,6 +59,9 @@ class Target:
 
     def declared_in(self, schema: Schema) -> Schema:
         """Return the schema with this target, and what is said of it here instead of what it says."""
+        from tacit.tables.columns import Number
+        from tacit.tables.schema import Schema
+
         name = self.name or schema.target
         columns = {**schema.columns, name: self.column} if self.column else schema.columns
         found = Schema(columns=columns, target=name)
@@ -83,66 +92,38 @@ def from_standard_input() -> Iterator[str]:
         yield str(path)
 
 
-def train_table(
-    dataset: str,
-    *,
-    schema: Path | None,
-    target: Target,
-    test: Path | None,
-    test_fraction: float,
-    model: str,
-    epsilon: float,
-    delta: float,
-    epochs: float | None,
-    lot_size: int | None,
-    clip: float | None,
-    out: Path | None,
-    seed: int | None,
-    data_name: str | None,
-    as_json: bool,
-) -> None:
-    """Train on the table and write model, ledger, run.json and the report to ``out``."""
-    from tacit.ledger import Budget
-    from tacit.recipes.folder import next_free
-    from tacit.reports import report
-    from tacit.tables.known import KNOWN
-    from tacit.tables.overlap import check_files_differ
-    from tacit.tables.reading import check_columns, from_columns, read
-    from tacit.tables.registry import registry_for
-    from tacit.tables.run import delta_notes, found_notes, result, run_table
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """The command line's options of a run on a table."""
 
-    budget, started = Budget(epsilon=epsilon, delta=delta), time.monotonic()
-    table, declared, own_test = _opened(dataset, schema, target)
-    place = out or next_free(Path("runs"), _stem(dataset))
-    pieces = None
-    if test is not None:
-        check_files_differ(Path(dataset), test)
-        pieces = lambda: read(test, declared.columns, numbers=declared.numbers)  # noqa: E731
-        check_columns(test, declared.columns)
-    elif own_test is not None:
-        pieces = lambda: from_columns(own_test, declared.columns)  # noqa: E731
-    changes: dict[str, Any] = {"lot_size": lot_size, "clip_norm": clip}
-    registry = None if dataset in KNOWN else registry_for(Path(dataset), data_name)
-    try:
-        with _bar(sys.stderr.isatty() and not as_json) as progress:
-            outcome = run_table(
-                table,
-                declared,
-                budget=budget,
-                out=place,
-                model=model,
-                numbers_are_classes=target.task == "classification" or _schema_of(Path(dataset), schema) is not None,
-                test=pieces,
-                test_fraction=test_fraction,
-                changes={name: value for name, value in changes.items() if value is not None},
-                epochs=epochs,
-                seed=seed,
-                progress=progress,
-                registry=registry,
-            )
-    except KeyboardInterrupt:
-        print(_stopped(place, delta), file=sys.stderr)
-        raise typer.Exit(130) from None
+    schema: Path | None
+    target: Target
+    test: Path | None
+    test_fraction: float
+    by: str | None
+    model: str
+    epsilon: float
+    delta: float
+    epochs: float | None
+    lot_size: int | None
+    clip: float | None
+    out: Path | None
+    resume: bool
+    seed: int | None
+    data_name: str | None
+    as_json: bool
+    trials: float | None = None
+
+
+def train_table(dataset: str, options: TableOptions) -> None:
+    """Train on the table and write model, ledger, run.json and the report to ``out``."""
+    started = time.monotonic()
+    with _bar(sys.stderr.isatty() and not options.as_json) as progress:  # from the first second: imports take a while
+        place, outcome = _trained(dataset, options, progress)
+    from tacit.ledger import Budget
+    from tacit.reports import report
+    from tacit.tables.run_facts import delta_notes, found_notes, result
+
     page = report(place)
     facts = {**result(outcome), "seconds": time.monotonic() - started, "out": str(place), "report": str(page)}
     score = outcome.score
@@ -151,14 +132,69 @@ def train_table(
         how = f"noise ± {score.noise_std:.2g}, paid for" if score.private else "on a table taken to be public"
         against = "" if score.baseline is None else f"; always saying the same: {score.baseline:.4g}"
         lines.insert(0, f"{score.name.replace('_', ' ')}  {score.value:.4g}  ({how}{against})")
-    for note in delta_notes(budget, outcome.records):
+        lines[1:1] = _group_lines(score)
+    for note in delta_notes(Budget(epsilon=options.epsilon, delta=options.delta), outcome.records):
         print(f"warning: {note}", file=sys.stderr)
-    show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=as_json)
+    show(facts, [*lines, *found_notes(outcome), f"report  {page}"], as_json=options.as_json)
+
+
+def _group_lines(score: Score) -> list[str]:
+    lines = []
+    for name, one in score.by_group.items():
+        value, noise = one["value"], one["noise_std"]
+        shown = "below the noise" if value is None else f"{value:.4g}" + (f"  (noise ± {noise:.2g})" if noise else "")
+        lines.append(f"  {name}  {shown}")
+    return lines
+
+
+def _trained(dataset: str, options: TableOptions, progress: Progress | None) -> tuple[Path, TableOutcome]:
+    from tacit.ledger import Budget
+    from tacit.recipes.folder import next_free
+    from tacit.tables.known import KNOWN
+    from tacit.tables.overlap import check_files_differ
+    from tacit.tables.registry import registry_for
+    from tacit.tables.run import TableFile, TableInMemory, run_table
+
+    budget, test = Budget(epsilon=options.epsilon, delta=options.delta), options.test
+    table, declared, own_test = _opened(dataset, options.schema, options.target)
+    place = options.out or next_free(Path("runs"), _stem(dataset))
+    pieces = None
+    if test is not None:
+        check_files_differ(Path(dataset), test)
+        pieces = TableFile(test, declared).pieces
+    elif own_test is not None:
+        pieces = TableInMemory("test", "", "", own_test, declared).pieces
+    changes: dict[str, Any] = {"lot_size": options.lot_size, "clip_norm": options.clip}
+    known_classes = options.target.task == "classification" or _schema_of(Path(dataset), options.schema) is not None
+    try:
+        outcome = run_table(
+            table,
+            declared,
+            budget=budget,
+            out=place,
+            model=options.model,
+            numbers_are_classes=known_classes,
+            test=pieces,
+            test_fraction=options.test_fraction,
+            by=options.by,
+            changes={name: value for name, value in changes.items() if value is not None},
+            epochs=options.epochs,
+            seed=options.seed,
+            progress=progress,
+            registry=None if dataset in KNOWN else registry_for(Path(dataset), options.data_name),
+            resume=options.resume,
+            trials=options.trials,
+        )
+    except KeyboardInterrupt:
+        print(_stopped(place, options, again(dataset, place)), file=sys.stderr)
+        raise typer.Exit(130) from None
+    return place, outcome
 
 
 def _opened(dataset: str, schema: Path | None, target: Target) -> tuple[TableFile | TableInMemory, Schema, Any]:
     from tacit.tables.known import KNOWN, known
     from tacit.tables.run import TableFile, TableInMemory
+    from tacit.tables.schema import Schema
 
     if dataset in KNOWN:
         found, declared = known(dataset, fetch=True)
@@ -189,7 +225,9 @@ def _schema_of(path: Path, schema: Path | None) -> Path | None:
 
 def _undeclared(path: Path, target: Target) -> Schema:
     """Return a schema that knows only the columns' names and what was said of the target."""
+    from tacit.tables.columns import Category, Undeclared
     from tacit.tables.reading import columns_of, measured
+    from tacit.tables.schema import Schema
 
     names = columns_of(path)
     if target.name is None:
@@ -217,35 +255,42 @@ def _undeclared(path: Path, target: Target) -> Schema:
 
 
 @contextmanager
-def _bar(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar on standard error from the first second: reading and discovering, then training."""
+def _bar(wanted: bool) -> Iterator[Progress | None]:
+    """Show a bar on standard error from the first second: starting, reading, discovering, encoding, training."""
     if not wanted:
         yield None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading, discovering", total=None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
 
-        def tell(step: int, steps: int) -> None:
-            bar.update(task, description="training", completed=step, total=steps)
+        def tell(stage: str, done: int, total: int | None) -> None:
+            words = stage if stage == "training" else f"{stage} rows"
+            bar.update(task, description=words, completed=done, total=total)
 
         yield tell
 
 
-def _stopped(place: Path, delta: float) -> str:
-    """Return what a run that was broken off leaves behind."""
+def _stopped(place: Path, options: TableOptions, command: str) -> str:
+    """Return what a run that was broken off leaves behind, and the ``command`` that goes on with it."""
     from tacit.accounting import account
     from tacit.accounting.guarantee import rounded_up
     from tacit.ledger import Ledger
 
     path = place / "ledger.jsonl"
-    steps = len(book) if path.exists() and (book := Ledger.load(path)) else 0
-    if not steps:
-        return "stopped before anything was released; nothing was spent."
-    spent = rounded_up(account(Ledger.load(path), delta=delta).epsilon)
+    if not path.exists() or not len(book := Ledger.load(path)):
+        return "stopped before anything was released; nothing was spent, and nothing is kept."
+    accountant = "pld" if options.trials is None else "rdp"
+    spent = rounded_up(account(book, delta=options.delta, accountant=accountant).epsilon)
+    if options.trials is not None:
+        return (
+            f"stopped; no model was kept. ε {spent} is spent, as {path} says, and counts for this data set. Tuning is "
+            "not resumed: how many runs there were must stay unknown."
+        )
     return (
-        f"stopped; no model was kept. ε {spent} is spent, as {path} says, and counts for this data set. A run on a "
-        "table is not resumed: begin a new one."
+        f"stopped. ε {spent} is spent, as {path} says, and counts for this data set. What it bought is kept in "
+        f"{place}; go on with: {command}"
     )
