@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import tacit
@@ -127,3 +128,67 @@ def test_seeds_repeat_and_secure_runs_do_not(make: Any, train: Any) -> None:
     assert weights(seed=5).equal(weights(seed=5))
     assert not weights(seed=5).equal(weights(seed=6))
     assert not weights().equal(weights())  # torch.manual_seed does not reach the noise
+
+
+def test_lots_of_one_shape_train_like_the_records_alone(make: Any) -> None:
+    """Every batch has exactly batch_size rows; what fills it up changes neither sums nor metrics."""
+    shapes, sums = [], {}
+    for most in (None, 40):
+        model, optimizer, run = make(
+            lot_size=12,
+            steps=4,
+            seed=3,
+            max_lot_size=most,
+            batch_size=16,
+            trial=False,
+            noise_multiplier=1e-3,
+            metrics={"one": tacit.Metric(bound=1.0, noise_multiplier=1e-2)},
+        )
+        released = []
+        for x, y in run.batches():
+            if most is not None:
+                shapes.append((len(x), run.real_rows))
+            loss = nn.functional.cross_entropy(model(x), y, reduction="none")
+            run.observe(one=(loss * 0 + 1).detach())
+            loss.mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.lot_finished:
+                released.append(round(run.metrics["one"] * 12))
+        sums[most] = released
+        if most is not None:
+            assert released == [sum(real for _, real in shapes[3 * step : 3 * step + 3]) for step in range(4)]
+    assert {rows for rows, _ in shapes} == {16}
+    assert len(shapes) == 4 * 3
+    assert "cut to a largest size" in str(run.guarantee(1e-3))
+
+
+def test_a_largest_lot_size_is_charged_and_refused_where_it_is_not_proved(make: Any) -> None:
+    with pytest.raises(ValueError, match="max_lot_size is 20; it is for Poisson lots of single examples"):
+        make(max_lot_size=20, sampling="shuffled")
+    plans = {"records": 1000, "lot_size": 50, "steps": 100, "noise_multiplier": 1.0, "delta": 1e-5}
+    free, wide, tight = (tacit.plan(**plans, max_lot_size=most).guarantee.epsilon for most in (None, 140, 95))
+    assert free <= wide < 1.0001 * free < tight
+    with pytest.raises(ValueError, match="epsilon is not finite"):
+        tacit.plan(**plans, max_lot_size=60)
+
+
+def test_rows_that_fill_up_add_exactly_nothing() -> None:
+    from tacit.gradients import attach
+    from tacit.training.first_rows import FirstRows
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))
+    x, y = torch.randn(6, 5), torch.randint(2, (6,))
+    x[4:] *= float("inf")
+    clipping = tacit.Flat(0.5).bind({name: p.shape for name, p in model.named_parameters()})
+    engine = attach(model)
+    sums = []
+    for rows, chosen in ((6, FirstRows(clipping, 4)), (4, clipping)):
+        batch = engine.trace(x[:rows], rows)
+        nn.functional.cross_entropy(model(batch), y[:rows], reduction="sum").backward()
+        sums.append(engine.clipped_sum(chosen))
+        model.zero_grad()
+    for name, total in sums[1].items():
+        torch.testing.assert_close(sums[0][name], total)
+        assert total.abs().sum() > 0

@@ -16,6 +16,7 @@ from typing import Protocol
 from tacit.accounting.correlated import cost_of_block
 from tacit.accounting.rounding import inverse, rounded_down
 from tacit.accounting.smoothing import smoothed_std
+from tacit.accounting.truncation import overflow
 from tacit.ledger import events as ev
 from tacit.ledger.events import Adjacency
 
@@ -111,7 +112,9 @@ class Composition:
     def parts(self) -> tuple[tuple[Term, int], ...]:
         """The terms, where they are all there is."""
         if self.slack:
-            raise Unproved("values were found by a threshold, which adds to δ; there is no proof for that here.")
+            raise Unproved(
+                "values found by a threshold, or lots cut to a size, add to δ; there is no proof for that here."
+            )
         return self.terms
 
     @property
@@ -276,8 +279,9 @@ def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:
-    """What a step adds to δ because values were released that nobody had listed.
+    """What a step adds to δ because values were released that nobody had listed, or records dropped from its lot.
 
+    For the latter see `tacit.accounting.truncation`. Of values:
     Let D' have one record more than D, with a value v that D lacks. Given that v's noisy count, which is independent
     of all else, stays below the threshold (probability 1 - s), both release the same kind of thing: without v the rest
     is the Gaussian sum, with P[M(D') in S, no v] = (1 - s) P~ and P~, P[M(D) in S] bounded by each other with (ε, δ).
@@ -288,7 +292,8 @@ def _slack(step: ev.Step, adjacency: Adjacency) -> float:
     counts = [query for query in step.queries if isinstance(query, ev.ThresholdedCounts)]
     if counts and not isinstance(step.sampling, ev.Everyone):
         raise Unproved("discovering values on a sample has no proof here; use all records (Everyone).")
-    return sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+    dropped = overflow(step.sampling) if isinstance(step.sampling, ev.TruncatedPoisson) else 0.0
+    return dropped + sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 
 def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]:
@@ -304,7 +309,7 @@ def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]
                 "its lot, as sampling='shuffled' does."
             )
         return Policy.ALWAYS, 1.0
-    if isinstance(sampling, ev.Poisson):
+    if isinstance(sampling, ev.Poisson | ev.TruncatedPoisson):
         return (Policy.POISSON, sampling.rate) if sampling.rate < 1 else (Policy.ALWAYS, 1.0)
     if isinstance(sampling, ev.FixedSize):
         if sampling.size == sampling.records:

@@ -229,6 +229,7 @@ def guarantee(
 _POLICIES: dict[type, str] = {
     ev.Everyone: "no sampling",
     ev.Poisson: "Poisson",
+    ev.TruncatedPoisson: "Poisson, cut to a largest size",
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
     ev.Allocated: "random allocation",

@@ -55,6 +55,7 @@ def plan(
     accountant: str = "pld",
     noise: str | Correlation = "gaussian",
     participations: int = 1,
+    max_lot_size: int | None = None,
     also: Sequence[tuple[ev.Step, int]] = (),
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
@@ -62,13 +63,16 @@ def plan(
     ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding. A
     strategy for correlated noise (`tacit.mechanisms.strategies`) is fitted to the length, which must then be given, and
     to the lot size; the noise multiplier is that of the fresh noise.
+    ``max_lot_size`` drops records from Poisson lots that are larger, which adds to δ.
     With ``sampling`` "allocation" a record is in ``participations`` of the lots of an epoch.
     ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
 
     >>> plan(records=60_000, lot_size=600, epochs=100, noise_multiplier=4.0, delta=1e-5).guarantee.epsilon < 0.95
     True
     """
-    draft = _Draft(records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise, participations)
+    draft = _Draft(
+        records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise, participations, max_lot_size
+    )
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
     length = epochs if epochs is not None else steps
@@ -79,6 +83,8 @@ def plan(
         named = ", ".join(missing) if missing else "none"
         raise ValueError(f"exactly one of {', '.join(given)} is left out to be solved for; left out: {named}.")
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
+    if max_lot_size is not None and sampling != "poisson":
+        raise ValueError(f"max_lot_size is {max_lot_size!r}; it is for sampling 'poisson' only.")
     if participations != 1 and sampling != "allocation":
         raise ValueError(f"participations is {participations!r}; it is for sampling 'allocation' only.")
     if not isinstance(noise, Correlation):
@@ -129,6 +135,7 @@ class _Draft:
     also: tuple[tuple[ev.Step, int], ...]
     noise: str | Correlation = "gaussian"
     participations: int = 1
+    max_lot_size: int | None = None
     made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
@@ -151,6 +158,9 @@ class _Draft:
         return ev.Step(event, (correlated_gradients(z, noise.fitted(steps, groups, rate)),)), steps
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
+        if self.sampling == "poisson" and self.max_lot_size is not None:
+            rate, most = lot_size / self.records, self.max_lot_size
+            return [(ev.TruncatedPoisson(rate=rate, records=self.records, most=most, unit=self.unit), steps)]
         if self.sampling == "poisson":
             return [(ev.Poisson(rate=lot_size / self.records, records=self.records, unit=self.unit), steps)]
         if self.sampling == "fixed-size":

@@ -32,6 +32,9 @@ def plan(
     participations: Annotated[
         int, typer.Option(parser=whole, metavar="WHOLE", help="Lots of an epoch that a record is in (allocation).")
     ] = 1,
+    max_lot_size: Annotated[
+        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Drop records of larger Poisson lots; adds to δ.")
+    ] = None,
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     noise: Annotated[str, typer.Option(help=NOISE_HELP)] = "gaussian",
@@ -65,6 +68,7 @@ def plan(
         delta=delta,
         sampling=sampling,
         participations=participations,
+        max_lot_size=max_lot_size,
         adjacency=adjacency,
         accountant=accountant,
         noise=strategy or noise,

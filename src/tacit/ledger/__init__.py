@@ -20,6 +20,7 @@ from tacit.ledger.events import (
     SparseVector,
     Step,
     ThresholdedCounts,
+    TruncatedPoisson,
     from_json,
     to_json,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "SparseVector",
     "Step",
     "ThresholdedCounts",
+    "TruncatedPoisson",
     "from_json",
     "to_json",
 ]

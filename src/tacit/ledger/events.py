@@ -103,6 +103,22 @@ class Poisson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TruncatedPoisson:
+    """As `Poisson`, but of more than ``most`` records drawn some are dropped, so that lots have a largest size."""
+
+    rate: float
+    records: int
+    most: int
+    unit: str = "example"
+
+    def __post_init__(self) -> None:
+        _positive("sampling rate", self.rate, most=1)
+        _count("records", self.records)
+        _count("largest lot size", self.most)
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FixedSize:
     """``size`` of the ``records`` slots, uniformly without replacement, independently at each step."""
 
@@ -205,7 +221,7 @@ class CyclicPoisson:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | FixedSize | Shuffled | Allocated | CyclicPoisson
+Sampling = Everyone | Poisson | TruncatedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,6 +417,7 @@ _EVENTS: dict[str, type[Any]] = {
     "header": Header,
     "everyone": Everyone,
     "poisson": Poisson,
+    "truncated-poisson": TruncatedPoisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
     "allocated": Allocated,

@@ -21,6 +21,7 @@ from tacit.ledger import (
     SparseVector,
     Step,
     ThresholdedCounts,
+    TruncatedPoisson,
 )
 from tacit.reports.said import clean
 
@@ -163,6 +164,8 @@ def sampling(event: Sampling) -> str:
         return "everyone"
     if isinstance(event, Poisson):
         return f"Poisson, q = {event.rate:.6g}" + (f" of {event.records}" if event.records else "")
+    if isinstance(event, TruncatedPoisson):
+        return f"Poisson, q = {event.rate:.6g} of {event.records}, at most {event.most} records"
     if isinstance(event, FixedSize):
         return f"{event.size} of {event.records} without replacement"
     if isinstance(event, Allocated):

@@ -4,6 +4,7 @@ from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
 from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
+from tacit.sampling.truncated import TruncatedPoissonSampler
 from tacit.sampling.users import UserLot, UserSampler
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PoissonSampler",
     "Sampler",
     "ShuffledSampler",
+    "TruncatedPoissonSampler",
     "UserLot",
     "UserSampler",
     "batches",

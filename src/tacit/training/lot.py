@@ -24,14 +24,15 @@ class Lot:
     receipt: Receipt
     questions: Questions
     size: int = 0  # of the current batch
+    real: int = 0  # its first rows that are records; the rest fill it up, with weight zero
     observed: set[str] = field(default_factory=set)
     last: bool = False  # the current batch is the last one
     taken: bool = False  # the current batch is in the sums
     done: bool = False  # released, and the step taken
 
-    def turn(self, size: int, *, last: bool) -> None:
+    def turn(self, size: int, *, real: int, last: bool) -> None:
         """Go on to the next batch."""
-        self.size, self.last, self.taken = size, last, False
+        self.size, self.real, self.last, self.taken = size, real, last, False
         self.observed.clear()
 
     def check_taken(self, *, backward_run: bool) -> None:
@@ -80,7 +81,7 @@ class Lot:
         if trial is not None:
             trial.observe(name, values[_order(rows)])
         else:
-            tallies[group].add(values)
+            tallies[group].add(values if self.real == self.size else values[_order(rows)][: self.real])
 
 
 def _order(rows: Tensor) -> Tensor:

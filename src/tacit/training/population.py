@@ -18,6 +18,7 @@ from tacit.sampling import (
     PoissonSampler,
     Sampler,
     ShuffledSampler,
+    TruncatedPoissonSampler,
     UserSampler,
 )
 
@@ -33,11 +34,16 @@ class Population:
     users: Sequence[int] | None = None
     examples_per_user: int | None = None
     participations: int = 1
+    max_lot_size: int | None = None
 
     def sampler(self, lot_size: int, source: Source, groups: int = 1) -> Sampler | UserSampler:
         """Draws lots of about ``lot_size`` records; ``groups`` is for cyclic sampling."""
         drawer: Sampler
-        if self.sampling == "poisson":
+        if self.sampling == "poisson" and self.max_lot_size is not None:
+            drawer = TruncatedPoissonSampler(
+                self.records, lot_size / self.records, most=self.max_lot_size, source=source, unit=self.unit
+            )
+        elif self.sampling == "poisson":
             drawer = PoissonSampler(self.records, lot_size / self.records, source=source, unit=self.unit)
         elif self.sampling == "fixed-size":
             drawer = FixedSizeSampler(self.records, lot_size, source=source, unit=self.unit)
@@ -66,6 +72,7 @@ def population(
     examples_per_user: int | None,
     microbatch_size: int,
     participations: int = 1,
+    max_lot_size: int | None = None,
 ) -> Population:
     """The records of ``dataset``: its examples, its users, or its microbatches."""
     policies = ("poisson", "fixed-size", "shuffled", "allocation", "cyclic")
@@ -75,6 +82,14 @@ def population(
         raise ValueError(f"participations is {participations!r}; it must be a whole number, at least 1.")
     if participations > 1 and sampling != "allocation":
         raise ValueError(f"participations is {participations} with sampling={sampling!r}; it is for 'allocation' only.")
+    if max_lot_size is not None:
+        if isinstance(max_lot_size, bool) or not isinstance(max_lot_size, int) or max_lot_size < 1:
+            raise ValueError(f"max_lot_size is {max_lot_size!r}; it must be a whole number, at least 1.")
+        if sampling != "poisson" or users is not None or microbatch_size > 1:
+            raise ValueError(
+                f"max_lot_size is {max_lot_size}; it is for Poisson lots of single examples: leave it out, or leave "
+                "out sampling, users and microbatch_size."
+            )
     known = [each.value for each in Adjacency]
     if adjacency is not None and adjacency not in known:
         raise ValueError(f"adjacency is {adjacency!r}; choose {' or '.join(map(repr, known))}.")
@@ -101,6 +116,7 @@ def population(
         users=users,
         examples_per_user=examples_per_user,
         participations=participations,
+        max_lot_size=max_lot_size,
     )
 
 

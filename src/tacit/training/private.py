@@ -59,6 +59,7 @@ def make_private(
     batch_size: int | None = None,
     sampling: str = "poisson",
     participations: int = 1,
+    max_lot_size: int | None = None,
     adjacency: str | None = None,
     users: Sequence[int] | None = None,
     examples_per_user: int | None = None,
@@ -97,6 +98,9 @@ def make_private(
       ``participations`` lots of an epoch, which its own coins choose: as cheap as shuffling, and about as private as
       Poisson sampling), ``"shuffled"`` (each record once an epoch; no amplification claimed), or ``"cyclic"`` (groups
       of records that take turns, for correlated noise).
+    * ``max_lot_size`` makes all batches of the run one shape, for accelerators: of a larger Poisson lot the excess is
+      dropped, which adds the chance of that to δ; a smaller one is filled up with examples of weight zero. A batch has
+      then exactly ``batch_size`` rows; ``run.real_rows`` says how many of them count.
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
@@ -166,7 +170,12 @@ def make_private(
         examples_per_user=examples_per_user,
         microbatch_size=microbatch_size,
         participations=participations,
+        max_lot_size=max_lot_size,
     )
+    if max_lot_size is not None and team.size > 1:
+        raise ValueError(
+            f"max_lot_size is {max_lot_size}; with several processes the shares of a lot differ: leave it out."
+        )
     if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
         raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     team.agree("number of records", lambda: str(people.records))
@@ -191,6 +200,8 @@ def make_private(
     groups = correlation.groups_of(people.records, sizes(0)) if correlation is not None else 1
     sampler = people.sampler(sizes(0), source, groups)
     size = _batch_size(batch_size, sizes(0), microbatch_size)
+    if max_lot_size is not None and batch_size is None:
+        size = min(size, max_lot_size)
     reader = LotReader(
         dataset,
         batch_size=size,
@@ -246,6 +257,7 @@ def make_private(
             lot_size=sizes,
             batch_size=size,
             microbatch_size=microbatch_size,
+            max_lot_size=max_lot_size,
             allocate=level.allocate,
             solved=level.solved,
         )

@@ -25,6 +25,8 @@ class Recipe:
     lot_size: Callable[[int], int]
     batch_size: int
     microbatch_size: int = 1
+    max_lot_size: int | None = None
+    """The most records of a lot, to which all lots are filled up."""
     allocate: Callable[[float], Allocation] | None = None
     """The noise of a step from its noise multiplier, where that is all there is to it."""
     solved: float | None = None

@@ -34,6 +34,7 @@ from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
+from tacit.training.first_rows import FirstRows
 from tacit.training.heap import freed_memory_kept
 from tacit.training.loop import Batches, Epoch, epochs
 from tacit.training.lot import Lot
@@ -137,6 +138,11 @@ class PrivateRun:
         return self._lot is None or self._lot.done
 
     @property
+    def real_rows(self) -> int:
+        """How many rows of the batch at hand are records; the rest fill it up (``max_lot_size``). Private."""
+        return 0 if self._lot is None else self._lot.real
+
+    @property
     def last_batch(self) -> bool:
         """Whether the batch at hand is its lot's last, so that ``optimizer.step()`` releases the lot and acts."""
         return self._lot is not None and self._lot.last and not self._lot.done
@@ -164,11 +170,12 @@ class PrivateRun:
             self._sums.clear()
             self._updates.begin_lot()
             indices = self.team.share(lambda: self._draw(lot.receipt))
+            real, indices = len(indices), self._filled(indices)
             least = -(-len(indices) // self.recipe.batch_size) or 1
             if self._shards:  # every forward and backward pass gathers parameters from all processes
                 least = self.team.most(least)
-            for size, batch, last in self._handed_out(indices, least):
-                lot.turn(size, last=last)
+            for size, rows, batch, last in self._handed_out(indices, real, least):
+                lot.turn(size, real=rows, last=last)
                 for layer in self._layers.values():
                     layer.expect()
                 self._weights.hold()
@@ -197,14 +204,24 @@ class PrivateRun:
         self._sums.clear()
         self.engine.discard()
 
-    def _handed_out(self, indices: Integers, least: int) -> Iterator[tuple[int, Any, bool]]:
-        """Yield (records, batch, whether it is the last): batches of the trial, once a run, and those of the lot."""
-        for size, batch in self._trial.batches(self._reader, indices, self.recipe.batch_size):
-            yield size, batch, False
+    def _handed_out(self, indices: Integers, real: int, least: int) -> Iterator[tuple[int, int, Any, bool]]:
+        """Yield (rows, rows that count, batch, whether it is the last): of the trial, once a run, and of the lot."""
+        for size, batch in self._trial.batches(self._reader, indices[:real], self.recipe.batch_size):
+            yield size, size, batch, False
         pieces = batches(indices, self.recipe.batch_size, least=least)
         read = self._reader.read(indices, least=least)
         for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
-            yield len(piece) // self.recipe.microbatch_size, batch, number == least
+            size, before = len(piece) // self.recipe.microbatch_size, (number - 1) * self.recipe.batch_size
+            count = size if self.recipe.max_lot_size is None else min(max(real - before, 0), size)
+            yield size, count, batch, number == least
+
+    def _filled(self, indices: Integers) -> Integers:
+        """The examples of a lot, and then the data set's first one, of weight zero, up to the public number of rows."""
+        most = self.recipe.max_lot_size
+        if most is None:
+            return indices
+        rows = -(-most // self.recipe.batch_size) * self.recipe.batch_size
+        return np.concatenate([indices, np.zeros(rows - len(indices), dtype=indices.dtype)])
 
     def _undo_writes(self) -> None:
         """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
@@ -283,9 +300,10 @@ class PrivateRun:
             for layer in self._layers.values():
                 layer.forget()
             return loss
-        self._sums.add(self.engine, lot.questions.clipping)
+        clipping = lot.questions.clipping
+        self._sums.add(self.engine, clipping if lot.real == lot.size else FirstRows(clipping, lot.real))
         for name, layer in self._layers.items():
-            lot.questions.tallies[name].add(layer.collect(lot.size))
+            lot.questions.tallies[name].add(layer.collect(lot.size)[: lot.real])
         self._updates.compare_rates()
         if lot.last:
             self._release(lot)

@@ -19,6 +19,7 @@ from tacit.gradients.shards import sharded_modules
 from tacit.ledger import Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
+from tacit.training.first_rows import FirstRows
 from tacit.training.pieces import is_shard, local
 from tacit.training.sums import GradientSums
 
@@ -90,7 +91,7 @@ class ShardedSums(GradientSums):
         super().__init__(parameters)
         self._scatter, self.source = scatter, source
 
-    def add(self, engine: Engine, clipping: Clipping) -> None:
+    def add(self, engine: Engine, clipping: Clipping | FirstRows) -> None:
         """Add the current batch of every process, every record clipped."""
         if not self._batches:
             self._sums = {

@@ -22,6 +22,7 @@ from tacit.ledger import (
     Shuffled,
     SparseVector,
     Step,
+    TruncatedPoisson,
 )
 
 _ADJACENCY = {
@@ -150,7 +151,7 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
     counts: dict[str, int] = {}
     for step, count in entries:
         event = step.sampling
-        if isinstance(event, Poisson | FixedSize):
+        if isinstance(event, Poisson | TruncatedPoisson | FixedSize):
             text = f"sampling rate q = {event.rate:.6g}"
         elif isinstance(event, CyclicPoisson):
             text = f"{event.groups} groups in turn, sampling rate q = {event.rate:.6g} in a record's turn"

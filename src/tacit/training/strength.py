@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
 from tacit.accounting.plan import gradients
-from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step, TruncatedPoisson
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
@@ -81,6 +81,7 @@ def least_noise(
             delta=budget.delta,
             sampling=population.sampling,
             participations=population.participations,
+            max_lot_size=population.max_lot_size,
             adjacency=population.adjacency.value,
             accountant=accountant,
             noise=noise,
@@ -117,9 +118,12 @@ def _coarse(sizes: Counter[int]) -> Counter[int]:
     return coarse
 
 
-def _sampling(population: Population, size: int) -> Poisson | FixedSize:
+def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | FixedSize:
     if population.sampling == "fixed-size":
         return FixedSize(size=size, records=population.records, unit=population.unit)
+    if population.max_lot_size is not None:
+        rate, most = size / population.records, population.max_lot_size
+        return TruncatedPoisson(rate=rate, records=population.records, most=most, unit=population.unit)
     return Poisson(rate=size / population.records, records=population.records, unit=population.unit)
 
 

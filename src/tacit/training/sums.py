@@ -16,6 +16,7 @@ from tacit.mechanisms import Clipping, CorrelatedNoise
 from tacit.mechanisms.correlated import released_std
 from tacit.mechanisms.noise_ahead import NoiseAhead
 from tacit.randomness import Source
+from tacit.training.first_rows import FirstRows
 from tacit.training.pieces import as_part_of, local
 
 
@@ -61,7 +62,7 @@ class GradientSums:
         self._ahead.draw(source)
         source.drawn = self._ahead.take
 
-    def add(self, engine: Engine, clipping: Clipping) -> None:
+    def add(self, engine: Engine, clipping: Clipping | FirstRows) -> None:
         """Add the current batch, every record clipped."""
         if not self._batches:
             self._sums = {
