@@ -45,7 +45,7 @@ class Unseen(TorchFunctionMode):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
                 if t.is_nested:
                     self._recorder.problems.refuse_now(_NESTED)
-            if in_transform() is not None:
+            if in_transform() is not None and not self._recorder.isolating:
                 self._recorder.problems.refuse_now(TRANSFORMED)
         return func(*args, **kwargs)
 
