@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacit.cli.admission import admit, backup, keys, restore, revoke
+from tacit.cli.averaging import average, contribute
 from tacit.cli.join import join
 from tacit.cli.network import serve
 from tacit.cli.output import number, show, whole
@@ -40,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (keys, serve, admit, revoke, join, backup, restore):
+for command in (keys, serve, admit, revoke, join, backup, restore, average, contribute):
     app.command()(command)
 
 _Dataset = Annotated[str, typer.Option(help="mnist or svhn, or another of `tacit data` with 10 classes.")]

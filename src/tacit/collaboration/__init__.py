@@ -3,11 +3,12 @@
 The server, the participants and the lease are state machines without I/O; `simulate` runs them in one process.
 """
 
+from tacit.collaboration.averaging import Averaging
 from tacit.collaboration.calibration import Calibration, calibrate
 from tacit.collaboration.comparison import compare, mechanism
 from tacit.collaboration.exchange import Lease, LeaseHeld, Protocol
 from tacit.collaboration.messages import Download, Upload
-from tacit.collaboration.organisations import join, serve
+from tacit.collaboration.organisations import average, contribute, join, serve
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.participant import LocalSgd, Participant, SelectedUploads
 from tacit.collaboration.privacy import (
@@ -30,6 +31,7 @@ from tacit.collaboration.simulation import Baselines, Progress, Result, baseline
 __all__ = [
     "AboveThreshold",
     "AtRandom",
+    "Averaging",
     "Baselines",
     "Calibration",
     "Claim",
@@ -58,9 +60,11 @@ __all__ = [
     "SparseVectorPrivacy",
     "SparseVectorUploads",
     "Upload",
+    "average",
     "baselines",
     "calibrate",
     "compare",
+    "contribute",
     "join",
     "mechanism",
     "problem",

@@ -1,6 +1,6 @@
-"""Training between organisations, in two functions: `serve` on one machine, `join` at every participant.
+"""Training between organisations: `serve` on one machine, `join` at every participant; `average` and `contribute`.
 
-Both need the extra ``collab`` (grpcio). The commands ``tacit collaborate serve`` and ``join`` call them.
+All need the extra ``collab`` (grpcio). The commands of ``tacit collaborate`` call them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.nn.functional as F
 from torch import nn
 
+from tacit.collaboration.averaging import Averaging
 from tacit.collaboration.dataset import Loss
-from tacit.collaboration.privacy import Privacy
+from tacit.collaboration.privacy import LocalDpSgd, Privacy
 from tacit.collaboration.settings import Settings
 
 if TYPE_CHECKING:
+    from tacit.collaboration.network import Credentials
+    from tacit.collaboration.network.averaging import AveragingService
+    from tacit.collaboration.network.contributing import Contribution
     from tacit.collaboration.network.hosting import Terms
     from tacit.collaboration.network.joining import Stand
     from tacit.collaboration.network.running import Server
@@ -154,6 +158,88 @@ def join(
     finally:
         for link in links:
             link.close()
+
+
+class AveragingServer:
+    """A server of private averaging that listens, until `stop`; also a context manager."""
+
+    def __init__(self, service: AveragingService, listen: str, credentials: Credentials | None) -> None:
+        from tacit.collaboration.network import GrpcServer
+
+        self.service, self._grpc = service, GrpcServer(service, listen, credentials)
+        self.address = f"{listen.rpartition(':')[0]}:{self._grpc.port}"
+        self._grpc.start()
+
+    def stop(self) -> None:
+        """Answer what was begun and let go of the state."""
+        self._grpc.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def average(
+    averaging: Averaging, *, admit: Sequence[str], keys: Folder | None = None, listen: str = "127.0.0.1:8470"
+) -> AveragingServer:
+    """Start a server that averages the changes of whole participants with its own noise, and return it.
+
+    The guarantee is for whole participants, against everybody but the server; state and ledger are in
+    ``averaging.folder``. `contribute` takes part.
+    """
+    from tacit.collaboration.network import Credentials
+    from tacit.collaboration.network.averaging import AveragingService
+
+    service = AveragingService(averaging, admit)
+    try:
+        return AveragingServer(service, listen, None if keys is None else Credentials.read(Path(keys), "server"))
+    except BaseException:
+        service.close()
+        raise
+
+
+def contribute(
+    server: str,
+    *,
+    name: str,
+    network: Network,
+    dataset: Any,
+    loss: Loss = F.cross_entropy,
+    keys: Folder | None = None,
+    folder: Folder | None = None,
+    privacy: LocalDpSgd | None = None,
+    most_epsilon: float | None = None,
+    tell: Callable[[str], None] | None = None,
+    ended: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> Contribution:
+    """Take part in private averaging until it is over; return the model and both guarantees.
+
+    Arguments are those of `join`. Here ``privacy`` is for local training alone, beside the server's noise, and
+    ``most_epsilon`` the largest ε of a whole participant that is agreed to.
+    """
+    from tacit.collaboration.network import Credentials, Link
+    from tacit.collaboration.network.contributing import contribute as take_part
+
+    credentials = None if keys is None else Credentials.read(Path(keys), name)
+    link = Link(server, credentials, name=name, tell=tell, ended=ended)
+    try:
+        return take_part(
+            link,
+            name,
+            network=network,
+            dataset=dataset,
+            folder=Path(folder) if folder is not None else Path("runs") / name,
+            loss=loss,
+            privacy=privacy,
+            most_epsilon=most_epsilon,
+            ended=ended,
+            **settings,
+        )
+    finally:
+        link.close()
 
 
 def _name(network: Network) -> str:

@@ -11,7 +11,7 @@ if importlib.util.find_spec("flwr") is None:
         "a federation on Flower needs flwr; install it with: pip install -c constraints-flower.txt 'tacit[flower]'"
     )
 
-from tacit.flower.averaging import Averager, Averaging
+from tacit.collaboration.averaging import Averager, Averaging
 from tacit.flower.joining import Member, answer, participant_app
 from tacit.flower.rounds import average, averaging_app, update_app
 from tacit.flower.serving import Host, serve, server_app

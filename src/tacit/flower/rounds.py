@@ -1,6 +1,6 @@
 """Private averaging over Flower: rounds of messages to those who were drawn, and what a participant answers.
 
-What is promised, and by whom it must be kept, is in `tacit.flower.averaging`.
+What is promised, and by whom it must be kept, is in `tacit.collaboration.averaging`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from tacit.collaboration.averaging import Averager, Averaging, Round
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.hosting import layout_digest
 from tacit.collaboration.parameters import FlatParameters
 from tacit.flower import records
-from tacit.flower.averaging import Averager, Averaging, Round
 from tacit.flower.joining import discreet
 from tacit.ledger import BudgetExceeded
 from tacit.mechanisms import SumQuery

@@ -25,7 +25,6 @@ from tacit.collaboration.network.masking import Card, Mask, context_of, encode, 
 from tacit.collaboration.network.membership import Shard, open_outbox
 from tacit.collaboration.network.pool import APPLIED
 from tacit.collaboration.network.rounds import MaskedMembership
-from tacit.collaboration.network.serving import methods
 from tacit.collaboration.selection import Agreed
 from tacit.ledger import BudgetExceeded
 from tacit.randomness import SecureSource
@@ -145,7 +144,7 @@ class Wire:
     address = "here"
 
     def __init__(self, service: Service, name: str, before: Callable[[str], None] = lambda method: None) -> None:
-        self._methods, self._name, self._before = methods(service), name, before
+        self._methods, self._name, self._before = service.methods(), name, before
         self.asked: list[str] = []
 
     def call(self, method: str, request: bytes) -> bytes:

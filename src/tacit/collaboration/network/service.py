@@ -1,7 +1,6 @@
 """What the server answers to whom: the parameter server, its store and the turns, without any transport.
 
-A message that is refused (`Refused`) changes nothing. Any number of threads may call; none of them ever waits for a
-participant.
+A message that is refused (`Refused`) changes nothing. Any number of threads may call; none waits for a participant.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 class Service:
     """One server. ``lease`` and ``patience`` are seconds: how long a turn lasts, and how long it waits to be taken.
 
-    ``snapshot_every`` uploads (or 64 MiB of them) the whole state is written, so that a restart is quick.
+    ``snapshot_every`` uploads (or many bytes of them) the whole state is written, so that a restart is quick.
     """
 
     def __init__(
@@ -68,6 +67,20 @@ class Service:
                 duration=lease,
                 everybody=lambda: [name for name, revoked in self._state.people.items() if not revoked],
             )
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message: an upload of as many entries as are allowed."""
+        return 8 * self.agreement.most + codec.OVERHEAD
+
+    def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
+        """What can be asked: each takes the name of who asks and a message."""
+        return {
+            "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
+            "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
+            "Round": lambda name, _: self.round(name), "Enrol": self.enrol, "Roster": self.roster,
+            "Leave": self.leave, "Masked": self.masked, "Outcome": self.outcome,
+        }  # fmt: skip
 
     def check_certificate(self, peer: Peer) -> None:
         """Refuse whoever comes with a certificate that was revoked or has expired, at this moment.
@@ -125,9 +138,8 @@ class Service:
         fraction = codec.unpack_fraction(request)
         with self._lock:
             self._state.check_person(name)
-            asked = self._state.uploads, fraction
-            if self._pulled[0] != asked:  # who come between two uploads share one message
-                self._pulled = (-1, 0.0), b""  # the one before is let go of first
+            asked = self._state.uploads, fraction  # who come between two uploads share one message
+            if self._pulled[0] != asked:
                 self._pulled = asked, codec.pack_download(self._state.server.peek(fraction))
             self.traffic.down += len(self._pulled[1])
             return self._pulled[1]
@@ -234,10 +246,10 @@ class Service:
 
     @property
     def unready(self) -> str | None:
-        """Why no uploads are taken at the moment, for whoever watches the server; None if they are."""
-        if self._closed:
-            return "the server is being stopped"
-        return None if self._state.failure is None else f"the server cannot write its state: {self._state.failure}"
+        """Why no uploads are taken at the moment; None if they are."""
+        failure = self.storage_failure
+        why = None if failure is None else f"the server cannot write its state: {failure}"
+        return "the server is being stopped" if self._closed else why
 
     @property
     def storage_failure(self) -> str | None:
@@ -246,8 +258,7 @@ class Service:
 
     def uploads(self) -> int:
         """How many were applied."""
-        with self._lock:
-            return self._state.uploads
+        return self._state.uploads
 
     def retire(self) -> None:
         """Say from now on that the server is about to stop; what was begun is still answered."""

@@ -7,14 +7,13 @@ import ipaddress
 import logging
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from tacit.collaboration.network.certificates import SOON, Peer, identify, serial_text
-from tacit.collaboration.network.codec import OVERHEAD
+from tacit.collaboration.network.intake import Traffic
 from tacit.collaboration.network.keys import Credentials
-from tacit.collaboration.network.service import Service
 from tacit.collaboration.refusals import Reason, Refused
 
 log = logging.getLogger("tacit")
@@ -40,6 +39,23 @@ _WAITING_BYTES = 64 << 20  # of uploads that wait; where they are long there are
 _STREAMS = 32  # requests of one connection at a time; the others wait with their sender
 
 
+class Served(Protocol):
+    """What can be served: it answers named questions of certified people."""
+
+    traffic: Traffic
+
+    @property
+    def longest(self) -> int: ...
+
+    def methods(self) -> dict[str, Callable[[str, bytes], bytes]]: ...
+
+    def check_certificate(self, peer: Peer) -> None: ...
+
+    def trust(self, authority: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class GrpcServer:
     """A service that listens. ``credentials`` of None (no TLS) is for tests on this machine: names are then believed.
 
@@ -47,14 +63,14 @@ class GrpcServer:
     it is in memory.
     """
 
-    def __init__(self, service: Service, listen: str, credentials: Credentials | None) -> None:
+    def __init__(self, service: Served, listen: str, credentials: Credentials | None) -> None:
         if credentials is None and not is_loopback(listen):
             raise ValueError(f"listen is {listen!r}; without certificates only a loopback address is served.")
         self._service, self._secure = service, credentials is not None
         self._reminded: dict[int, datetime.date] = {}
         if credentials is not None:
             service.trust(credentials.authority)
-        longest = 8 * service.agreement.most + OVERHEAD
+        longest = service.longest
         options = [
             ("grpc.max_receive_message_length", longest),
             ("grpc.max_send_message_length", -1),
@@ -68,7 +84,7 @@ class GrpcServer:
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=workers), options=options)
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer))
-            for name, answer in methods(service).items()
+            for name, answer in service.methods().items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -132,25 +148,6 @@ class GrpcServer:
             self._service.traffic.refused += 1
             log.warning("%s of %r refused (%s): %s", method, name[:80], code.name, text)
         context.abort(code, text)
-
-
-def methods(service: Service) -> dict[str, Callable[[str, bytes], bytes]]:
-    """What can be asked: each takes the name of who asks and a message."""
-    found: dict[str, Callable[[str, bytes], bytes]] = {
-        "Agree": lambda name, _: service.agree(name),
-        "Turn": lambda name, _: service.turn(name),
-        "GiveBack": service.give_back,
-        "Pull": service.pull,
-        "Push": service.push,
-        "Report": service.report,
-        "Round": lambda name, _: service.round(name),
-        "Enrol": service.enrol,
-        "Roster": service.roster,
-        "Leave": service.leave,
-        "Masked": service.masked,
-        "Outcome": service.outcome,
-    }
-    return found
 
 
 def _certified(context: Any) -> Peer:

@@ -1,0 +1,140 @@
+"""A participant of private averaging: download, local epochs, a clipped change, until the server says it is over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tacit.accounting import Filter
+from tacit.collaboration.architecture import Architecture, from_json
+from tacit.collaboration.dataset import Loss, as_dataset, check_fits, count
+from tacit.collaboration.network import codec
+from tacit.collaboration.network.averaging import WORK
+from tacit.collaboration.network.link import Link
+from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
+from tacit.collaboration.refusals import Reason, Refused
+from tacit.collaboration.settings import Settings
+from tacit.collaboration.workshop import Workshop
+from tacit.ledger import Budget, BudgetExceeded, Header, Ledger
+from tacit.mechanisms import SumQuery
+from tacit.randomness import SecureSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a participant leaves with: the model, and its two guarantees.
+
+    ``central`` is what the server says all rounds cost a whole participant (``central_epsilon`` its ε); nobody here can
+    check it. ``local`` is what this participant's own ledger says about its examples; None without local DP-SGD.
+    """
+
+    model: nn.Module
+    rounds: int
+    stopped: str
+    central: str
+    central_epsilon: float
+    local: Claim | None
+
+    def report(self) -> str:
+        """Both guarantees, one a line."""
+        own = "none: training here has no noise" if self.local is None else str(self.local.whole)
+        return f"participant, by the server's noise (as it says): {self.central}\nexample, by our own noise: {own}"
+
+
+def contribute(
+    link: Link,
+    name: str,
+    *,
+    network: Callable[[], nn.Module],
+    dataset: Any,
+    folder: Path,
+    loss: Loss = F.cross_entropy,
+    privacy: LocalDpSgd | None = None,
+    most_epsilon: float | None = None,
+    ended: Callable[[], bool] = lambda: False,
+    **settings: Any,
+) -> Contribution:
+    """Train in every round that one is drawn in, one epoch each; return when the server says that it is over.
+
+    With ``privacy`` local training is DP-SGD, charged to FOLDER/ledger.jsonl within its budget, for as many epochs as
+    there are rounds. ``most_epsilon`` refuses a server whose terms promise a participant less.
+    """
+    model, records = network(), as_dataset(dataset)
+    terms = _terms(link, model, most_epsilon)
+    check_fits(model, records, loss)
+    own = Settings(participants=1, epochs=terms["rounds"], privacy=privacy, upload=1.0, **settings)
+    query = SumQuery(group="update", clip_norm=terms["clip_norm"], noise_std=terms["clip_norm"])
+    books: list[Ledger] = []
+    with ExitStack() as stack:
+
+        def ledger(header: Header) -> Ledger:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            book = Ledger.open(folder / "ledger.jsonl", header)
+            stack.callback(book.close)
+            if privacy is not None:
+                book.guard(Filter(Budget(privacy.epsilon, privacy.delta)))
+            books.append(book)
+            return book
+
+        workshop = Workshop(own, records=count(records), parameters=terms["parameters"])
+        person = workshop.participant(name, model, records, source=SecureSource(), ledger=ledger, loss=loss)
+        if books and len(books[0]):
+            setattr(person.training, "steps", len(books[0]))  # noqa: B010
+        facts, stopped = _rounds(link, person, query, ended)
+        found = claim(books, delta=own.delta) if books and len(books[0]) else None
+    return Contribution(
+        model=model,
+        rounds=int(facts.get("rounds", 0)),
+        stopped=stopped,
+        central=str(facts.get("guarantee", "not told: we left before the end")),
+        central_epsilon=float(facts.get("epsilon", 0.0)),
+        local=found,
+    )
+
+
+def _rounds(link: Link, person: Any, query: SumQuery, ended: Callable[[], bool]) -> tuple[dict[str, Any], str]:
+    """Answer until it is over; return what the server says then, and why it is."""
+    vector = person.parameters.vector
+    while not ended():
+        answer = link.call("Work", b"")
+        number, rest = codec.split_token(answer[1:])
+        if answer[:1] != WORK:
+            facts = json.loads(bytes(rest[:number]))
+            vector[:] = codec.unpack_download(bytes(rest[number:]), size=vector.size).values
+            return facts, str(facts["stopped"])
+        before = codec.unpack_download(bytes(rest), size=vector.size).values
+        vector[:] = before
+        try:
+            person.train()
+        except BudgetExceeded as error:
+            return {}, str(error)
+        change = query.clip(torch.from_numpy(vector - before)[None])[0].to(torch.float32).numpy()
+        try:
+            link.call("Change", codec.pack_token(number) + codec.pack_upload(0, codec.everything(vector.size), change,
+                                                                             size=vector.size))  # fmt: skip
+        except Refused as refusal:
+            if refusal.reason is not Reason.ROUND:  # a round that was over before we answered goes on without us
+                raise
+    return {}, "asked to end"
+
+
+def _terms(link: Link, model: nn.Module, most: float | None) -> dict[str, Any]:
+    """Ask for the terms and refuse a network or a protection that is not what we have."""
+    facts: dict[str, Any] = json.loads(link.call("Terms", b""))
+    difference = Architecture.of(model).difference(from_json(facts["lines"], facts["constants"]))
+    if difference is not None:
+        raise ValueError(f"the network here is not the server's: {difference}. Nothing was sent.")
+    if most is not None and facts["epsilon"] > most:
+        raise ValueError(
+            f"the server promises a participant ε = {facts['epsilon']:g}, and yours is to be {most:g} at most; nothing "
+            "was sent."
+        )
+    return facts
