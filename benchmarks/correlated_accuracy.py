@@ -23,7 +23,7 @@ from tacit.ledger import Ledger
 from tacit.mechanisms import BandedToeplitz, BufferedToeplitz
 from tacit.randomness import SecureSource
 
-RATES = (2.0, 8.0, 32.0)
+RATES = (8.0, 32.0, 128.0)
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {},
     "8 bands": {"noise": BandedToeplitz(bands=8), "sampling": "cyclic"},

@@ -2,6 +2,6 @@
 
 import importlib.util
 
-_NEEDED = {"flwr": "tacit/flower/*", "transformers": "tacit/integrations/transformers.py"}
+_NEEDED = {"flwr": "tacit/flower/*", "nvflare": "tacit/flare/*", "transformers": "tacit/integrations/transformers.py"}
 _NEEDED["lightning"] = "tacit/integrations/lightning.py"
 collect_ignore_glob = [files for package, files in _NEEDED.items() if not importlib.util.find_spec(package)]

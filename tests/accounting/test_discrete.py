@@ -257,7 +257,7 @@ def test_a_coarse_lattice_is_accounted_by_rdp_and_the_guarantee_says_so() -> Non
     assert fine.epsilon < found.epsilon
 
 
-def test_what_has_no_proof_is_refused_by_name() -> None:
+def test_accountants_refuse_discrete_noise_they_have_no_proof_for() -> None:
     term = Term(DiscreteGaussian(1.0, 0.0), Policy.POISSON, 0.1)
     composition = Composition(Adjacency.ADD_REMOVE, ((term, 3),))
     with pytest.raises(Unproved, match="strong composition is for one kind of step only: Gaussian noise"):

@@ -211,7 +211,7 @@ def test_the_order_depends_on_the_first_step_alone():
 
 @pytest.mark.parametrize("budget", [AdaptiveBudget(0.3, 1e-6), AdaptiveBudget(2.0, 1e-5), AdaptiveBudget(8.0, 1e-3)])
 @pytest.mark.parametrize(("noise", "rate"), [(4.0, 0.1), (2.0, 1.0), (10.0, 0.01), (0.7, 0.001)])
-def test_what_fits_adaptively_fits(budget, noise, rate):
+def test_an_adaptive_budget_admits_no_more_steps_than_its_epsilon_allows(budget, noise, rate):
     """With fixed parameters an adaptive budget admits no more than the plain one, and not absurdly less."""
     scale = noise if rate < 1 else noise * 10
     count = Filter(budget).remaining(Ledger(), step(scale, rate))

@@ -198,7 +198,7 @@ def test_a_poor_tilt_gives_poor_bounds_that_hold():
             assert window.log_bound(0.9, +1) >= exact - 1e-7
 
 
-def test_what_takes_too_long_is_declined():
+def test_inversion_declines_a_computation_that_takes_too_long():
     with pytest.raises(OutOfReach):
         inversion.epsilon(terms((1e-5, 0.5, 3)), 1e-9)
 

@@ -97,7 +97,7 @@ def test_other_terms():
         ),
     ],
 )
-def test_what_has_no_proof_is_refused_by_name(term, adjacency):
+def test_the_moments_accountant_names_the_step_it_has_no_proof_for(term, adjacency):
     with pytest.raises(Unproved, match=f"{type(term.base).__name__} with {term.policy} sampling"):
         Moments().epsilon(Composition(adjacency, ((term, 1),)), 1e-5)
 

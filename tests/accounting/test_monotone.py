@@ -7,13 +7,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tacit.accounting import direct, inversion
+from tacit.accounting import direct, discretised, inversion, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Composition, Gaussian, Policy, Term
 from tacit.accounting.effort import limited
-from tacit.accounting.losses import GaussianLoss, Removed, Replaced
+from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
+from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
 from tacit.accounting.relative import convolved
+from tacit.accounting.sides import sides
+from tacit.accounting.upper_law import Upwards
 from tacit.ledger import Adjacency
 
 KINDS = {
@@ -31,12 +34,18 @@ def bound(kind, rate, noise, steps, *, delta=None, epsilon=None):
     return (Pld().epsilon(composition, delta) if delta else Pld().delta(composition, epsilon)).upper
 
 
-def neighbours(seed, count):
+def neighbours(seed, count, extreme=False):
     """Random queries, each with one that costs more."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         rate, noise = 10 ** rng.uniform(-7, -0.2), 10 ** rng.uniform(-0.3, 1.0)
         steps, delta = int(10 ** rng.uniform(0, 5)), 10 ** rng.uniform(-16, -3)
+        if extreme:
+            rate, noise = 10 ** rng.uniform(-9, -0.1), 10 ** rng.uniform(-0.7, 1.2)
+            steps, delta = (
+                int(10 ** rng.uniform(0, rng.choice([5, 12]))),
+                10 ** rng.uniform(rng.choice([-126, -30]), -3),
+            )
         by = float(rng.choice([1.0001, 1.01, 1.3]))
         more = {
             "steps": (rate, noise, max(steps + 1, int(steps * by))),
@@ -55,9 +64,11 @@ def check(kind, less, more, delta, backwards):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize("seed", range(30))
-def test_no_bound_falls_in_three_hundred_random_pairs_of_neighbouring_queries(seed):
-    for query in neighbours(seed, 10):
+def test_no_bound_falls_in_six_hundred_random_pairs_of_neighbouring_queries(seed, extreme):
+    """Half of them with δ down to 1e-126, a million million steps, rates of 1e-9 and noise multipliers of 0.2."""
+    for query in neighbours(seed, 10, extreme):
         start = time.process_time()
         check(*query)
         assert time.process_time() - start < 3 * SECONDS
@@ -96,6 +107,54 @@ def test_lattices_of_several_steps_agree_with_fourier_inversion(rate, noise, ste
         back = direct.delta_above([(pair, steps)], exact.upper, 3 * delta)
     assert exact.lower <= found <= exact.upper * (1 + MOST)
     assert inversion.delta(losses, exact.upper).lower <= back <= delta * (1 + 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("pair", "steps", "delta"),
+    [
+        (Removed(GaussianLoss(1 / 1.10675), 1.47791e-4), 9, 1.039e-15),  # two humps, and ε between them
+        (Added(GaussianLoss(1 / 3.3), 5.3e-7), 7, 3e-8),  # P and Q alike to seven digits
+        (Mirrored(GaussianLoss(2 / 1.9), 0.01), 11, 6e-5),
+    ],
+)
+def test_lattices_of_several_steps_enclose_the_truth_and_meet_quadratically(pair, steps, delta):
+    """An upper bound within a millionth of a lower one cannot fall by more than that when the truth rises."""
+    with limited(math.inf):
+        near = direct.epsilon_above([(pair, steps)], delta, 1e-3)
+        gaps = []
+        for points in (1600, 3200):
+            above = nested.total(Upwards(), [(pair, steps)], near, delta, points)
+            below = nested.total(Merged(), [(pair, steps)], near, delta, points)
+            upper = upper_law.epsilon(above, delta)
+            gaps.append(upper / lower_law.epsilon(below, delta, upper) - 1)
+            assert lower_law.delta(below, near) <= upper_law.delta(above, near)
+    assert 0 < gaps[1] < gaps[0] / 2.5
+    assert near <= upper * (1 + MOST)
+
+
+def test_merged_losses_bound_from_below_what_inversion_certifies():
+    """Two ways that share no code: never above what inversion certifies from above, and close."""
+    rate, noise, steps, delta = 0.01, 1.0, 300, 1e-6
+    losses = SampledGaussians(np.array([rate]), np.array([noise]), np.array([float(steps)]), 0.0, False)
+    exact = inversion.epsilon(losses, delta)
+    pairs = [(Removed(GaussianLoss(1 / noise), rate), steps)]
+    with limited(math.inf):
+        law = nested.total(Merged(), pairs, exact.upper, delta, 3200)
+    found = lower_law.epsilon(law, delta, 2 * exact.upper)
+    assert exact.upper * (1 - 2e-5) <= found <= exact.upper
+
+
+def test_an_ordinary_query_for_fixed_size_lots_is_certified_for_epsilon_and_delta():
+    """Bounds on the dominating pair within a millionth of each other, so that the upper ones do not fall."""
+    adjacency, policy = KINDS["fixed size"]
+    side = sides(Composition(adjacency, ((Term(Gaussian(1.0), policy, 0.01), 1000),)))[0]
+    with limited(1e9):
+        found, _ = discretised.bounds(side, 2e-4, 1e-5, None, floor=0.0, coarse=0.0)
+    assert found.lower <= found.upper <= found.lower * (1 + MOST)
+    with limited(1e9):
+        back, _ = discretised.bounds(side, 2e-4, None, found.upper, floor=0.0, coarse=0.0)
+    assert back.lower <= back.upper <= back.lower * (1 + MOST)
+    assert back.upper == pytest.approx(1e-5, rel=1e-4)
 
 
 def test_convolution_is_accurate_relative_to_every_mass_and_never_below():

@@ -23,8 +23,9 @@ from accounting import oracle
 from tacit.accounting import gaussian
 from tacit.accounting.composition import Best, Composition, Gaussian, Laplace, Policy, Pure, Term, Unproved
 from tacit.accounting.convolution import TiltedSum
-from tacit.accounting.lattice import Lattice, optimistic, pessimistic, sketch
+from tacit.accounting.lattice import Lattice, pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, LaplaceLoss, Mirrored, Plain, Removed, ResponseLoss
+from tacit.accounting.merged import MergedSum, merged
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp
 from tacit.ledger import events as ev
@@ -529,6 +530,12 @@ def lattice_profile(lattice, alphas):
     return np.array([np.sum(lattice.p * np.maximum(1 - a * np.exp(-loss), 0)) for a in alphas]) + lattice.infinite
 
 
+def merged_profile(pair, near, step, alphas):
+    """The largest P(A) - α Q(A) of the numbers of cells, A any set of them."""
+    p, q = merged(pair, near, step)
+    return np.maximum(p.p - alphas[:, None] * q.p, 0).sum(axis=1)
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=repr)
 def test_the_lattice_brackets_the_loss(pair):
     """At every α, whatever the step; cells that reach below the least loss are where this goes wrong first."""
@@ -539,10 +546,9 @@ def test_the_lattice_brackets_the_loss(pair):
         assert upper.p.sum() + upper.infinite == pytest.approx(1, abs=1e-12)
         assert (upper.p >= 0).all()
         assert (lattice_profile(upper, ALPHAS) >= exact - 1e-11).all()
-        lower = optimistic(pair, near, step)
-        assert lower.p.sum() <= 1 + 1e-12
         # The masses are of cells, so `exact` itself is a little low.
-        assert (lattice_profile(lower, ALPHAS) <= exact + 2e-8).all()
+        assert (merged_profile(pair, near, step, ALPHAS) <= exact + 2e-8).all()
+    assert merged_profile(pair, near, step, ALPHAS) == pytest.approx(exact, abs=2e-3)
     assert lattice_profile(upper, ALPHAS) == pytest.approx(exact, abs=2e-3)
 
 
@@ -568,7 +574,7 @@ def test_the_lattice_brackets_the_loss_at_any_rate_and_step(base, kind, log_rate
     exact = profile(pair, ALPHAS[::8])
     near = sketch(pair).without_tails(1e-13)
     assert (lattice_profile(pessimistic(pair, near, step), ALPHAS[::8]) >= exact - 1e-11).all()
-    assert (lattice_profile(optimistic(pair, near, step), ALPHAS[::8]) <= exact + 2e-8).all()
+    assert (merged_profile(pair, near, step, ALPHAS[::8]) <= exact + 2e-8).all()
 
 
 # --- sums of lattices ---
@@ -597,15 +603,37 @@ def test_the_transform_is_a_convolution(seed, tilt):
     found = TiltedSum(parts, tilt, 2**16)
     for epsilon in np.quantile(loss, [0.2, 0.5, 0.7, 0.9]):
         exact = float(np.sum(mass * np.maximum(-np.expm1(epsilon - loss), 0)))
-        above, below = found.delta_at(epsilon, +1), found.delta_at(epsilon, -1)
-        assert below <= exact <= above
+        above = found.delta_above(epsilon)
+        assert exact <= above
         if exact > 1e-6:
-            assert above - below < 1e-4 * exact or tilt == 3.0
-            up, down = found.epsilon_above(exact), found.epsilon_below(exact)
+            assert above - exact < 1e-4 * exact or tilt == 3.0
+            up = found.epsilon_above(exact)
             if up is not None:
                 assert up >= epsilon - 1e-12
-            if down is not None:
-                assert down <= epsilon + 1e-12
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.5, 3.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_bounds_of_merged_losses_lie_below_the_exact_ones_and_close(seed, tilt):
+    """P and Q of the sum of numbers, by plain convolution, with losses that have nothing to do with the numbers."""
+    rng = np.random.default_rng(seed)
+    parts, both = [], [np.ones(1), np.ones(1)]
+    for _ in range(2):
+        p = rng.exponential(size=rng.integers(5, 40)) ** 2
+        q = p * np.exp(-0.1 * np.arange(len(p)) + rng.normal(size=len(p)) / 50)
+        count = int(rng.integers(1, 9))
+        masses = p / p.sum(), q / q.sum()
+        parts.append((tuple(Lattice(0.1, 0.0, -3, mass) for mass in masses), count))
+        for _ in range(count):
+            both = [np.convolve(total, mass) for total, mass in zip(both, masses, strict=True)]
+    tails = [np.cumsum(total[::-1])[::-1] for total in both]
+    found = MergedSum(parts, tilt, 2**16)
+    for epsilon in (0.0, 0.3, 1.0, 2.0):
+        exact = float(np.max(tails[0] - math.exp(epsilon) * tails[1]))
+        assert found.delta_below(epsilon) <= exact
+        if exact > 1e-6 and tilt < 3:
+            assert found.delta_below(epsilon) == pytest.approx(exact, rel=1e-4)
+            assert epsilon - 1e-3 < found.epsilon_below(exact) <= epsilon + 1e-12
 
 
 # --- properties ---

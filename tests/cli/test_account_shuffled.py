@@ -38,7 +38,7 @@ def test_a_claim_below_the_lower_bound_is_called_wrong() -> None:
         (["--compare", "--steps", "10"], "--compare is for --sampling shuffled"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(options: list[str], message: str) -> None:
+def test_the_plan_refuses_an_unknown_sampling_and_a_misplaced_compare(options: list[str], message: str) -> None:
     done = CliRunner().invoke(app, [*PLAN, *options])
     assert done.exit_code != 0
     assert message in str(done.exception) + done.output

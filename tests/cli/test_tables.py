@@ -127,7 +127,7 @@ def test_options_are_checked_before_the_records_are_read(
         (["mnist", "--target", "employed"], "--target is for tables"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(
+def test_train_reports_a_wrong_argument_in_one_line(
     table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tacit("train", *words) == 2
@@ -258,7 +258,7 @@ def test_a_parquet_file_with_a_number_as_target_is_asked_about_before_any_charge
         (["--classes", "no,no"], "give each value once"),
     ],
 )
-def test_what_is_said_of_the_target_must_make_sense(
+def test_train_refuses_contradictory_target_options_and_writes_no_run(
     table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tacit("train", table, "--target", "employed", *words) == 2

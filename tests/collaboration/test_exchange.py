@@ -67,7 +67,7 @@ def test_a_holder_that_was_restarted_gets_its_lease_again_but_no_more_time() -> 
         lease.check("ann", second, now=10.0)
 
 
-def test_nobody_keeps_a_lease_by_asking_faster() -> None:
+def test_asking_faster_does_not_win_more_leases() -> None:
     """eve and mallory are always there at the moment it becomes free; ann asks every half second."""
     lease, now, had = Lease(10.0, patience=5.0), 0.0, {"eve": 0, "mallory": 0, "ann": 0}
     while now < 300.0:
@@ -80,7 +80,7 @@ def test_nobody_keeps_a_lease_by_asking_faster() -> None:
     assert set(had.values()) == {10}
 
 
-def test_who_does_not_ask_any_more_is_not_waited_for() -> None:
+def test_a_waiter_that_stops_asking_loses_its_turn() -> None:
     lease = Lease(10.0, patience=5.0)
     eve = lease.acquire("eve", now=0.0)
     with pytest.raises(LeaseHeld):

@@ -114,7 +114,7 @@ def test_a_ledger_that_promises_secure_randomness_takes_no_seed() -> None:
         moments(images(10), noise_multiplier=1.0, ledger=Ledger(Header()), source=SeededSource(1))
 
 
-def test_what_does_not_go_together(raw: Problem, small: Problem) -> None:
+def test_settings_that_contradict_private_normalisation_are_refused(raw: Problem, small: Problem) -> None:
     with pytest.raises(ValueError, match="inputs are raw; private normalisation needs"):
         simulate(raw, replace(SETTINGS, privacy=replace(PRIVACY, normalisation=None)))
     with pytest.raises(ValueError, match="inputs are normalised already"):

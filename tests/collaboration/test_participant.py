@@ -96,7 +96,7 @@ def test_training_that_diverges_uploads_no_poison() -> None:
     assert np.isfinite(upload.values).all()
 
 
-def test_what_does_not_fit() -> None:
+def test_a_participant_refuses_to_finish_before_a_download_or_to_load_a_wrong_size() -> None:
     ann = participant(nn.Linear(3, 2), {})
     with pytest.raises(RuntimeError, match="begin with a download"):
         ann.finish()

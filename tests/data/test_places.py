@@ -40,7 +40,7 @@ def test_the_cache_of_somebody_without_xdg(monkeypatch: pytest.MonkeyPatch, tmp_
     assert places.cache() == tmp_path / ".cache" / "tacit" / "data"
 
 
-def test_what_a_place_lacks_is_named(bare: Path) -> None:
+def test_the_message_names_the_file_a_place_lacks(bare: Path) -> None:
     _put(bare, PATHS[:3])
     assert locate("mnist") is None
     assert f"{bare}, which has no mnist/t10k-labels" in places.absent(CATALOGUE["mnist"])

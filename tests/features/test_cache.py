@@ -54,7 +54,7 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_changed_in_memory_does_not_reach_the_file(tmp_path: Path) -> None:
+def test_changing_cached_features_in_memory_leaves_the_file_unchanged(tmp_path: Path) -> None:
     cached(pictures(), fitted(), tmp_path, configuration="a")[:] = 0
     assert cached(pictures(), fitted(), tmp_path, configuration="a").abs().max() > 0
 

@@ -39,7 +39,7 @@ def test_a_row_is_made_from_its_record_alone(front: Front, images: Tensor) -> No
 
 
 @pytest.mark.parametrize("front", FRONTS, ids=str)
-def test_what_is_charged_is_what_was_announced(front: Front, images: Tensor) -> None:
+def test_fitting_charges_exactly_the_announced_steps(front: Front, images: Tensor) -> None:
     ledger = Ledger(Header(secure_randomness=False))
     front.fit(images, ledger=ledger, source=SOURCE)
     assert [step for step, count in ledger.entries for _ in range(count)] == list(front.charges(50))

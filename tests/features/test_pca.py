@@ -73,7 +73,7 @@ def test_the_noise_has_the_stated_size_and_is_symmetric() -> None:
 
 
 @given(st.lists(any_float, min_size=1, max_size=6))
-def test_what_one_record_adds_has_norm_at_most_one_in_exact_arithmetic(row: list[float]) -> None:
+def test_a_records_contribution_has_norm_at_most_one_in_exact_arithmetic(row: list[float]) -> None:
     unit = module._units(torch.tensor([row], dtype=torch.float64))[0].tolist()
     square = sum(Fraction(value) ** 2 for value in unit)
     assert square <= 1  # and |u(a)| = |a|²

@@ -51,7 +51,7 @@ def test_each_row_is_made_from_one_image(weights: Path) -> None:
     assert fitted.transform(images[:0]).shape == (0, 2304)
 
 
-def test_what_is_saved_is_enough(weights: Path) -> None:
+def test_a_front_restored_from_its_state_computes_the_same_features(weights: Path) -> None:
     images = pictures()
     fitted = front(weights).fit(images, ledger=Ledger(), source=SeededSource(1))
     again = front(weights).restore(fitted.state(), (3, 32, 32))

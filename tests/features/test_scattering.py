@@ -181,7 +181,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("front", FRONTS)
-def test_what_is_learned_from_records_is_what_was_announced(front: Scattering) -> None:
+def test_fitting_scattering_charges_exactly_the_announced_steps(front: Scattering) -> None:
     ledger = Ledger(Header(secure_randomness=False))
     front.fit(images(6), ledger=ledger, source=SeededSource(1))
     assert [step for step, count in ledger.entries for _ in range(count)] == list(front.charges(6))

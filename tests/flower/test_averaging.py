@@ -154,7 +154,7 @@ def test_absence_takes_a_vector_away_and_leaves_the_denominator(tmp_path: Path) 
     assert np.abs((full - dropped) - wrong).max() > 1e-3
 
 
-def test_nobody_at_all_is_a_round_like_any_other(tmp_path: Path) -> None:
+def test_a_round_without_nodes_adds_noise_and_is_recorded(tmp_path: Path) -> None:
     found = average(MemoryGrid(update_app(network, moves_by(1.0)), []), averaging(tmp_path, patience=0.05))
     assert 0 < np.abs(found - INITIAL).max() < 1.0  # noise alone
     assert len(Ledger.load(tmp_path / "server" / "ledger.jsonl")) == 1
@@ -221,7 +221,7 @@ def test_a_slot_adds_once_and_only_if_it_was_drawn(tmp_path: Path) -> None:
             averager.end(current)
 
 
-def test_nobody_who_leaves_lets_another_in(tmp_path: Path) -> None:
+def test_a_node_that_leaves_does_not_change_which_others_are_drawn(tmp_path: Path) -> None:
     """More nodes than the population: each is drawn by a coin of its own, and one fewer is one vector fewer."""
     asked: list[set[int]] = []
     for number, nodes in enumerate((range(1, 8), range(2, 8))):

@@ -149,7 +149,7 @@ def test_the_same_seed_and_order_give_the_same_bits_as_in_process(
         assert Ledger.load(tmp_path / str(node) / "ledger.jsonl").entries == book.entries
 
 
-def test_whoever_answers_is_asked_again_and_nobody_waits(tmp_path: Path) -> None:
+def test_a_node_that_answers_is_asked_again_without_waiting_for_others(tmp_path: Path) -> None:
     """One node makes all its uploads before another makes its first."""
     grid = MemoryGrid(participant_app(member(tmp_path)), order=[22, 22, 22])
     serve(grid, host(tmp_path))
@@ -362,7 +362,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_what_is_wrong_changes_nothing_and_only_its_sender_is_left_out(
+def test_a_bad_upload_is_not_taken_and_only_its_sender_is_left_out(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = replace(SETTINGS, epochs=1, privacy=None)

@@ -167,7 +167,7 @@ def test_data_in_any_argument_is_refused_or_stays_its_own(name: str) -> None:
     assert accepted, "an operation that is never accepted shows nothing"
 
 
-def test_what_is_refused_says_why() -> None:
+def test_the_refusal_of_prelu_names_the_batch_data_in_its_weight() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

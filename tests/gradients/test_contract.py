@@ -197,7 +197,7 @@ def test_reading_is_refused_to_the_end_of_the_forward_pass(calls: int, threads: 
     engine.detach()
 
 
-def test_what_was_found_in_a_call_that_failed_is_not_held_against_the_next() -> None:
+def test_a_failed_forward_pass_leaves_no_problems_for_the_next_one() -> None:
     class Failing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -245,7 +245,7 @@ def test_logging_before_the_model_is_no_problem_and_bags_are() -> None:
     engine.detach()
 
 
-def test_what_is_wrong_before_the_model_is_not_forgotten_when_it_is_called() -> None:
+def test_problems_found_before_the_models_call_are_still_reported() -> None:
     """A recurrent layer of somebody's own takes the examples for time."""
     model, layer = net(), nn.RNN(5, 5).requires_grad_(False)
     engine = gradients.attach(model)

@@ -227,7 +227,7 @@ RIGHT: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_keeps_records_apart_is_accepted_and_right(name: str, naive: Any, compare: Any) -> None:
+def test_operations_that_keep_examples_apart_give_correct_gradients(name: str, naive: Any, compare: Any) -> None:
     model, x = Model(RIGHT[name]), torch.rand(B, B)
     alone = lambda i: _alone(model, x, i)  # noqa: E731
     each = naive(model, alone, B)

@@ -180,7 +180,9 @@ def test_honest_models_are_let(name: str, caplog: pytest.LogCaptureFixture) -> N
     assert "were not compared" not in caplog.text
 
 
-def test_what_a_model_keeps_is_what_its_own_forward_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_comparison_leaves_no_trace_in_the_models_state_or_random_generators(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = Net(keeping)
     model.counted, model.last = torch.zeros(()), torch.zeros(2)  # plain tensors
     model.nested, model.calls = {"losses": {"all": []}}, Counter()
@@ -206,7 +208,7 @@ def test_what_a_model_keeps_is_what_its_own_forward_left(caplog: pytest.LogCaptu
     assert "were not compared" not in caplog.text
 
 
-def test_what_hooks_keep_is_of_the_batch(flat: Any) -> None:
+def test_tensors_that_hooks_keep_come_from_the_whole_batch(flat: Any) -> None:
     """A function that a model calls writes where no copy reaches."""
     kept: dict[str, Tensor] = {}
     calls: list[int] = []
@@ -234,7 +236,7 @@ class Telling(nn.Module):
         return out  # type: ignore[no-any-return]
 
 
-def test_what_is_kept_of_the_comparison_is_no_constant() -> None:
+def test_tensors_kept_from_the_comparison_do_not_count_as_constants() -> None:
     for place in (0, -1):  # of the comparison, and of the batch itself
         means: list[Tensor] = []
         model = Telling(lambda out, means=means: means.append(out.detach().mean(0)))  # type: ignore[misc]
@@ -252,7 +254,7 @@ def test_what_is_kept_of_the_comparison_is_no_constant() -> None:
         engine.detach()
 
 
-def test_what_operations_show_is_said_once() -> None:
+def test_mixing_that_an_operation_shows_is_reported_once() -> None:
     engine = gradients.attach(model := Net(lambda m, x: m.linear(x - x.mean(0))))
     with pytest.raises(ValueError, match=r"linear \(Linear\)") as error:
         model(data())
@@ -399,7 +401,7 @@ class Single(nn.LSTM):
         return self
 
 
-def test_what_refuses_to_be_copied_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_that_refuses_to_be_copied_is_left_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(lambda m, x: m.single(x.unsqueeze(1).expand(-1, 3, -1))[0])
     model.single = Single(4, 4, 2, dropout=0.5, batch_first=True)
     model.single.register_forward_hook(lambda module, args, out: None)
@@ -410,7 +412,7 @@ def test_what_refuses_to_be_copied_is_left_alone(caplog: pytest.LogCaptureFixtur
     assert model.single.dropout == 0.5 and len(model.single._forward_hooks) == 1
 
 
-def test_who_listens_hears_the_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_see_the_batch_and_no_run_of_the_comparison(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[int] = []
     model = Net(lambda m, x: m.linear(x))
     model.linear.register_forward_pre_hook(lambda module, args: heard.append(len(args[0])))
@@ -455,7 +457,7 @@ def test_hooks_of_the_models_own(caplog: pytest.LogCaptureFixture) -> None:
         once(Hooked(divided=True), data())
 
 
-def test_what_the_caller_gives_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_comparison_does_not_write_to_the_callers_arguments(caplog: pytest.LogCaptureFixture) -> None:
     class Told(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -546,7 +548,7 @@ def test_one_recorded_batch_is_the_plan_and_one_forward_pass() -> None:
     assert sizes == [7, B]
 
 
-def test_nobody_is_asked_while_evaluating() -> None:
+def test_evaluation_runs_the_forward_pass_only_once() -> None:
     sizes: list[int] = []
     engine = gradients.attach(model := Net(lambda m, x: (sizes.append(len(x)), m.linear(x))[1]))
     with torch.no_grad():

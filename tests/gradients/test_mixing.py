@@ -111,7 +111,7 @@ KEPT: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 
 @pytest.mark.parametrize("size", [B, 1])
 @pytest.mark.parametrize("name", KEPT)
-def test_what_a_model_keeps_of_a_batch_takes_no_part_in_the_next(name: str, size: int, flat: Any) -> None:
+def test_tensors_kept_from_an_earlier_batch_may_not_influence_the_next(name: str, size: int, flat: Any) -> None:
     """A record of the first batch would change the gradients of all the others in the second."""
 
     class Keeping(nn.Linear):
@@ -175,7 +175,7 @@ def test_an_earlier_batch_of_one_with_parameters_in_the_loss() -> None:
             kept.append(out.detach())
 
 
-def test_what_a_model_keeps_is_not_free_after_an_evaluation(flat: Any) -> None:
+def test_an_evaluation_does_not_free_tensors_kept_from_an_earlier_batch(flat: Any) -> None:
     """In which it makes something new of it, while there is no batch."""
 
     class Keeping(nn.Linear):
@@ -205,7 +205,7 @@ def test_a_batch_of_one_is_no_excuse_for_what_it_was_cut_from() -> None:
         model(torch.rand(B, 4)[3:4])
 
 
-def test_what_a_hook_computes_inside_the_model() -> None:
+def test_a_gradient_hook_inside_the_model_that_mixes_examples_is_refused() -> None:
     """For gradients with respect to the batch: the hook sees those of all examples."""
 
     def run(x: Tensor) -> Tensor:
@@ -366,7 +366,7 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("reduction", [None, "sum", "mean", "none"])
 @pytest.mark.parametrize("name", list(MIXING))
-def test_what_several_examples_decided(name: str, reduction: Any) -> None:
+def test_a_loss_selected_by_several_examples_is_refused(name: str, reduction: Any) -> None:
     model = nn.Linear(4, 3)
     with pytest.raises(ValueError, match="no per-example gradients"), gradients.record(model, reduction=reduction):
         MIXING[name](F.cross_entropy(model(X), Y, reduction="none")).backward()
@@ -400,7 +400,9 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", list(OWN))
-def test_what_every_example_decides_for_itself(name: str, naive: Any, compare: Any) -> None:
+def test_selections_that_depend_on_one_example_alone_give_correct_gradients(
+    name: str, naive: Any, compare: Any
+) -> None:
     model = nn.Linear(4, 3)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:

@@ -340,7 +340,7 @@ def test_hooks_may_look_on() -> None:
 
 
 @pytest.mark.parametrize("use", [lambda z: z, lambda z: z * 1, lambda z: z.detach(), lambda z: z.data])
-def test_what_was_mixed_before_another_call_of_the_model_stays_mixed(use: Any) -> None:
+def test_another_call_of_the_model_does_not_make_mixed_data_acceptable(use: Any) -> None:
     def body(model: nn.Sequential, x: Tensor, y: Tensor) -> None:
         mixed = x - x.mean(0)
         model(torch.randn(3, 8))

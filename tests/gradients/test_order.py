@@ -200,7 +200,9 @@ RIGHT: dict[str, Body] = {
 
 @pytest.mark.parametrize("followed", [False, True])
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_gives_all_the_same_is_accepted_and_right(name: str, followed: bool, naive: Any, compare: Any) -> None:
+def test_reordering_that_treats_all_rows_alike_gives_correct_gradients(
+    name: str, followed: bool, naive: Any, compare: Any
+) -> None:
     model, x = Model(RIGHT[name]), batch()
     each = naive(model, lambda i: model(x[i : i + 1], LABELS[i : i + 1]).sum(), B)
     with gradients.record(model) as tape:
@@ -209,7 +211,7 @@ def test_what_gives_all_the_same_is_accepted_and_right(name: str, followed: bool
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_accepted_moves_nobody_else(name: str) -> None:
+def test_changing_one_example_in_an_accepted_reordering_changes_no_other_norm(name: str) -> None:
     x = batch()
     before = norms(RIGHT[name], x, LABELS)
     for i in range(B):
@@ -374,7 +376,7 @@ def test_rows_in_the_order_of_data_meet_no_constant_for_each_place(name: str) ->
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_nor_in_functions_of_entries_nor_one_by_one(name: str) -> None:
+def test_rows_ordered_by_data_refuse_a_constant_for_each_row_in_common_functions(name: str) -> None:
     refused(name, KNOWN[name])
 
 

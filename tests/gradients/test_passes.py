@@ -190,7 +190,7 @@ class Between(nn.Module):
         return self.second(self.between[0])
 
 
-def test_what_a_linear_map_has_read_must_not_be_written_to_before_its_gradient_arrives() -> None:
+def test_writing_to_a_linear_maps_input_before_its_gradient_arrives_is_refused() -> None:
     model, x = Between(), torch.randn(B, 4)
     with gradients.record(model):
         loss = model(x).square().sum()

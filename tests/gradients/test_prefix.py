@@ -238,7 +238,7 @@ def features_seen(model: nn.Module, at: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_somebody_elses_hook_sees_the_whole_batch(at: int, parts: list[bool]) -> None:
+def test_a_users_hook_in_the_frozen_prefix_sees_the_whole_batch(at: int, parts: list[bool]) -> None:
     model = ready(network(nn.Tanh(), nn.MaxPool2d(2)))
     assert isinstance(model, nn.Sequential)
     x = torch.randn(B, *shape_of(2))
@@ -673,7 +673,7 @@ LEAKS: dict[str, tuple[nn.Module, Callable[[nn.Module, Tensor], Any]]] = {
 
 @pytest.mark.parametrize("records", [1, 2, RECORDS])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_one_record_sets_in_a_layer_is_refused(
+def test_setting_a_layers_attribute_from_batch_data_is_refused(
     leak: str, records: int, monkeypatch: pytest.MonkeyPatch, parts: list[bool]
 ) -> None:
     monkeypatch.setattr(prefix, "_bytes", lambda first, x: prefix.PART // records)

@@ -22,7 +22,7 @@ KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_written_to_the_input_after_the_backward_pass_is_not_read(kind: Any, first: bool, flat: Any) -> None:
+def test_writing_to_the_input_after_backward_does_not_change_the_clipped_sum(kind: Any, first: bool, flat: Any) -> None:
     """With a multiple of 16 records as with others: one record more would turn everybody's gradient round."""
     torch.manual_seed(0)
     model = kind(4, 5, batch_first=first)

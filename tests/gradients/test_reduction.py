@@ -96,7 +96,7 @@ def test_two_terms_of_the_same_kind(model: nn.Module, naive: Any, compare: Any) 
         lambda o, y: F.cross_entropy(o, y) + o.square().sum(),
     ],
 )
-def test_what_cannot_be_told_for_certain_must_be_declared(model: nn.Module, loss: Any) -> None:
+def test_an_ambiguous_loss_reduction_must_be_declared(model: nn.Module, loss: Any) -> None:
     with gradients.record(model) as tape:
         loss(model(X), Y).backward()
     with pytest.raises(ValueError, match="Declare it"):

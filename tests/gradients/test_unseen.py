@@ -245,7 +245,7 @@ def without_last(h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", LONGEST)
 @pytest.mark.usefixtures("without_isolation")
-def test_what_depends_on_the_longest_sequence(name: str) -> None:
+def test_results_that_depend_on_the_longest_sequence_are_refused(name: str) -> None:
     assert "total_length=" in refusal(LONGEST[name])
 
 
@@ -444,7 +444,7 @@ def test_detached_by_keyword() -> None:
     assert len(tape.norms()) == B
 
 
-def test_what_is_told_without_values() -> None:
+def test_reading_metadata_of_the_batch_without_its_values_is_allowed() -> None:
     model = Model(lambda m, x: x * (1 + hash(x) * 0) * (2 - x.is_signed()) * aten.size.int(x, 0) * x.dense_dim())
     with gradients.record(model) as tape:
         model(X).sum().backward()

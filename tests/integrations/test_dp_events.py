@@ -75,12 +75,12 @@ def test_nested_trees_are_read() -> None:
         (Step(Everyone(), (LaplaceSum(group="a", clip_norm=1.0, scale=2.0, dimension=3),)), "LaplaceSum"),
     ],
 )
-def test_what_has_no_event_there_is_refused_by_name(step: Step, name: str) -> None:
+def test_writing_a_step_without_a_dp_event_names_the_step(step: Step, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         write_dp_event([(step, 1)])
 
 
 @pytest.mark.parametrize("event", [dp.NonPrivateDpEvent(), dp.UnsupportedDpEvent()])
-def test_what_has_no_event_here_is_refused_by_name(event: object) -> None:
+def test_reading_an_unsupported_dp_event_names_the_event(event: object) -> None:
     with pytest.raises(ValueError, match=type(event).__name__):
         read_dp_event(event)

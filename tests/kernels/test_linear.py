@@ -74,7 +74,7 @@ def test_weights_of_which_only_a_part_is_copied_at_a_time() -> None:
 
 
 @torch.no_grad()
-def test_what_the_kernel_cannot_read_is_left_to_the_library() -> None:
+def test_linear_falls_back_to_pytorch_for_inputs_the_kernel_cannot_read() -> None:
     x, w = torch.randn(9, 30), torch.randn(18, 30)
     assert torch.allclose(alike.linear(torch._neg_view(x), w, None), -F.linear(x, w), atol=1e-5)
     pair = alike.linear(x, TwoTensor(w, w.clone()), None)
@@ -111,7 +111,7 @@ def test_a_row_that_is_not_finite_stays_by_itself() -> None:
     assert alike.linear_backward(x, w.t().contiguous()).isfinite().all(1).logical_not().tolist() == bad
 
 
-def test_what_somebody_differentiates_or_casts_is_left_to_the_library() -> None:
+def test_linear_falls_back_to_pytorch_under_autograd_autocast_and_float64() -> None:
     x, w = torch.randn(9, 30, requires_grad=True), torch.randn(18, 30)
     alike.linear(x, w, None).sum().backward()
     assert x.grad is not None

@@ -142,7 +142,7 @@ def test_not_a_number_and_infinity_stay_in_their_windows(place: int) -> None:
 
 
 @pytest.mark.parametrize("more", [{"ceil_mode": True}, {"dilation": 2}, {"dilation": (1, 2), "padding": 1}], ids=str)
-def test_what_is_unusual_is_left_to_pytorch(more: dict[str, object], spy: Spy) -> None:
+def test_pooling_falls_back_to_pytorch_for_unusual_options_and_layouts(more: dict[str, object], spy: Spy) -> None:
     x = torch.randn(2, 2, 11, 13)
     assert torch.equal(recorded(x, 2, 3, **more), F.max_pool2d(x, 2, 3, **more))  # type: ignore[arg-type]
     for other in (x.double(), x.to(memory_format=torch.channels_last), x[..., ::2]):
@@ -155,7 +155,7 @@ def test_what_is_unusual_is_left_to_pytorch(more: dict[str, object], spy: Spy) -
     [(2, 2, 2), (0,), (20,), (2, -1), (2, 0), (2, 1, -1), ((2, 2, 2),), (2.0,), (True,), ("2",), (2, 2**62), (2**40,)],
     ids=str,
 )
-def test_what_is_wrong_is_said_by_pytorch(how: tuple[object, ...]) -> None:
+def test_wrong_pooling_arguments_raise_the_same_error_as_pytorch(how: tuple[object, ...]) -> None:
     x = torch.randn(2, 2, 8, 8)
     with pytest.raises((RuntimeError, TypeError)) as wanted:
         F.max_pool2d(x, *how)  # type: ignore[arg-type]
@@ -359,7 +359,7 @@ def test_examples_in_the_place_of_channels_are_refused() -> None:
         model(torch.randn(3, 8, 8))
 
 
-def test_nobody_in_the_batch(spy: Spy) -> None:
+def test_an_empty_batch_has_no_norms_and_calls_no_kernel(spy: Spy) -> None:
     x = torch.randn(2, 2, 8, 8)
     model = Pooled(x, 2)
     with gradients.record(model, isolate=False) as tape:

@@ -152,7 +152,7 @@ def test_tensors_with_the_negative_bit_are_measured_and_summed() -> None:
         assert torch.allclose(*totals, atol=1e-5)
 
 
-def test_what_is_written_counts_as_written() -> None:
+def test_assign_raises_the_version_of_the_tensor_it_writes() -> None:
     for rows in (3, 20):
         out = torch.empty(rows, 300)
         before = out._version

@@ -91,7 +91,7 @@ def test_each_record_is_formed_measured_and_added(name: str, images: int) -> Non
 
 @COMPILED
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_measured_is_what_is_added(name: str) -> None:
+def test_each_gradient_is_bitwise_equal_when_summed_alone_or_instantiated(name: str) -> None:
     """To the last bit, though it is formed three times."""
     given = made(name)
     for i in range(given.batch):

@@ -59,7 +59,7 @@ def test_metrics_of_the_same_sample_take_their_share(z: float, extra: float) -> 
     assert Explicit({"a": 1.0}).after([metric]) == Explicit({"a": 1.0})
 
 
-def test_what_cannot_be_afforded_is_refused() -> None:
+def test_a_noise_multiplier_that_the_other_queries_use_up_is_refused() -> None:
     loud = GaussianSum(group="loss", clip_norm=1.0, noise_std=0.5)
     with pytest.raises(ValueError, match=r"noise multiplier is 1, but loss alone make it 0\.5"):
         remaining(1.0, [loud])

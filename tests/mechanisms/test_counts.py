@@ -97,7 +97,7 @@ def test_a_budget_refuses_slack_beyond_its_delta() -> None:
         ledger.record(Step(Everyone(), (ThresholdedCounts(group="v", noise_std=8.0, threshold=20.0),)))
 
 
-def test_what_does_not_occur_is_refused() -> None:
+def test_a_count_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="count below 1"):
         release({"nobody": 0}, seed=1)
 

@@ -150,7 +150,7 @@ def test_strides_pieces_and_nothing_at_all(dtype: torch.dtype) -> None:
         add_noise_([(torch.zeros(3, dtype=torch.float16), query, 1.0)], SOURCE)
 
 
-def test_what_does_not_fit_is_clamped_and_what_is_no_number_counts_as_zero() -> None:
+def test_discrete_noise_clamps_huge_values_and_reads_nan_as_zero() -> None:
     query = discrete_sum(clip_norm=1.0, noise_std=4.0, step=2.0**-6, dimension=6)
     wild = torch.tensor([math.nan, math.inf, -math.inf, 1e300, -1e300, 2.0**60], dtype=torch.float64)
     add_noise_([(wild, query, 1.0)], SOURCE)
@@ -241,7 +241,7 @@ def test_a_release_must_be_the_recorded_one(record: Record) -> None:
         ({"noise_std": -1.0}, "noise standard deviation is -1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, Any], text: str) -> None:
+def test_invalid_lattice_settings_are_refused(change: dict[str, Any], text: str) -> None:
     settings: dict[str, Any] = {"group": "sum", "clip_norm": 2.0, "noise_std": 8.0, "noise": "discrete"}
     with pytest.raises(ValueError, match=text):
         SumQuery(**settings | change)

@@ -144,7 +144,7 @@ def over_orders(
     return expected
 
 
-def test_what_is_chosen_follows_the_exact_probabilities(record: Record) -> None:
+def test_released_indices_follow_the_exact_probabilities(record: Record) -> None:
     asked = query(epsilon=25.0, threshold=1.0, releases=3)
     values, draws = [0.9, -0.8, 0.7, 0.6], 6_000
     seen: Counter[tuple[int, ...]] = Counter()
@@ -263,7 +263,7 @@ def test_an_invocation_is_charged_whole_and_before() -> None:
         asked.release(receipt, torch.zeros(3), SOURCE)
 
 
-def test_what_was_not_recorded_is_not_released(record: Record) -> None:
+def test_a_release_the_ledger_did_not_record_is_refused(record: Record) -> None:
     asked = query()
     for other in (query(epsilon=2.9).event(), query(releases=1).event()):
         with pytest.raises(ValueError, match=r"the ledger has .* but this would release"):

@@ -65,7 +65,7 @@ def checkpoint_unpickled(patch: Patch) -> None:
 
 @mutant(
     "rows of the PCA are not scaled to norm 1",
-    "tests/features/test_pca.py::test_what_one_record_adds_has_norm_at_most_one_in_exact_arithmetic",
+    "tests/features/test_pca.py::test_a_records_contribution_has_norm_at_most_one_in_exact_arithmetic",
 )
 def pca_rows_unbounded(patch: Patch) -> None:
     patch.setattr(pca, "_units", lambda rows: rows.detach().double())

@@ -310,7 +310,7 @@ save(weights=all_of_it(model))
 )
 
 
-def test_what_is_written_to_gathered_parameters_is_not_used(processes: Run) -> None:
+def test_writes_to_gathered_parameters_do_not_change_the_trained_weights(processes: Run) -> None:
     """It would carry one record into every other one's gradient, and be gone before anybody could see it."""
     right, *others = (processes(WRITES_WHOLE, 2, kind="mlp", write=write) for write in ("", "before", "between"))
     for other in others:

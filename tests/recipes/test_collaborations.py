@@ -188,7 +188,7 @@ def test_figure_13_has_both_kinds_of_epsilon(quick: bool, tiny: list[Settings], 
     assert {row["epsilon_honest"] for row in result.rows} == {7.5}
 
 
-def test_what_the_mechanism_costs(tmp_path: Path) -> None:
+def test_figure_12_reports_the_mechanisms_exact_cost_and_noise(tmp_path: Path) -> None:
     result = noisy.figure12(setting(tmp_path))
     check(result)
     assert not (tmp_path / "runs").exists()

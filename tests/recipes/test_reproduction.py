@@ -80,7 +80,7 @@ def test_epochs_that_fit_are_the_known_ones(tmp_path: Path) -> None:
         assert ours == pytest.approx(values, abs=1)
 
 
-def test_what_a_watched_run_costs_is_what_a_private_one_costs(images: Images, recipe: Make, tmp_path: Path) -> None:
+def test_a_watched_run_costs_the_same_as_a_private_run(images: Images, recipe: Make, tmp_path: Path) -> None:
     small = recipe(clipping=PerLayer(each=1.0), noise=6.0, loss_bound=None)
     outcome = train(small, images, budget=BUDGET, out=tmp_path / "run", seed=1)
     run = private(small, images, budget=BUDGET, seed=1, runs=Runs(tmp_path))
@@ -251,7 +251,7 @@ def test_pretrained_layers_are_kept_but_for_the_last(tmp_path: Path) -> None:
         head.build((100,), 10)
 
 
-def test_what_is_written_computes_what_was_learned(tmp_path: Path) -> None:
+def test_folded_weights_compute_the_same_as_the_learned_model(tmp_path: Path) -> None:
     images = colours(64, 6)
     torch.manual_seed(1)
     model = Learner(6)

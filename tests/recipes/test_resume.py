@@ -94,7 +94,7 @@ def test_a_front_whose_result_was_lost_is_paid_for_again(
     assert account(Ledger.load(tmp_path / "ledger.jsonl"), delta=1e-5).epsilon == outcome.guarantee.epsilon <= 3.0
 
 
-def test_what_the_front_learned_is_kept(images: Images, recipe: Make, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_fit_the_front_again(images: Images, recipe: Make, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(recipe(), images, budget=BUDGET, out=tmp_path, progress=lambda m: _interrupt(m.stage == "features"))
     assert counts(tmp_path) == [1]

@@ -174,7 +174,7 @@ def test_without_a_seed_no_two_runs_are_alike(images: Images, recipe: Make, tmp_
         ({"clipping": PerLayer}, 3.0, "cannot be written down"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_written(
+def test_an_impossible_recipe_is_refused_before_any_file_is_written(
     images: Images, recipe: Make, tmp_path: Path, settings: dict[str, Any], epsilon: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -23,6 +23,8 @@ description = "A classifier of handwritten digits."
 publication_date = "2026-11-18"
 registry_authors = ["A. Person"]
 data_domain = "Images of digits"
+release_type = "One release"
+data_source_type = "Static"
 justification = "Agreed in the office"
 sources = "none"
 """

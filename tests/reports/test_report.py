@@ -64,6 +64,7 @@ def test_says_what_the_checklists_ask_for(trained: Path, tmp_path: Path) -> None
         f"Steps in the ledger 31 Ledger digest {ledger.digest}",
         f"tacit account ledger.jsonl --expect {ledger.digest}",
         "front.dimensions 3",
+        "A family of four For any 4 examples together, a family or one person's several records, ε is",
     ):
         assert words in text
     assert "abab" not in text  # a hash of the records lets whoever knows the others test for one

@@ -49,7 +49,7 @@ def test_the_event_counts_users(record: Record) -> None:
     assert again.state()["draws"] == 1
 
 
-def test_nobody_is_a_lot(record: Record) -> None:
+def test_a_lot_may_contain_no_users(record: Record) -> None:
     lot = sampler(most=2, rate=1e-300).draw(record(Poisson(rate=1e-300, records=5, unit="user")))
     assert lot.indices.shape == lot.owners.shape == (0,)
     assert lot.indices.dtype == np.int64

@@ -153,6 +153,15 @@ def test_declared_dates_amounts_and_texts_are_used(parcels: Path, capsys: pytest
     assert chances[0] > 0.7 > 0.3 > chances[1]
 
 
+def test_text_alone_is_enough(parcels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {name: SCHEMA["columns"][name] for name in ("note", "late")}
+    parcels.with_suffix(".schema.json").write_text(json.dumps({"target": "late", "columns": columns}))
+    facts, _ = train(parcels, "--epsilon", "4", "--test-fraction", "0", capsys=capsys)
+    notes = ["the parcel was broken and wet", "all of it came as ordered"]
+    chances = load_model(facts["out"]).probabilities({"note": np.array(notes)})[:, 1]
+    assert chances[0] > chances[1] + 0.2
+
+
 def test_undeclared_ones_are_said_to_be_dropped(parcels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts, _ = train(parcels, "--target", "late", "--model", "linear", "--epsilon", "8", capsys=capsys)
     story = json.loads((Path(facts["out"]) / "run.json").read_text())

@@ -168,7 +168,7 @@ def test_ctrl_c_says_what_was_kept_and_how_to_go_on(
 
 
 @pytest.mark.parametrize("columns", [1, 5])
-def test_what_is_left_of_boosting_has_the_weight_of_its_looks(columns: int) -> None:
+def test_weight_left_equals_the_precision_of_the_planned_looks(columns: int) -> None:
     """Adaptive Gaussian sums on everyone compose like one with 1/z² = Σ 1/z_i²."""
     for stage in range(len(STAGES) + 1):
         looks = planned(2.0, columns, "example", stage)

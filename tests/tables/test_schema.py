@@ -54,7 +54,7 @@ def test_a_schema_comes_back_as_it_was() -> None:
         ("number", "type is None"),
     ],
 )
-def test_what_is_wrong_is_named(column: object, words: str) -> None:
+def test_the_schema_names_the_error_in_a_column(column: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Schema.from_json({"target": "y", "columns": {"x": column, "y": {"type": "category", "values": ["0", "1"]}}})
 

@@ -43,7 +43,7 @@ def test_all_of_it_costs_no_more_than_the_budget(
     *looks, (last, count) = ledger.entries
     assert count == 1 and isinstance(last.queries[0], Selection)
     assert bool(looks) is not declared and len(ledger) <= 4  # no step of any run is in it
-    assert account(ledger, delta=1e-5, accountant="rdp").epsilon <= 4
+    assert account(ledger, delta=1e-5).epsilon <= 4
     epsilon, _ = Registry(table).spent()
     assert epsilon == pytest.approx(facts["epsilon"])
     notes = json.loads((out / "run.json").read_text())["notes"]
@@ -55,7 +55,7 @@ def test_all_of_it_costs_no_more_than_the_budget(
     ("words", "text"),
     [(["--trials", "1"], "trials is 1"), (["--test-fraction", "0"], "above 0"), (["--epsilon", "0.01"], "too few")],
 )
-def test_what_cannot_be_tuned_costs_nothing(
+def test_a_refused_tuning_costs_nothing_and_writes_no_run(
     table: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table.with_suffix(".schema.json").write_text(json.dumps(SCHEMA))

@@ -104,6 +104,44 @@ def test_every_switch_is_exact_in_a_run_and_put_back_after_it(
     assert not coarse(device)
 
 
+class Recording(nn.Module):
+    """A model that notes, whenever it runs, which switches let its products be coarse."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.seen = kind, []
+        if kind == "recurrent":
+            self.layer: nn.Module = nn.LSTM(1, 3, batch_first=True)
+        else:
+            self.layer = nn.Conv1d(1, 3, 4) if kind == "convolution" else nn.Linear(4, 3)
+        self.weight = nn.Parameter(torch.ones(3, 1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += coarse(CUDA)
+        if self.kind == "recurrent":
+            return self.layer(x.unsqueeze(2))[0][:, -1] + 0 * self.weight.sum()
+        if self.kind == "convolution":
+            return self.layer(x.unsqueeze(1)).flatten(1) + 0 * self.weight.sum()
+        if self.kind == "convolution without a layer":
+            return self.layer(x) + nn.functional.conv1d(x.unsqueeze(1), self.weight).flatten(1)
+        return self.layer(x) + 0 * self.weight.sum()
+
+
+@pytest.mark.parametrize("kind", ["matrix product", "convolution", "convolution without a layer", "recurrent"])
+def test_every_kind_of_product_is_exact_before_the_first_charge_and_in_every_pass(
+    make: Any, train: Any, on_cuda: None, tmp_path: Any, kind: str
+) -> None:
+    """With PyTorch's defaults on CUDA, where convolutions and recurrent layers are coarse."""
+    before, model = settings(), Recording(kind)
+    assert coarse(CUDA)
+    _, _, run = make(model, ledger=tmp_path / "ledger.jsonl", steps=1)
+    assert not coarse(CUDA) and not len(run.ledger)
+    train(run)
+    assert len(run.ledger) == 1 and not model.seen
+    run.close()
+    assert settings() == before and torch.backends.cudnn.allow_tf32
+
+
 def test_runs_that_overlap_stay_exact(make: Any, on_cuda: None) -> None:
     before = settings()
     first, second = make()[2], make()[2]

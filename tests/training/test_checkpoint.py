@@ -180,7 +180,9 @@ def test_the_same_names_must_be_given_to_load(make: Any, train: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("bad", [lambda: 0, {1, 2}, object(), nn.Linear(1, 1)])
-def test_what_is_not_plain_is_refused_and_the_old_checkpoint_stays(make: Any, tmp_path: Path, bad: Any) -> None:
+def test_saving_an_unsupported_object_is_refused_and_keeps_the_old_checkpoint(
+    make: Any, tmp_path: Path, bad: Any
+) -> None:
     _, _, run = make()
     run.save(tmp_path / "point")
     average = Average()

@@ -187,7 +187,9 @@ def test_metrics_and_users_and_corrected_adam_work_with_correlated_noise() -> No
         ({"noise": BandedToeplitz(bands=11)}, "at most 10 groups"),
     ],
 )
-def test_what_has_no_proof_is_refused_before_anything_is_charged(others: dict[str, Any], word: str) -> None:
+def test_correlated_noise_refuses_unproved_settings_before_charging_the_ledger(
+    others: dict[str, Any], word: str
+) -> None:
     ledger = tacit.Ledger()
     given = {"noise": BandedToeplitz(bands=3), **others}
     with pytest.raises(ValueError, match=word):

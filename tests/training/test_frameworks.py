@@ -135,3 +135,15 @@ def test_mixed_precision_does_not_loosen_the_bound(silence: Any, order: str) -> 
         optimizer.step()
     norm = torch.cat([total.flatten() for total, _, _ in silence.added]).double().norm()
     assert 0.49 < float(norm) <= 0.5
+
+
+def test_a_loader_that_fabric_has_set_up_gives_its_data_set(make: Any, data: TensorDataset) -> None:
+    lightning = pytest.importorskip("lightning", reason="Lightning is not installed (extra 'lightning')")
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(data, batch_size=8, shuffle=True))
+    model, optimizer, run = make(dataset=loader, lot_size=20, steps=2)
+    for x, y in run.batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.step == 2

@@ -75,7 +75,7 @@ def test_tensors_below_the_threshold_of_the_library() -> None:
     assert tries[-1][-1] > 900
 
 
-def test_what_the_user_has_set_up_stays() -> None:
+def test_malloc_settings_of_the_user_stay_in_force() -> None:
     _, inside, *_ = run(100, MALLOC_TRIM_THRESHOLD_="131072")
     assert inside > 900
     _, inside, *_ = run(100, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=131072")

@@ -254,6 +254,27 @@ def test_clipping_by_hand_is_told_to_be_without_effect(
     assert float(torch.cat([p.grad.flatten() for p in other.parameters()]).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_gradient_hook_of_a_parameter_is_told_to_be_without_effect(
+    make: Any, register: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(4, 3)
+    getattr(model.weight, register)(lambda _: None)
+    make(model)
+    assert caplog.text.count("the gradient hook of weight is not called in a private run") == 1
+
+
+def test_a_hook_of_the_optimizer_changes_the_released_gradient(make: Any) -> None:
+    model, optimizer, run = make(nn.Linear(4, 3), lot_size=20, steps=2, batch_size=6)
+    before, seen = model.weight.detach().clone(), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model.weight.grad.zero_()))
+    for x, y in run.batches():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(seen) == 2 and torch.equal(model.weight, before)
+
+
 @pytest.mark.parametrize("lost", [0, 2])
 def test_after_a_resume_the_log_says_how_many_charged_steps_were_lost(
     make: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture, lost: int

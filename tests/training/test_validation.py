@@ -81,10 +81,47 @@ def test_groups_divide_the_channels_and_weights_stay() -> None:
     nn.init.uniform_(model[1].weight)
     weight, bias = model[1].weight, model[1].bias
     tacit.fix(model)
-    assert isinstance(model[1], nn.GroupNorm) and (model[1].num_groups, model[1].eps) == (16, 1e-3)
+    assert isinstance(model[1], nn.GroupNorm) and (model[1].num_groups, model[1].eps) == (8, 1e-3)
     assert model[1].weight is weight and model[1].bias is bias
     assert isinstance(model[3], nn.GroupNorm) and model[3].num_groups == 1
     model(torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("layers", [(nn.Linear(8, 32), nn.BatchNorm1d(32)), (nn.Conv2d(8, 32, 1), nn.BatchNorm2d(32))])
+def test_a_fixed_normalisation_without_pixels_still_tells_examples_apart(layers: Any) -> None:
+    model = nn.Sequential(*layers)
+    tacit.fix(model)
+    x = torch.randn(6, 8) if isinstance(layers[0], nn.Linear) else torch.randn(6, 8, 1, 1)
+    found = model(x).flatten(1)
+    assert found.std(0).min() > 0.05 and found.abs().unique().numel() > 100
+    model(x[:1])  # PyTorch refuses a single value in each group
+
+
+def test_a_batch_normalisation_with_a_forward_of_its_own_is_left_to_its_user() -> None:
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(super().forward(x))
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), Activated(8))
+    assert ["replace it by hand" in sentence for sentence in tacit.fix(model)] == [True]
+    assert isinstance(model[1], Activated)
+
+
+def test_activations_inside_the_normalisations_of_timm_stay() -> None:
+    class BatchNormAct2d(nn.BatchNorm2d):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.drop, self.act = nn.Identity(), nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.drop(super().forward(x)))  # type: ignore[no-any-return]
+
+    BatchNormAct2d.__module__ = "timm.layers.norm_act"
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), BatchNormAct2d())
+    weight = model[1].weight
+    tacit.fix(model)
+    assert [type(layer) for layer in model[1]] == [nn.GroupNorm, nn.Identity, nn.ReLU] and model[1][0].weight is weight
+    assert model(torch.randn(2, 3, 4, 4)).min() == 0
 
 
 def test_private_batch_normalisation_keeps_what_pretraining_found() -> None:

@@ -107,7 +107,7 @@ def assert_untouched(model: nn.Module, before: dict[str, Tensor], lost: str | No
 
 
 @pytest.mark.parametrize("write", BUFFERS + PARAMETERS, ids=lambda write: str(write.__name__))
-def test_what_the_forward_pass_writes_is_refused_and_put_back(make: Any, train: Any, write: Write) -> None:
+def test_writes_of_the_forward_pass_are_refused_and_undone(make: Any, train: Any, write: Write) -> None:
     model, _, run = make(Writer(write), lot_size=60)
     before = state(model)
     later = "buffer '(stat|later)'" if write in BUFFERS else "parameter 'line"
@@ -131,7 +131,7 @@ def test_nothing_stays_of_a_lot_that_was_left(make: Any, write: Write) -> None:
     assert_untouched(model, before, LOST.get(write))
 
 
-def test_nor_when_the_run_is_closed_in_the_middle_of_a_lot(make: Any) -> None:
+def test_closing_the_run_in_the_middle_of_a_lot_undoes_the_models_writes(make: Any) -> None:
     model, _, run = make(Writer(weight), lot_size=60)
     before = state(model)
     lot = run.lot()

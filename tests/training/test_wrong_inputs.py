@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "poisson_sampling": (lambda: {"poisson_sampling": True}, "write sampling='poisson'"),
     "a keyword with a slip": (lambda: {"lotsize": 8}, "write lot_size="),
     # the rest
-    "an unknown sampling": (lambda: {"sampling": "uniform"}, "sampling is 'uniform'; choose 'poisson'"),
+    "an unknown sampling": (lambda: {"sampling": "uniform"}, "sampling is 'uniform'; choose one of 'poisson'"),
     "an unknown adjacency": (lambda: {"adjacency": "swap"}, "adjacency is 'swap'; choose 'add/remove'"),
     "an unknown accountant": (lambda: {"accountant": "gdp"}, "accountant is 'gdp'; choose one of pld"),
     "users of another number": (

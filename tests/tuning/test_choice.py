@@ -272,7 +272,7 @@ def test_dominance():
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
-def test_what_is_covered_costs_no_more(adjacency):
+def test_a_covered_composition_costs_no_more_than_its_cover(adjacency):
     """Random pairs of compositions: wherever covers says yes, the Rényi accountant agrees at every order."""
     from tacit.accounting.rdp import Rdp
 

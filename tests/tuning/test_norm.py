@@ -127,7 +127,7 @@ def test_bad_values(model, data, change, message):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_forward_pass_writes_down_is_put_back(data, fails):
+def test_buffers_that_a_forward_pass_writes_are_restored(data, fails):
     class Nosy(nn.Linear):
         def __init__(self):
             super().__init__(data.tensors[0].shape[1], 3)

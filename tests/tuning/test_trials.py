@@ -99,7 +99,7 @@ def test_the_draw_is_the_inversion_of_256_bits():
 
 @pytest.mark.parametrize("eta", [-0.5, 0.0, 0.5, 1.0, 4.0])
 @pytest.mark.parametrize("mean", [1.01, 2.0, 10.0, 300.0])
-def test_of_mean(eta, mean):
+def test_the_distribution_of_mean_has_that_mean_and_the_reference_gamma(eta, mean):
     found = TruncatedNegativeBinomial.of_mean(mean, eta=eta)
     assert found.mean == pytest.approx(mean, rel=1e-6)
     if eta >= 0:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tacit.accounting import groups
-from tacit.accounting.composition import Accountant, Composition, Gaussian, Interval, Laplace, Policy, Unproved
+from tacit.accounting.composition import Accountant, Best, Composition, Gaussian, Interval, Laplace, Policy, Unproved
 from tacit.accounting.moments import Moments
 from tacit.accounting.pld import Pld, Smoothed
 from tacit.accounting.rdp import Rdp
+from tacit.accounting.selected import Selected, only_selection
 from tacit.accounting.strong import Strong
 from tacit.ledger.events import Adjacency
 
@@ -19,8 +20,8 @@ from tacit.ledger.events import Adjacency
 class Slackened:
     """An accountant that leaves the composition's slack out of the δ it may use, so that none has to think of it.
 
-    Of discrete Gaussian noise on a lattice too coarse for it the pld accountant has no proof: what is asked of it is
-    then answered by rdp. `used` says so, and so does every guarantee.
+    The pld accountant has no proof for discrete Gaussian noise on a lattice too coarse for it, nor for the best of
+    several runs beside other steps: rdp answers instead. `used` says so, and so does every guarantee.
     """
 
     method: Accountant
@@ -31,6 +32,8 @@ class Slackened:
 
     def used(self, composition: Composition) -> Slackened:
         """The accountant that answers for this composition."""
+        if isinstance(self.method, Pld) and any(isinstance(term.base, Best) for term, _ in composition.terms):
+            return Slackened(Selected(self.method) if only_selection(composition) is not None else Rdp())
         if not isinstance(self.method, Pld) or not composition.discrete:
             return self
         return Slackened(Rdp() if composition.smooth is None else Smoothed(self.method))
@@ -55,7 +58,7 @@ class Slackened:
         if _removed_and_added(composition) is not None:
             return [self.delta(composition, epsilon).upper for epsilon in epsilons]
         tight, method = _tight(composition), self.used(composition).method
-        if isinstance(method, Pld | Smoothed):
+        if isinstance(method, Pld | Smoothed | Selected):
             found = method.deltas(tight, epsilons)
         else:
             found = [method.delta(tight, epsilon).upper for epsilon in epsilons]

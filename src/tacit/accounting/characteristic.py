@@ -100,7 +100,7 @@ class SampledGaussians:
 
     @property
     def infinite(self) -> float:
-        """What was cut off: E[1 - Φ((c - x)/ω)] = Φ((m - c)/sqrt(1 + ω²)) for x of mean m, at most once a step."""
+        """Return the mass cut: E[1 - Φ((c - x)/ω)] = Φ((m - c)/sqrt(1 + ω²)) for x of mean m, at most once a step."""
         if self.cut is None:
             return 0.0
         spread = np.sqrt(1 + self.cut.width**2)
@@ -109,7 +109,7 @@ class SampledGaussians:
 
     @property
     def single(self) -> bool:
-        """Whether there is one sampled sum and nothing else."""
+        """True if there is one sampled sum and nothing else."""
         return self.counts.size == 1 and float(self.counts[0]) == 1 and not self.shift and not self.replaced
 
     @property

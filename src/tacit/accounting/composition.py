@@ -119,7 +119,7 @@ class Composition:
 
     @property
     def discrete(self) -> bool:
-        """Whether some noise is discrete Gaussian, also in runs that were chosen among."""
+        """True if some noise is discrete Gaussian, also in runs that were chosen among."""
         bases = [term.base for term, _ in self.terms]
         return any(
             isinstance(base, DiscreteGaussian) or (isinstance(base, Best) and base.candidate.discrete) for base in bases
@@ -279,7 +279,7 @@ def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
 
 
 def _slack(step: ev.Step, adjacency: Adjacency) -> float:
-    """What a step adds to δ because values were released that nobody had listed, or records dropped from its lot.
+    """Return what a step adds to δ for values that nobody had listed, or records dropped from its lot.
 
     For the latter see `tacit.accounting.truncation`. Of values:
     Let D' have one record more than D, with a value v that D lacks. Given that v's noisy count, which is independent

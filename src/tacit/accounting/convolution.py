@@ -144,7 +144,7 @@ class TiltedSum:
         start, length = math.floor(low / self.step), math.ceil((high - low) / self.step) + 2
         if length > largest_window:
             raise WindowTooLarge(f"{length} lattice points")
-        self.length = next_fast_len(max(length, 16), real=True)
+        self.start, self.length = start, next_fast_len(max(length, 16), real=True)
         self.mass, self.error = self._convolve(parts, start)
         # From here on with the offset: K(t), the mean and the points.
         self.points = offset + np.arange(start, start + self.length) * self.step
@@ -203,76 +203,54 @@ class TiltedSum:
         off = np.sqrt(2 * np.mean((bound - size) ** 2)) + rounding * np.sqrt(2 * np.mean(bound**2))
         return mass, float(off)
 
-    def _sums(self, mass: Array) -> tuple[Array, Array, float]:
-        """Σ_{s ≥ point} p̃ e^(-t(s-c)), the same with e^(-(t+1)(s-c)), and log e^(K - tc), c the centre."""
+    def epsilon_above(self, delta: float) -> float | None:
+        """An ε at which δ(ε) is at most ``delta`` for sure; None if this window cannot tell.
+
+        An answer is given only well inside the window, within six tilted deviations of its centre, where no exponential
+        was clipped.
+        """
+        # Σ_{s ≥ point} p̃ e^(-t(s-c)), and the same with e^(-(t+1)(s-c)), in units of e^(K - tc), c the centre.
         away = self.points - self.centre.mean
+        mass = np.maximum(self.mass, 0)
         first = np.cumsum((mass * np.exp(np.clip(-self.tilt * away, -700, _CLIP)))[::-1])[::-1]
         second = np.cumsum((mass * np.exp(np.clip(-(self.tilt + 1) * away, -700, _CLIP)))[::-1])[::-1]
-        return first, second, self.centre.value - self.tilt * self.centre.mean
-
-    def _solve(self, mass: Array, log_delta: float, sign: int) -> float | None:
-        """The ε at which the computed δ(ε) meets e^log_delta; None when this window cannot tell.
-
-        ``sign`` +1 rounds every sum up (upper bounds), -1 down. An answer is given only well inside the window, within
-        six tilted deviations of its centre, where no exponential was clipped.
-        """
-        first, second, log_scale = self._sums(mass)
-        rounding = sign * self.length * _EPS
-        log_target = log_delta - log_scale - sign * self.doubt
+        rounding = self.length * _EPS
+        log_target = math.log(delta) - self.centre.value + self.tilt * self.centre.mean - self.doubt
         if not -600 < log_target < 600:
             return None
         target = math.exp(log_target)
-        away = self.points - self.centre.mean
         with np.errstate(over="ignore", invalid="ignore"):
             # δ at each point: masses strictly above it count.
-            delta = np.append(
+            found = np.append(
                 first[1:] * (1 + rounding) - np.exp(np.minimum(away[:-1], 700)) * second[1:] * (1 - rounding), 0.0
             )
-        extra = self._extra(away, sign) + self._rounding(away)
-        over = np.flatnonzero(delta + sign * extra > target)
+        # What lies above the window, and what rounding can do to the sums.
+        extra = OUTSIDE * math.exp(max(min(-self.tilt * float(away[-1]), _CLIP), -700.0)) + self._rounding(away)
+        over = np.flatnonzero(found + extra > target)
         if not len(over) or over[-1] + 1 >= self.length:
             return None
         index = int(over[-1])
         reach = 6 * math.sqrt(self.centre.variance) + 2 * self.step
         if abs(float(away[index])) > reach or -(self.tilt + 1) * float(away[index]) > _CLIP - 50:
             return None
-        rest = first[index + 1] * (1 + rounding) - (target - sign * extra[index])
+        rest = first[index + 1] * (1 + rounding) - (target - extra[index])
         if rest <= 0 or second[index + 1] <= 0:
-            return float(self.points[index] if sign < 0 else self.points[index + 1])
+            return float(self.points[index + 1])
         epsilon = self.centre.mean + math.log(rest / (second[index + 1] * (1 - rounding)))
         return float(np.clip(epsilon, self.points[index], self.points[index + 1]))
 
     def _rounding(self, away: Array) -> Array:
-        """What rounding of p̃ can do to the sums over the points from each one on."""
+        """Return what rounding of p̃ can do to the sums over the points from each one on."""
         weight = np.exp(np.clip(-2 * self.tilt * away, -700, _CLIP))
         return np.asarray(self.error * np.sqrt(np.cumsum(weight[::-1])[::-1]), dtype=np.float64)
 
-    def _extra(self, away: Array, sign: int) -> Array:
-        """What lies outside the window, in the units of `_sums`, at each point."""
-        if sign > 0:
-            return np.full_like(away, OUTSIDE * math.exp(max(min(-self.tilt * float(away[-1]), _CLIP), -700.0)))
-        return 2 * OUTSIDE * np.exp(np.clip(-self.tilt * away, -700, _CLIP))
-
-    def epsilon_above(self, delta: float) -> float | None:
-        """An ε at which δ(ε) is at most ``delta`` for sure; None if this window cannot tell."""
-        return self._solve(np.maximum(self.mass, 0), math.log(delta), +1)
-
-    def epsilon_below(self, delta: float) -> float | None:
-        """An ε at which δ(ε) is at least ``delta`` for sure; None if this window cannot tell."""
-        return self._solve(self.mass, math.log(delta), -1)
-
-    def delta_at(self, epsilon: float, sign: int) -> float:
-        """A bound on δ(epsilon): above it for ``sign`` +1, below it for -1."""
+    def delta_above(self, epsilon: float) -> float:
+        """An upper bound on δ(epsilon)."""
         above = self.points > epsilon
         s, p = self.points[above], self.mass[above]
-        weight = np.exp(np.minimum(self.centre.value - self.tilt * s + sign * self.doubt, 340)) * -np.expm1(epsilon - s)
-        inside = float((np.maximum(p, 0) if sign > 0 else p) @ weight) + sign * self.error * float(
-            np.sqrt(weight @ weight)
-        )
+        weight = np.exp(np.minimum(self.centre.value - self.tilt * s + self.doubt, 340)) * -np.expm1(epsilon - s)
+        inside = float(np.maximum(p, 0) @ weight) + self.error * float(np.sqrt(weight @ weight))
         # Tilted masses beyond an end of the window weigh at most what they would weigh at that end, or at ε.
-        ends = [float(self.points[-1])] if sign > 0 else [epsilon, epsilon]
-        if sign > 0 and epsilon < self.points[0]:
-            ends.append(epsilon)
+        ends = [float(self.points[-1]), *([epsilon] if epsilon < self.points[0] else [])]
         outside = sum(OUTSIDE * math.exp(min(self.centre.value - self.tilt * end, 700.0)) for end in ends)
-        bound = inside * (1 + sign * self.length * _EPS) + sign * outside
-        return float(min(max(bound, 0.0), 1.0))
+        return float(min(max(inside * (1 + self.length * _EPS) + outside, 0.0), 1.0))

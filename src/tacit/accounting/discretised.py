@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,9 +18,9 @@ from tacit.accounting.convolution import (
     tilt_for_epsilon,
     tilted,
 )
-from tacit.accounting.effort import OutOfReach, spend
+from tacit.accounting.effort import OutOfReach, searching, spend
 from tacit.accounting.groups import Several
-from tacit.accounting.lattice import Lattice, Sketch, optimistic, pessimistic, sketch
+from tacit.accounting.lattice import Lattice, Sketch, pessimistic, sketch
 from tacit.accounting.losses import (
     Added,
     GaussianLoss,
@@ -32,6 +32,7 @@ from tacit.accounting.losses import (
     Replaced,
     ResponseLoss,
 )
+from tacit.accounting.merged import Measures, MergedSum, merged
 from tacit.accounting.rounding import COARSE
 from tacit.accounting.sides import Side, largest_loss
 
@@ -40,6 +41,9 @@ _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
 _LARGEST_STEP = 50.0
+# Bounds further apart do not come close on finer lattices of one step; these are at most so many times as fine.
+_HOPELESS, _FINER = 0.3, 30.0
+_ROUGHLY = 2e-5  # how close is close enough in a search, whose queries share one limit
 _GAUSSIAN = Plain | Removed | Added | Mirrored | Replaced | Several
 
 
@@ -77,6 +81,19 @@ class _Found:
     lower: float = 0.0
     step: float = 0.0
 
+    @property
+    def gap(self) -> float:
+        return self.upper / self.lower - 1 if self.lower > 0 else math.inf
+
+    @property
+    def close(self) -> bool:
+        """True if the upper bound is certified: it falls by no more than `CLOSE` when the truth rises."""
+        return self.gap <= _goal() or self.upper == 0
+
+
+def _goal() -> float:
+    return _ROUGHLY if searching() else direct.CLOSE
+
 
 def _refine(
     found: _Found,
@@ -111,10 +128,11 @@ def _refine(
     found.upper = min(found.upper, lattice.upper(step))
     if found.upper > floor:
         found.lower = min(lattice.lower(step), found.upper)
-    if found.upper > floor and fine and delta is not None:
-        # To seven figures or so, so that ε is monotone in steps, rate and noise to as many; for δ it takes too long.
-        finely = direct.epsilon_above(side.lattice_pairs, delta, found.upper)
-        found.upper = max(min(found.upper, finely), found.lower)
+    if fine:
+        if near > _SMALL / 10:  # smaller losses leave P and Q too much alike for the rounding of one transform
+            _certify(found, lattice, floor)
+        if found.upper > floor and not found.close:
+            found.upper = max(min(found.upper, _nested(side, delta, epsilon, found.upper)), found.lower)
     while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
         if found.step <= lattice.finest:
             break
@@ -124,6 +142,28 @@ def _refine(
             found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
             break
     found.lower = min(found.lower, found.upper)
+
+
+def _certify(found: _Found, lattice: _Lattices, floor: float) -> None:
+    """Finer lattices until the bounds are close, as long as they come closer as the square of the step."""
+    step = found.step
+    while found.upper > floor and not found.close and found.gap < _HOPELESS:
+        before, finer = found.gap, max(0.7 * math.sqrt(_goal() / found.gap), 1 / _FINER)
+        step *= finer
+        if step < lattice.finest:
+            return
+        found.upper = min(found.upper, lattice.upper(step))
+        found.lower = max(found.lower, min(lattice.lower(step), found.upper))
+        if found.gap > 4 * finer**2 * before:
+            return
+
+
+def _nested(side: Side, delta: float | None, epsilon: float | None, upper: float) -> float:
+    """By lattices of several steps, where no tilt puts the weight near ε."""
+    if delta is not None:
+        return direct.epsilon_above(side.lattice_pairs, delta, upper)
+    assert epsilon is not None
+    return direct.delta_above(side.lattice_pairs, epsilon, upper)
 
 
 def uppers(side: Side, accuracy: float, epsilons: Sequence[float]) -> list[float]:
@@ -177,7 +217,7 @@ class _Lattices:
     delta: float | None
     epsilon: float | None
     too_fine: float = 0.0  # the largest step met whose window did not fit
-    made: dict[tuple[str, float], list[tuple[Lattice, int]]] = field(default_factory=dict)
+    made: dict[float, list[tuple[Lattice, int]]] = field(default_factory=dict)
 
     @property
     def support(self) -> float:
@@ -190,7 +230,7 @@ class _Lattices:
         return max(self.support, 3 * self.too_fine)
 
     def upper(self, step: float) -> float:
-        parts = self._parts(pessimistic, step)
+        parts = self._pessimistic(step)
         if any(lattice.infinite >= 1 for lattice, _ in parts):
             return math.inf if self.delta is not None else 1.0
         infinite = -math.expm1(sum(count * math.log1p(-lattice.infinite) for lattice, count in parts))
@@ -198,41 +238,47 @@ class _Lattices:
             if self.delta is None:
                 assert self.epsilon is not None
                 rest = self.epsilon - self.side.certain
-                found = TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(rest, +1)
+                found = TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_above(rest)
                 if found >= 1 and self.tilt > 0:  # ε is beyond the end of the sketches: their tilt means nothing there
-                    found = _delta_at(parts, rest, +1)
+                    found = _delta_above(parts, rest)
                 return min(found + infinite, 1.0)
             if self.delta <= infinite:
                 return math.inf
-            return max(_solve(parts, self.tilt, self.delta - infinite, +1) + self.side.certain, 0.0)
+            return max(_epsilon_above(parts, self.tilt, self.delta - infinite) + self.side.certain, 0.0)
         except WindowTooLarge:
             self.too_fine = max(step, self.finest)
             return self.upper(3 * self.too_fine)
 
     def lower(self, step: float) -> float:
-        # A coarser lattice where the optimistic recurrence, which is not vectorised, would take long.
-        parts = self._parts(optimistic, max(step, 8 * self.support))
         try:
-            if self.delta is not None:
-                return max(_solve(parts, self.tilt, self.delta, -1) + self.side.certain, 0.0)
-            assert self.epsilon is not None
-            return TiltedSum(parts, self.tilt, _LARGEST_WINDOW).delta_at(self.epsilon - self.side.certain, -1)
+            total = MergedSum(self._merged(step), self.tilt, _LARGEST_WINDOW)
         except WindowTooLarge:
             self.too_fine = max(step, self.finest)
             return self.lower(3 * self.too_fine)
+        if self.delta is not None:
+            return max(total.epsilon_below(self.delta) + self.side.certain, 0.0)
+        assert self.epsilon is not None
+        return total.delta_below(self.epsilon - self.side.certain)
 
-    def _parts(self, discretise: Callable[[Pair, Sketch, float], Lattice], step: float) -> list[tuple[Lattice, int]]:
-        step = _fit(self.side.lattice_pairs, max(step, self.finest))
-        key = discretise.__name__, step
-        if key not in self.made:
-            if step > _LARGEST_STEP:
-                raise OutOfReach(f"a lattice step of {step:g}")
-            self.made[key] = []
-            for (pair, count), (near, _) in zip(self.side.lattice_pairs, self.sketches, strict=True):
-                spend((40 if discretise is optimistic else 10) * float(near.edges[-1] - near.edges[0]) / step)
-                chosen = _quieter(pair) if discretise is optimistic else pair
-                self.made[key].append((discretise(chosen, near, step), count))
-        return self.made[key]
+    def _pessimistic(self, step: float) -> list[tuple[Lattice, int]]:
+        step = _fit(self.side.lattice_pairs, self._allowed(step))
+        if step not in self.made:
+            self.made[step] = [(pessimistic(pair, near, step), count) for pair, near, count in self._each(step)]
+        return self.made[step]
+
+    def _merged(self, step: float) -> list[tuple[Measures, int]]:
+        step = _fit(self.side.lattice_pairs, self._allowed(step))
+        return [(merged(_quieter(pair), near, step), count) for pair, near, count in self._each(step)]
+
+    def _allowed(self, step: float) -> float:
+        if max(step, self.finest) > _LARGEST_STEP:
+            raise OutOfReach(f"a lattice step of {step:g}")
+        return max(step, self.finest)
+
+    def _each(self, step: float) -> Iterator[tuple[Pair, Sketch, int]]:
+        for (pair, count), (near, _) in zip(self.side.lattice_pairs, self.sketches, strict=True):
+            spend(10 * float(near.edges[-1] - near.edges[0]) / step)
+            yield pair, near, count
 
 
 def _quieter(pair: Pair) -> Pair:
@@ -242,33 +288,29 @@ def _quieter(pair: Pair) -> Pair:
     return replace(pair, base=GaussianLoss(pair.base.shift * (1 - COARSE)))
 
 
-def _solve(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float, sign: int) -> float:
+def _epsilon_above(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: float) -> float:
     """ε from a tilted sum; where its window cannot tell, by bisection on δ(ε), each with its own saddle point."""
     total = TiltedSum(parts, tilt, _LARGEST_WINDOW)
-    found = total.epsilon_above(delta) if sign > 0 else total.epsilon_below(delta)
+    found = total.epsilon_above(delta)
     if found is not None:
         return found
-    if sign < 0:
-        # A lower bound may be poor: what the window's own answer would be, if it can be confirmed.
-        low = max(total.centre.mean - 3 * math.sqrt(total.centre.variance), 0.0)
-        return low if _delta_at(parts, low, -1) >= delta else -math.inf
     low, high = 0.0, max(total.centre.mean, 10 * total.step)
-    if _delta_at(parts, low, +1) <= delta:
+    if _delta_above(parts, low) <= delta:
         return 0.0
     end = sum(count * (lattice.offset + float(lattice.points[-1])) for lattice, count in parts)
-    while high < end and _delta_at(parts, high, +1) > delta:
+    while high < end and _delta_above(parts, high) > delta:
         low, high = high, 2 * high
     high = min(high, max(end, 0.0))  # no loss is larger: there δ is 0
     for _ in range(50):
         middle = (low + high) / 2
         if high - low <= 2e-3 * high + 1e-6:
             break
-        low, high = (middle, high) if _delta_at(parts, middle, +1) > delta else (low, middle)
+        low, high = (middle, high) if _delta_above(parts, middle) > delta else (low, middle)
     return high
 
 
-def _delta_at(parts: Sequence[tuple[Lattice, int]], epsilon: float, sign: int) -> float:
-    return TiltedSum(parts, tilt_for_epsilon(parts, epsilon), _LARGEST_WINDOW).delta_at(epsilon, sign)
+def _delta_above(parts: Sequence[tuple[Lattice, int]], epsilon: float) -> float:
+    return TiltedSum(parts, tilt_for_epsilon(parts, epsilon), _LARGEST_WINDOW).delta_above(epsilon)
 
 
 def _fit(pairs: Sequence[tuple[Pair, int]], step: float) -> float:

@@ -123,7 +123,7 @@ class _Lease:
 
 
 def _costs_no_more(kind: Composition, other: Composition) -> bool:
-    """Whether one is plainly a Gaussian sum of no less noise on a sample of no greater rate than the other.
+    """Return True if one is plainly a Gaussian sum of no less noise on a sample of no greater rate than the other.
 
     More noise is post-processing. At a lower Poisson rate the output is that of the higher one where each drawn
     record is kept by a coin, and joint convexity of the divergences does the rest. One step that dominates another
@@ -188,7 +188,7 @@ def share(budget: AdaptiveBudget, order: float) -> float:
 
 
 def fits_adaptively(entries: Sequence[tuple[Step, int]], adjacency: Adjacency, budget: AdaptiveBudget) -> bool:
-    """Whether the filter lets these steps through, in the order they are given."""
+    """Return True if the filter lets these steps through, in the order they are given."""
     if not entries:
         return True
     if any(isinstance(step.sampling, CyclicPoisson) for step, _ in entries):

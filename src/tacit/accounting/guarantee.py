@@ -28,7 +28,7 @@ _EXACT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What was done is (epsilon, delta)-differentially private, for this unit, adjacency and sampling.
+    """An (epsilon, delta) guarantee with its unit, adjacency and sampling.
 
     ``epsilon`` and ``delta`` are upper bounds; ``epsilon_lower``, where known, is what neighbours can really attain.
     With ``group`` above 1 neighbours differ in as many records.
@@ -60,13 +60,13 @@ class Guarantee:
 
     @property
     def tuning(self) -> str:
-        """What was chosen among runs and is paid for in epsilon and delta, in words; empty if nothing was."""
+        """Return what was chosen among runs and is paid for in epsilon and delta, in words; empty if nothing was."""
         chosen = [(term.base, count) for term, count in self.composition.terms if isinstance(term.base, Best)]
         return " and ".join(f"{count} × " * (count > 1) + in_words(base.selection) for base, count in chosen)
 
     @property
     def assumptions(self) -> list[str]:
-        """What the claim takes for granted, a sentence each."""
+        """Return what the claim takes for granted, a sentence each."""
         if self.adaptive_budget is None:
             parameters = (
                 "Every step's noise, sampling and number are taken as fixed before the first release. Where the end "

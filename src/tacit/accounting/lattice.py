@@ -1,13 +1,8 @@
-"""A privacy loss on a lattice {i · step}: one rounding that can only raise δ, one that can only lower it.
+"""A privacy loss on a lattice {i · step}, by a rounding that can only raise δ.
 
-*Pessimistic* (connect the dots; Doroshenko et al. 2022): the mass of each cell moves to the cell's two ends so that
+Connect the dots (Doroshenko et al. 2022): the mass of each cell moves to the cell's two ends so that
 its P-mass and its Q-mass both stay. The result's profile interpolates the true one, a convex function, at the points
 e^(i·step): it dominates the pair. What lies above the lattice becomes infinite loss, what lies below moves up.
-
-*Optimistic*: outcomes around a lattice point are merged into one. Merging is post-processing, so the merged pair is
-dominated by the true one; a merged loss that is not on the lattice is lowered to it, which lowers
-E_P[(1 - e^(ε-ΣL))_+] for any number of compositions. What lies above the lattice moves down to its end, what lies
-below is dropped.
 """
 
 from __future__ import annotations
@@ -117,8 +112,8 @@ def pessimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
     return Lattice(step, offset, first, p, float(cells.p[-1]))
 
 
-def optimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
-    """A lattice distribution that ``pair`` dominates.
+def shares(rises: list[float], falls: list[float], mode: int) -> Array:
+    """How much of each cell goes down to its lower end, so that a lattice distribution results that the law dominates.
 
     The fraction ``share[i]`` of the cell (x_i, x_i+1] goes down to x_i, the rest up to x_i+1. What arrives at x_i is
     merged into one outcome; its loss is at least x_i exactly when
@@ -126,21 +121,9 @@ def optimistic(pair: Pair, near: Sketch, step: float) -> Lattice:
         share[i] · rise_i >= (1 - share[i-1]) · fall_{i-1},      fall = e^(x_i) Q(cell) - P(cell),
 
     and lowering that loss to x_i is sound. Equality everywhere loses nothing to first order; the recurrence that
-    gives it is stable from either tail towards the mode, and where a share would leave [0, 1] more mass goes down.
+    gives it is stable from either tail towards the mode, and where a share would leave [0, 1] more mass goes down. The
+    last cell, without upper end, is all down.
     """
-    offset, first, points = _layout(pair, near, step)
-    cells = pair.cells(np.append(points, np.inf))
-    mass = np.maximum(cells.p, 0.0)
-    rises = np.maximum(cells.rise - cells.slack, 0.0)
-    falls = np.maximum(math.expm1(step) * mass - math.exp(step) * (cells.rise - cells.slack), 0.0)
-    share = shares(rises.tolist(), falls.tolist(), int(np.argmax(mass)))
-    p = mass * share
-    p[1:] += mass[:-1] * (1 - share[:-1])
-    return Lattice(step, offset, first, p)
-
-
-def shares(rises: list[float], falls: list[float], mode: int) -> Array:
-    """Shares that meet the condition of `optimistic` at every point; the last cell, without upper end, is all down."""
     n = len(rises)
     share = [0.0] * n
     share[n - 1] = 1.0

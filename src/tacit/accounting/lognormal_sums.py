@@ -23,7 +23,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Rounding(NamedTuple):
-    """Whether the law is a bound from below, and whether what cannot be exact makes W larger."""
+    """The direction of rounding: a bound from below or not, and larger or smaller W where it cannot be exact."""
 
     below: bool
     raises: bool
@@ -119,7 +119,7 @@ def _single(shift: float, bits: int, rounding: Rounding, tail: float) -> Law:
 
 
 def _kept_low(rise: Array, fall: Array, mass: Array, *, raises: bool) -> Array:
-    """How much of each cell is merged at its lower end; see `tacit.accounting.lattice.optimistic`."""
+    """How much of each cell is merged at its lower end; see `tacit.accounting.lattice.shares`."""
     if raises:
         return mass - _kept_low(fall[::-1], rise[::-1], mass[::-1], raises=False)[::-1]
     return mass * shares(rise.tolist(), fall.tolist(), int(np.argmax(mass)))

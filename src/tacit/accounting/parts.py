@@ -1,4 +1,4 @@
-"""Parts of a loss distribution on nested lattices, each with a step of its own, and how they are rounded."""
+"""Parts of a loss distribution on nested lattices, each with a step of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from tacit.accounting.lattice import LARGEST_LOSS
 from tacit.accounting.losses import Array
-from tacit.accounting.relative import ROUNDING
 
 WIDER = 5
 """Each part beyond the main one has a step 2^5 as wide."""
+_WITHIN = 2
+"""Each part within the main one has a step 2^2 as wide as the next finer one."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Grid:
 
     unit: float
     main: int
-    points: tuple[int, int]  # see `tacit.accounting.direct`
+    points: int  # of the main lattice between 0 and ε, a multiple of 2^4
     least: float  # what may be moved away at an end of a part, a step and part
 
     def step(self, scale: int) -> float:
@@ -29,13 +30,11 @@ class Grid:
 
     def half(self, scale: int) -> int:
         """How many points a lattice has on either side of 0."""
-        if scale < self.main:
-            return min(self.points[1], self.points[0] << (self.main - scale))
-        return min(2 * self.points[0], math.ceil(LARGEST_LOSS / self.step(scale)))
+        return min(2 * self.points, math.ceil(LARGEST_LOSS / self.step(scale)))
 
     def wider(self, scale: int) -> int:
-        """The lattice for what lies beyond this one; never finer than the main one, so that windows are nested."""
-        return self.main if scale < self.main else scale + WIDER
+        """The lattice for what lies beyond this one."""
+        return min(scale + _WITHIN, self.main) if scale < self.main else scale + WIDER
 
     def last(self, scale: int) -> bool:
         return self.half(scale) * self.step(scale) >= LARGEST_LOSS
@@ -43,10 +42,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Part:
-    """Mass ``p[i]`` at the loss (first + i) · step of one lattice."""
+    """Masses ``p[:, i]`` at the loss (first + i) · step of one lattice, a row for each of the measures kept."""
 
     first: int
     p: Array
+
+    @property
+    def end(self) -> int:
+        return self.first + int(self.p.shape[1])
 
 
 def add(parts: dict[int, Part], scale: int, part: Part) -> None:
@@ -55,42 +58,19 @@ def add(parts: dict[int, Part], scale: int, part: Part) -> None:
         return
     old = parts[scale]
     first = min(old.first, part.first)
-    p = np.zeros(max(old.first + len(old.p), part.first + len(part.p)) - first)
-    p[old.first - first : old.first - first + len(old.p)] += old.p
-    p[part.first - first : part.first - first + len(part.p)] += part.p
+    p = np.zeros((len(old.p), max(old.end, part.end) - first))
+    p[:, old.first - first : old.end - first] += old.p
+    p[:, part.first - first : part.end - first] += part.p
     parts[scale] = Part(first, p)
 
 
-def coarser(grid: Grid, part: Part, scale: int, to: int) -> Part:
-    """The part on a coarser lattice: a mass between two of its points goes to both, its P-mass and Q-mass kept."""
-    if scale == to:
-        return part
-    factor = 1 << (to - scale)
-    low = part.first // factor
-    ahead = part.first - low * factor
-    rows = -(-(ahead + len(part.p)) // factor)
-    cells = np.zeros(rows * factor)
-    cells[ahead : ahead + len(part.p)] = part.p
-    table = cells.reshape(rows, factor)
-    up = np.expm1(-np.arange(factor) * grid.step(scale)) / math.expm1(-grid.step(to))
-    up = np.minimum(up * (1 + 1e-14), 1.0)
-    p = np.zeros(rows + 1)
-    p[:-1] += table @ (1 - up)
-    p[1:] += table @ up
-    return Part(low, p * (1 + ROUNDING / 64))
+def in_cells(part: Part, factor: int, shift: int) -> tuple[int, Array]:
+    """Return the masses in groups of ``factor`` points (row, group, place), and the number of the first group.
 
-
-def trimmed(part: Part, least: float) -> tuple[Part, float]:
-    """The part without ``least`` at its upper end, which is returned beside it, and at its lower, which moves up."""
-    if not part.p.size:
-        return part, 0.0
-    downwards = np.cumsum(part.p[::-1])[::-1]
-    end = int(np.count_nonzero(downwards > least))
-    lost = float(downwards[end]) * (1 + ROUNDING) if end < len(part.p) else 0.0
-    if not end:
-        return Part(part.first, part.p[:0]), lost
-    upwards = np.cumsum(part.p[:end])
-    begin = min(int(np.searchsorted(upwards, least, side="right")), end - 1)
-    p = part.p[begin:end].copy()
-    p[0] += float(upwards[begin - 1]) * (1 + ROUNDING) if begin else 0.0
-    return Part(part.first + begin, p), lost
+    Point i is in group (i + shift) // factor.
+    """
+    low, ahead = divmod(part.first + shift, factor)
+    groups = -(-(ahead + part.p.shape[1]) // factor)
+    cells = np.zeros((len(part.p), groups * factor))
+    cells[:, ahead : ahead + part.p.shape[1]] = part.p
+    return low, cells.reshape(len(part.p), groups, factor)

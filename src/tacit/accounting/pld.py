@@ -3,8 +3,9 @@
 Each direction of the neighbouring relation (`tacit.accounting.sides`) is computed in the best way there is for it:
 Gaussian sums over everyone in closed form; sampled Gaussian sums by Fourier inversion (`tacit.accounting.inversion`),
 exact to many digits and quick; everything else, and what that cannot reach, on a lattice
-(`tacit.accounting.discretised`), once pessimistically and once optimistically, added up by FFT. The lattice is as fine
-as ``tolerance`` needs. Where it is used the Rényi bound is taken instead if it is lower: for Poisson samples under
+(`tacit.accounting.discretised`), once rounded up and once merged, added up by FFT. The lattice is as fine
+as ``tolerance`` needs, and then as fine as it takes to certify the upper bound within a millionth (`_CLOSE`), as far as
+the effort allowed goes. Where it is used the Rényi bound is taken instead if it is lower: for Poisson samples under
 replace-one and far out in the tail it can be.
 """
 
@@ -123,8 +124,8 @@ class Pld:
         """
         upper = lower = step = 0.0
         rounded = False
-        for side in both:
-            with limited(QUERY):
+        for effort, side in zip((QUERY, QUERY / 2), both, strict=False):
+            with limited(effort):
                 found = _directly(side, delta, epsilon, upper if fine else math.inf)
                 if found is None:
                     rounded = True
@@ -272,6 +273,6 @@ def _check_counts(composition: Composition) -> None:
 
 
 def _next_to_no_noise(composition: Composition) -> bool:
-    """Whether some release is as good as exact, so that nothing is claimed."""
+    """Return True if some release is as good as exact, so that nothing is claimed."""
     bases = [term.base for term, _ in composition.parts]
     return any(isinstance(base, comp.Gaussian | comp.Laplace) and base.noise_multiplier < LEAST_NOISE for base in bases)

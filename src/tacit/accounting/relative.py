@@ -24,11 +24,11 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Array:
-    """An upper bound, close to it, on the convolution of two vectors of masses; ``same``: they are one vector.
+    """A bound on the convolution of two vectors of masses, close to it: from above for ``sign`` +1, from below for -1.
 
-    With ``sign`` -1 a lower bound. Products of levels i and j are of one size for all i + j = m: they are added up
+    ``same``: they are one vector. Products of levels i and j are of one size for all i + j = m: they are added up
     before the transform back. What two transforms, a product and a transform back can be off by is added to every
-    entry they touch, or taken away.
+    entry they touch, or taken away from it. For ``sign`` 0 nothing is, and masses may be negative.
     """
     if min(len(a), len(b)) <= _FEW:
         spend(len(a) * len(b) / 50)
@@ -53,10 +53,12 @@ def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Arra
             spectrum += left[i] * right[j]
             off += math.sqrt(float(one @ one) * float(other @ other))
             begin, end = min(begin, start + first), max(end, start + first + len(one) + len(other) - 1)
-        mass = np.maximum(irfft(spectrum, size)[begin:end], 0.0)
-        out[begin:end] += (
-            mass + rounding * off if sign > 0 else np.where(mass > 2 * rounding * off, mass - rounding * off, 0.0)
-        )
+        found = irfft(spectrum, size)[begin:end]
+        if sign > 0:
+            found = np.maximum(found, 0.0) + rounding * off
+        elif sign < 0:
+            found = np.where(found > 2 * rounding * off, found - rounding * off, 0.0)
+        out[begin:end] += found
     return out * (1 + sign * ROUNDING / 64)
 
 
@@ -64,7 +66,8 @@ def _levels(p: Array) -> list[tuple[int, int, Array]]:
     """The masses by size: level i has those within a factor `_BAND` below max / _BAND^i; each with its first place."""
     out = []
     with np.errstate(divide="ignore"):
-        level = np.floor((math.log(float(p.max())) - np.log(p)) / math.log(_BAND))
+        size = np.abs(p)
+        level = np.floor((math.log(max(float(size.max()), 1e-300)) - np.log(size)) / math.log(_BAND))
     for i in np.unique(level[np.isfinite(level)]):
         places = np.flatnonzero(level == i)
         begin, end = int(places[0]), int(places[-1]) + 1

@@ -1,4 +1,4 @@
-"""What it costs to publish the best of a random number of runs (Papernot & Steinke 2021)."""
+"""The cost of publishing the best of a random number of runs (Papernot & Steinke 2021)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mean_trials(selection: Selection) -> float:
 
 
 def in_words(selection: Selection) -> str:
-    """What was done, for a guarantee: the distribution, and that the rest must stay unseen."""
+    """Return what was done, for a guarantee: the distribution, and that the rest must stay unseen."""
     kind = f"K Poisson, {mean_trials(selection):.4g} on average"
     if selection.trials != "poisson":
         kind = (

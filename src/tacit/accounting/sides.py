@@ -42,7 +42,7 @@ class Side:
 
     @property
     def fine(self) -> bool:
-        """Whether `tacit.accounting.direct` suits it: Gaussian sums of few kinds, whose losses have no atoms."""
+        """True if `tacit.accounting.direct` suits it: Gaussian sums of few kinds, whose losses have no atoms."""
         few = not self.certain and len(self.pairs) <= _FEW_KINDS
         kinds = Removed | Added | Mirrored | Replaced
         return few and all(isinstance(pair.base, GaussianLoss) and isinstance(pair, kinds) for pair, _ in self.pairs)
@@ -128,7 +128,7 @@ def basic(composition: Composition) -> float:
 
 
 def largest_loss(base: Base) -> float:
-    """Of a bounded loss."""
+    """Return the largest value of a bounded loss."""
     assert isinstance(base, LaplaceLoss | ResponseLoss)
     return base.shift if isinstance(base, LaplaceLoss) else base.epsilon
 

@@ -127,7 +127,7 @@ class Window:
         return Interval(min(max(upper, _LEAST), 1.0), math.exp(min(self.log_bound(epsilon, -1, true=true), 0.0)))
 
     def tells(self, epsilon: float) -> bool:
-        """Whether its bounds at this ε are close."""
+        """Return True if its bounds at this ε are close."""
         found = self.delta(epsilon)
         return found.upper - (found.lower or 0.0) <= 1e-6 * found.upper
 

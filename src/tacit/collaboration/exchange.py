@@ -1,4 +1,4 @@
-"""Who exchanges parameters with the server and when (Shokri & Shmatikov 2015, section 5.5)."""
+"""Protocols: which participant exchanges parameters with the server, when (Shokri & Shmatikov 2015, section 5.5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def turns(protocol: Protocol, participants: int, source: Source) -> Iterator[Tur
 
 
 class LeaseHeld(ValueError):
-    """Somebody else has the server to themselves at the moment; try again later."""
+    """Another participant holds the server's lease at the moment; try again later."""
 
 
 class Lease:
@@ -105,7 +105,7 @@ class Lease:
             self._holder = None
 
     def free(self, now: float) -> bool:
-        """Whether nobody has it."""
+        """Return True if no participant holds it."""
         return self._holder is None or now >= self._expires
 
     def take_lapsed(self, now: float) -> str | None:

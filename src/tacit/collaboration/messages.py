@@ -1,4 +1,4 @@
-"""What a participant and the parameter server say to each other. Plain arrays: any transport can carry them."""
+"""Messages between a participant and the parameter server. Plain arrays: any transport can carry them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """What ``participant`` adds to the global parameters at ``indices``; uploads are numbered 0, 1, 2, ..."""
+    """An upload: what ``participant`` adds to the global parameters at ``indices``; numbered 0, 1, 2, ..."""
 
     participant: str
     sequence: int

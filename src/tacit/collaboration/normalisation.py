@@ -17,7 +17,7 @@ _LEAST = 0.05  # of a standard deviation: noise can make the difference of the m
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What inputs are normalised by: for each channel the mean, which is subtracted, and what is divided by."""
+    """The scale of inputs: for each channel the mean, which is subtracted, and the divisor."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -29,7 +29,7 @@ class Scale:
 
 
 def charges(noise_multiplier: float, records: int) -> tuple[Step, ...]:
-    """What `moments` will record."""
+    """Return what `moments` will record."""
     return _statistics(noise_multiplier).charges(records)
 
 

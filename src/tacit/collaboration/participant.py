@@ -53,7 +53,7 @@ class Participant:
 
     @property
     def steps(self) -> int:
-        """Of local training so far, if it counts them."""
+        """Steps of local training so far, if it counts them."""
         return int(getattr(self.training, "steps", 0))
 
     def resume(self, *, sequence: int, steps: int, parameters: Vector) -> None:

@@ -52,12 +52,12 @@ class SparseVectorPrivacy:
 
     @property
     def charged(self) -> float:
-        """What one upload costs."""
+        """Return what one upload costs."""
         return self.epsilon_per_epoch * _CHARGED
 
     @classmethod
     def whole(cls, epsilon: float, *, epochs: int) -> SparseVectorPrivacy:
-        """What may be spent in each of ``epochs`` epochs if all of it may cost ``epsilon``."""
+        """Return what may be spent in each of ``epochs`` epochs if all of it may cost ``epsilon``."""
         return cls(epsilon_per_epoch=epsilon / _CHARGED / epochs * (1 - 1e-9))
 
 
@@ -230,7 +230,7 @@ Privacy = SparseVectorPrivacy | GaussianPrivacy | LocalDpSgd
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What participation cost a participant, whose ledger it is drawn from.
+    """The cost of participation to a participant, from its ledger.
 
     ``whole`` is the guarantee: all parameters, all epochs. ``per_parameter`` is the number on the axes of the paper's
     Figure 13: the ε of one epoch divided by the number of its uploads. It is a guarantee of nothing that is released:

@@ -1,4 +1,4 @@
-"""What is learned: a data set as the paper's networks want it, and a network."""
+"""Problems: a data set as the paper's networks want it, and a network."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def raw_problem(dataset: str, model: str) -> Problem:
 
 
 def builder(model: str, *, channels: int) -> Callable[[], nn.Module]:
-    """What makes a network of the paper, ``"mlp"`` or ``"cnn"``, for images of one channel or three."""
+    """Return what makes a network of the paper, ``"mlp"`` or ``"cnn"``, for images of one channel or three."""
     if channels not in (1, 3):
         raise ValueError(f"images have {channels} channels; the paper's networks take 1 or 3.")
     networks: dict[str, Callable[[], nn.Module]] = {

@@ -24,7 +24,7 @@ _LARGEST_UNIT = 1e20  # far from the end of float32, which a unit grown by 1/β 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What participants have agreed on: ``bound`` is γ, ``upload`` is θ_u, ``decay`` is β.
+    """The rules of the parameter server: ``bound`` is γ, ``upload`` is θ_u, ``decay`` is β.
 
     The update counters are multiplied by β after every ``decay_every`` accepted uploads; with as many as there are
     participants that is once an epoch.
@@ -46,7 +46,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an upload adds and where: in order by itself, whoever sends it and whatever the parameters are."""
+    """The values of an upload and their places, checked without the sender and the parameters."""
 
     where: npt.NDArray[Any] | slice
     values: Vector
@@ -157,7 +157,7 @@ class ParameterServer:
             self._decay()
 
     def headroom(self, uploads: int) -> bool:
-        """Whether so many uploads, whatever is in them, leave all parameters finite: they can be checked together."""
+        """Return True if so many uploads, whatever is in them, leave all parameters finite."""
         more = 2 * uploads * self.rules.bound
         if self._reach + more >= _LARGEST_VALUE:
             self._reach = _reach(self._w)

@@ -1,4 +1,4 @@
-"""What a collaboration is like."""
+"""Settings of a collaboration."""
 
 from __future__ import annotations
 

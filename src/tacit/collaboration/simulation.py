@@ -50,7 +50,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came out. Accuracies are of the test set, after the last epoch; ``history`` has one for each epoch.
+    """The result of a simulation. Accuracies are of the test set after the last epoch; ``history`` has all epochs'.
 
     ``centralised_accuracy`` is of SGD on the pooled records of all participants, ``standalone_accuracy`` the mean of
     participants who train alone, both for as many epochs; None if they were not wanted. ``protocol_seconds`` is the
@@ -109,7 +109,7 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What a collaboration is measured by: accuracies of `Result`, and the centralised one after each epoch."""
+    """Baselines of a collaboration: accuracies of `Result`, and the centralised one after each epoch."""
 
     standalone: float
     centralised: list[float]
@@ -201,7 +201,7 @@ class _World:
             yield
 
     def _download(self, turn: Turn) -> Download:
-        """What is on the server, or was when this participant last came, an epoch ago."""
+        """Return what is on the server, or was when this participant last came, an epoch ago."""
         latest = self.server.pull(self._settings.download)
         if self._settings.protocol is not Protocol.ASYNCHRONOUS:
             return latest
@@ -209,7 +209,7 @@ class _World:
         return outdated if turn.stale else latest
 
     def accuracy(self) -> float:
-        """Of the global parameters."""
+        """Return the accuracy of the global parameters."""
         self._judged.vector[:] = self.server.parameters
         return accuracy(self._judge, self._problem)
 
@@ -236,13 +236,13 @@ class _World:
             yield model
 
     def claim(self) -> Claim | None:
-        """Of the participant who spent most."""
+        """Return the claim of the participant who spent most."""
         if not self._ledgers:
             return None
         return claim(list(self._ledgers.values()), delta=self._settings.delta, query=self._workshop.query)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers should know."""
+        """Return what a reader of the numbers should know."""
         held = sum(hand.size for hand in self._hands)
         copies = -(-held // len(self._problem.inputs))
         notes = [

@@ -106,7 +106,7 @@ class Workshop:
 
     @property
     def step(self) -> Step | None:
-        """What an upload will be charged with when it is made, if it is then, and known beforehand."""
+        """Return what an upload will be charged with when it is made, if it is then, and known beforehand."""
         return None if self._sum is None else Step(Everyone(unit=UNIT), (self._sum.event(),))
 
     def _uploads(self, source: Source, ledger: Callable[[Header], Ledger]) -> Uploads:
@@ -152,7 +152,7 @@ def local_sgd(
 
 
 def training_header(name: str, source: Source) -> Header:
-    """Of the ledger of a participant whose training is private."""
+    """Return the header of the ledger of a participant whose training is private."""
     return Header(secure_randomness=source.secure, purpose=name)
 
 

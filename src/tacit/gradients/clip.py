@@ -23,7 +23,7 @@ from tacit.gradients.torch_internals import write_count
 
 
 class Measured:
-    """What `recorder` captured, measured once and summed with any weights."""
+    """The captured contributions of a batch, measured once and summed with any weights."""
 
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""What the engine asks of a clipping strategy.
+"""The engine's interface to a clipping strategy.
 
 The strategies themselves live elsewhere; anything with these two methods will do.
 """

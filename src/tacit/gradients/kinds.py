@@ -1,4 +1,4 @@
-"""What is known of a function before its arguments are looked at: decided once for each function, not for each call."""
+"""Kinds of functions, decided once for each function, before its arguments are looked at."""
 
 from __future__ import annotations
 

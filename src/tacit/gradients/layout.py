@@ -96,7 +96,7 @@ def same_everywhere(t: Tensor, dim: int) -> bool:
 
 
 def steps_agree(owner: Tensor, sizes: Tensor) -> bool:
-    """Whether the rows of a packed sequence belong to the examples of its first step, in their order, at every step."""
+    """Return True if a packed sequence's rows belong to the examples of its first step, in order, at every step."""
     column = torch.cat([torch.arange(n) for n in sizes.tolist()]).to(owner.device)
     return owner.numel() == column.numel() and torch.equal(owner, owner[column])
 

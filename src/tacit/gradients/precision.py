@@ -238,7 +238,7 @@ def _smallest(count: int) -> Tensor:
 
 
 def _threads_flush() -> bool:
-    """Whether another thread that works for this one takes denormal numbers for zero, as it does when it was started.
+    """Return True if another thread that works for this one takes denormal numbers for zero.
 
     Asked each time: threads come and go, and each has threads of its own.
     """

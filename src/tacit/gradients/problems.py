@@ -1,4 +1,4 @@
-"""What stands in the way of per-example gradients: gathered where it is met, told all at once."""
+"""Problems with per-example gradients: gathered where they are met, told all at once."""
 
 from __future__ import annotations
 

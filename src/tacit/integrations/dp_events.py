@@ -55,7 +55,7 @@ def _library() -> Any:
 
 
 def _queries(dp: Any, step: Step) -> Any:
-    """What one step answers from its sample."""
+    """Return what one step answers from its sample."""
     for query in step.queries:
         plain = isinstance(query, GaussianSum) and query.noise == "gaussian" and query.strategy is None
         if not plain and not (isinstance(query, LaplaceSum) and query.dimension == 1):

@@ -1,4 +1,4 @@
-"""What is released about a sample: clipped sums with noise, and how both are chosen."""
+"""Mechanisms: clipped sums with noise, and how both are chosen."""
 
 from tacit.mechanisms.adaptive import Adaptive, AdaptiveClipping
 from tacit.mechanisms.allocation import Allocation, DimensionAdjusted, Explicit, Proportional, remaining

@@ -138,7 +138,7 @@ class AdaptiveClipping(Clipping):
         return AdaptiveClipping(self._config, super().repeated(contributions).groups, lot_size=self._lot_size)
 
     def state(self) -> dict[str, Any]:
-        """What to keep in a checkpoint: the clip norms."""
+        """Return what to keep in a checkpoint: the clip norms."""
         return {"clip_norms": self.clip_norms}
 
     def restore(self, state: dict[str, Any]) -> None:

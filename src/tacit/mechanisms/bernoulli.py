@@ -24,7 +24,7 @@ class Uniform:
     bits: int
 
     def below_exp(self, x: Fraction, source: Source) -> bool:
-        """Whether the number is below exp(-x), for x >= 0. The same number may be compared again with another x."""
+        """Return True if the number is below exp(-x), x >= 0. The same number may be compared again with another x."""
         if x == 0:
             return True
         while True:

@@ -1,4 +1,4 @@
-"""Which values occur, and how often, where nobody can list them beforehand."""
+"""Counts of values that nobody can list beforehand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CountsQuery:
         self.event()
 
     def event(self) -> ThresholdedCounts:
-        """What to record for a step."""
+        """Return the event to record for a step."""
         height = 1 + self.noise_std * -NormalDist().inv_cdf(self.slack * (1 - 1e-6)) + self.noise_std * _GRID
         return ThresholdedCounts(group=self.group, noise_std=self.noise_std, threshold=height)
 

@@ -27,7 +27,7 @@ MARGIN = 2.0**-20
 
 
 class Spendable(Protocol):
-    """What a mechanism needs of a receipt: each recorded query, handed out once."""
+    """The part of a receipt that a mechanism needs: each recorded query, handed out once."""
 
     def spend(self, group: str, /) -> Query: ...
 
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def sensitivity(self) -> float:
-        """What the ledger is told: the most one record moves the sum, in L2 norm."""
+        """Return what the ledger is told: the most one record moves the sum, in L2 norm."""
         return self.contributions * self.clip_norm * (1 + self.margin)
 
 
@@ -144,7 +144,7 @@ class Clipping:
         return self._bounds
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
-        """What to record for a step."""
+        """Return the event to record for a step."""
         lattices = [lattice_of(noise, group.sensitivity, group.dimension) for group in self.groups]
         bounds = [
             (group.name, charged(group.sensitivity, lattice, group.dimension), group.dimension)
@@ -236,7 +236,7 @@ class _Bounds:
         """What to divide by the norms of one simple group in float32."""
 
     def quotient(self, dtype: torch.dtype) -> torch.Tensor:
-        """What to divide by the norms of simple groups."""
+        """Return what to divide by the norms of simple groups."""
         if dtype not in self._quotients:
             self._quotients[dtype] = (self.norms * self.scales).to(dtype)
         return self._quotients[dtype]

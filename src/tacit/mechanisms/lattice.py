@@ -97,7 +97,7 @@ def charged(sensitivity: float, lattice: float | None, dimension: int) -> float:
 def gaussian_sum(
     *, group: str, sensitivity: float, noise_std: float, lattice: float | None, dimension: int
 ) -> GaussianSum:
-    """What to record for a sum: on a lattice, rounding is charged."""
+    """Return what to record for a sum: on a lattice, rounding is charged."""
     if lattice is None:
         return GaussianSum(group=group, clip_norm=sensitivity, noise_std=noise_std)
     bound = charged(sensitivity, lattice, dimension)

@@ -49,7 +49,7 @@ class QuantileTracker:
         self._query = replace(self._query, noise_std=noise_std)
 
     def query(self, *, discrete: bool = False) -> GaussianSum:
-        """What to record for a step. A new count begins, so that a step broken off leaves nothing behind."""
+        """Return the event to record. A new count begins, so that a step broken off leaves nothing behind."""
         self._tally = 0.0
         plain = self._query
         if not discrete:

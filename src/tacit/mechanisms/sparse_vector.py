@@ -27,7 +27,7 @@ _MARGIN = 2.0**-40  # covers the rounding of the noise scales in float64
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What was released, in the order in which it was chosen: positions, all different, and their noisy values."""
+    """Released values in the order in which they were chosen: positions, all different, and their noisy values."""
 
     indices: Integers
     values: torch.Tensor
@@ -69,16 +69,16 @@ class SparseVectorQuery:
 
     @property
     def threshold_scale(self) -> float:
-        """Of the Laplace noise on the threshold, σ(ε₁); the noise on what is compared with it has twice that."""
+        """Scale of the Laplace noise on the threshold, σ(ε₁); the noise on what is compared with it has twice that."""
         return 2 * self.releases * (2 * self.bound) / (self.epsilon * 8 / 9)
 
     @property
     def release_scale(self) -> float:
-        """Of the Laplace noise on a released value, σ(ε₂)."""
+        """Scale of the Laplace noise on a released value, σ(ε₂)."""
         return 2 * self.releases * (2 * self.bound) / (self.epsilon * 2 / 9)
 
     def event(self) -> SparseVector:
-        """What to record for a step, in which every record takes part."""
+        """Return the event to record for a step, in which every record takes part."""
         return SparseVector(
             group=self.group,
             threshold_epsilon=self.epsilon * 4 / 9 * (1 + _MARGIN),

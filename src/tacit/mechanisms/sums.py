@@ -61,7 +61,7 @@ class SumQuery:
         self.event()
 
     def event(self) -> GaussianSum:
-        """What to record for a step."""
+        """Return the event to record for a step."""
         usual = usual_lattice(self.clip_norm, self.dimension) if self.noise == "discrete" else None
         return gaussian_sum(
             group=self.group,
@@ -106,7 +106,7 @@ class LaplaceQuery:
         self.event()
 
     def event(self) -> LaplaceSum:
-        """What to record for a step."""
+        """Return the event to record for a step."""
         return LaplaceSum(group=self.group, clip_norm=self.clip_norm, scale=self.scale, dimension=self.dimension)
 
     def total(self, shape: Sequence[int] = ()) -> Total:
@@ -181,7 +181,7 @@ class WeightedMean:
             raise ValueError(f"both groups are {self.values.group!r}; values and weights need names of their own.")
 
     def events(self) -> tuple[GaussianSum, GaussianSum]:
-        """What to record for a step."""
+        """Return the event to record for a step."""
         return self.values.event(), self.weights.event()
 
     def total(self, shape: Sequence[int] = ()) -> WeightedTotal:

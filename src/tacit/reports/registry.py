@@ -32,6 +32,8 @@ PEOPLE_KNOW = (
     "data_product_sector",
     "registry_authors",
     "data_domain",
+    "release_type",
+    "data_source_type",
     "justification",
     "sources",
 )
@@ -73,9 +75,9 @@ def entry(run: Run, facts: Findings, told: Mapping[str, Any]) -> dict[str, Any]:
         "deployment_model": {
             "model_name": "Central",
             "actors": words["Setting and trust"],
-            "release_type": "One release",
+            "release_type": told.get("release_type", BLANK),
             "release_type_details": words["Released"],
-            "data_source_type": "Static",
+            "data_source_type": told.get("data_source_type", BLANK),
             "access_type": "Non-interactive",
         },
         "accounting": {

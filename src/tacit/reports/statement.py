@@ -10,6 +10,7 @@ import itertools
 import math
 from typing import NamedTuple
 
+from tacit.accounting.accountants import find
 from tacit.accounting.guarantee import Guarantee, rounded_up
 from tacit.accounting.selection import in_words
 from tacit.ledger import Selection, Shuffled
@@ -63,6 +64,8 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
     ]
     if found is not None:
         pairs.append(("What that ε is worth", _strength(facts)))
+        if found.secure_randomness:
+            pairs.append(("A family of four", _family(found)))
     pairs += [
         (
             "Randomness",
@@ -208,6 +211,21 @@ def _strength(facts: Findings) -> str:
         f"Seeing all that is released changes the odds on any fact about one {clean(found.unit)} at most {shown}-fold, "
         f"except with a probability of about δ. An attacker who wrongly accuses 1 % of the absent finds at most "
         f"{percent(power)} of those present. In the tiers of Ponomareva et al. (2023) this is {tier}."
+    )
+
+
+def _family(found: Guarantee, size: int = 4) -> str:
+    """Return what holds for so many records together, such as those of a family or one person's visits."""
+    method, unit = find(found.accountant), clean(found.unit)
+    try:
+        epsilon = method.group(found.composition, size, delta=found.delta).upper
+    except ValueError:  # no finite bound, or none that is proved
+        epsilon = math.inf
+    if not math.isfinite(epsilon):
+        return f"For {size} {unit}s together nothing is promised at this δ (`tacit account LEDGER --group {size}`)."
+    return (
+        f"For any {size} {unit}s together, a family or one person's several records, ε is {rounded_up(epsilon)} at the "
+        f"same δ. For other numbers: `tacit account LEDGER --delta {found.delta:g} --group N`."
     )
 
 

@@ -1,8 +1,9 @@
-"""Who takes part in each step, and how the lot reaches the model in batches."""
+"""Samplers, and lots cut into batches."""
 
 from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
+from tacit.sampling.owners import bounded_by_owner
 from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
 from tacit.sampling.truncated import TruncatedPoissonSampler
 from tacit.sampling.users import UserLot, UserSampler
@@ -21,4 +22,5 @@ __all__ = [
     "UserLot",
     "UserSampler",
     "batches",
+    "bounded_by_owner",
 ]

@@ -1,4 +1,4 @@
-"""Who takes part in a step. A sampler draws only against a receipt: the ledger has the event before anyone is chosen.
+"""Samplers. A sampler draws only against a receipt: the ledger has the event before any record is chosen.
 
 A sampler is told how many records there are, not what is in them, and returns the numbers of the chosen ones.
 `Sampler.event` is what to record; `Sampler.draw` takes its parameters from the event that *was* recorded, and refuses
@@ -17,13 +17,13 @@ from tacit.randomness import Integers, Source
 
 
 class Drawable(Protocol):
-    """What a sampler needs of a receipt: the recorded sampling event, handed out once."""
+    """The part of a receipt that a sampler needs: the recorded sampling event, handed out once."""
 
     def draw(self) -> Sampling: ...
 
 
 class Sampler(Protocol):
-    """What the run needs of a sampler."""
+    """The interface of a sampler."""
 
     @property
     def records(self) -> int: ...

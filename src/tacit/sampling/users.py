@@ -67,7 +67,7 @@ class UserSampler:
 
     @property
     def base(self) -> Sampler:
-        """What draws the users."""
+        """Return what draws the users."""
         return self._sampler
 
     @property

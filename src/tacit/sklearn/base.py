@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from tacit.sklearn.account import Account, Purse, Queries
 from tacit.sklearn.boosted import MARGIN, Bins, chosen_for, codes, fit_shapes, importances
-from tacit.sklearn.inputs import Numbers, bound, declared, new_rows, seed_of, tensor
+from tacit.sklearn.inputs import Numbers, bound, bounded_weights, declared, new_rows, seed_of, tensor
 from tacit.tables.boosting import BoostSettings, Shapes
 from tacit.tables.descent import descend
 from tacit.tables.methods import check_bins
@@ -32,11 +33,17 @@ class Private(BaseEstimator):  # type: ignore[misc]
     bounds: Any
     account: Account | None
     debug_seed: int | None
+    weight_bound: float
     network_: nn.Module
     settings_: Settings | BoostSettings
     bins_: list[Numbers]
     classes_: NDArray[Any]
     n_features_in_: int
+
+    def _weighted(self, rows: Numbers, sample_weight: Any) -> Numbers | None:
+        """Return the records' weights; for boosting as shares of the declared bound."""
+        weights = bounded_weights(rows, sample_weight, self.weight_bound)
+        return weights / self.weight_bound if weights is not None and self.model == "boosted" else weights
 
     def _purse(self, rows: int) -> Purse:
         return Purse(rows, self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
@@ -85,7 +92,15 @@ class Private(BaseEstimator):  # type: ignore[misc]
         return network(self.model, width, outputs, norm=math.sqrt(width), seed=seed)
 
     def _descend(
-        self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, *, unknown: bool = False
+        self,
+        rows: Numbers,
+        targets: Tensor,
+        outputs: int,
+        noise: float,
+        purse: Purse,
+        *,
+        unknown: bool = False,
+        weights: Numbers | None = None,
     ) -> None:
         self.n_iter_ = 0
         single = outputs == 1 and not targets.is_floating_point()
@@ -94,14 +109,17 @@ class Private(BaseEstimator):  # type: ignore[misc]
             self.guarantee_ = purse.guarantee()
             return
         if self.model == "boosted":
-            self._boost(rows, targets, outputs, noise, purse)
+            self._boost(rows, targets, outputs, noise, purse, weights)
             return
         rows = bound(rows, self.bounds)
         fresh, chosen = self._network(rows, outputs, purse.seed), self._settings(rows, outputs, purse)
+        if weights is not None and self.weight_bound > 1:
+            # Half way between clipping heavy records to what light ones may add, and the noise of letting them whole.
+            chosen = replace(chosen, clip_norm=chosen.clip_norm * math.sqrt(self.weight_bound))
         if outputs > 1 or targets.is_floating_point():  # a single class needs no training
             self.n_iter_ = descend(
                 fresh,
-                TensorDataset(tensor(rows), targets),
+                TensorDataset(tensor(rows), targets, *([] if weights is None else [tensor(weights)])),
                 chosen=chosen,
                 noise_multiplier=noise,
                 budget=purse.budget,
@@ -111,11 +129,15 @@ class Private(BaseEstimator):  # type: ignore[misc]
             )
         self.network_, self.settings_, self.guarantee_ = fresh, chosen, purse.guarantee()
 
-    def _boost(self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse) -> None:
+    def _boost(
+        self, rows: Numbers, targets: Tensor, outputs: int, noise: float, purse: Purse, weights: Numbers | None
+    ) -> None:
         classes = 0 if targets.is_floating_point() else outputs
         bins, before = Bins(rows.shape[1], self.bounds, purse), len(purse.ledger)
         self.settings_ = chosen_for(rows, purse)
-        self.network_, self.bins_ = fit_shapes(rows, targets, classes, noise=noise, bins=bins, purse=purse)
+        self.network_, self.bins_ = fit_shapes(
+            rows, targets, classes, noise=noise, bins=bins, purse=purse, weights=weights
+        )
         self.n_iter_, self.guarantee_ = len(purse.ledger) - before, purse.guarantee()
 
     @property

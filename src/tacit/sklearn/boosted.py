@@ -80,15 +80,22 @@ def chosen_for(rows: Numbers, purse: Purse) -> BoostSettings:
 
 
 def fit_shapes(
-    rows: Numbers, targets: torch.Tensor, classes: int, *, noise: float, bins: Bins, purse: Purse
+    rows: Numbers,
+    targets: torch.Tensor,
+    classes: int,
+    *,
+    noise: float,
+    bins: Bins,
+    purse: Purse,
+    weights: Numbers | None = None,
 ) -> tuple[Shapes, list[Numbers]]:
-    """Return the boosted model and the edges of the features' bins."""
+    """Return the boosted model and the edges of the features' bins; ``weights`` are from 0 to 1."""
     chosen = chosen_for(rows, purse)
     edges = bins.release(rows, chosen.bins)
     columns = [
         Axis(name=str(place), size=len(inner) + 1, ordered=True, missing=False) for place, inner in enumerate(edges)
     ]
-    cells = Cells(columns, len(rows), [(codes(rows, edges), targets.numpy())])
+    cells = Cells(columns, len(rows), [(codes(rows, edges), targets.numpy())], weights)
     shapes = boost(cells, classes, noise_multiplier=noise, chosen=chosen, ledger=purse.ledger, source=purse.source)
     return shapes, edges
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 Numbers = NDArray[np.float64]
 
@@ -63,3 +64,35 @@ def seed_of(debug_seed: Any) -> int | None:
     if debug_seed is None or isinstance(debug_seed, int | np.integer):
         return None if debug_seed is None else int(debug_seed)
     raise ValueError(f"debug_seed is {debug_seed!r}; it must be None (private) or a whole number (debugging).")
+
+
+def bounded_weights(rows: Numbers, sample_weight: Any, weight_bound: float) -> Numbers | None:
+    """Return the weights of rows, those above the declared bound counting as the bound; None if there are none."""
+    if not isinstance(weight_bound, int | float) or not 0 < weight_bound < np.inf:
+        raise ValueError(f"weight_bound is {weight_bound!r}; it must be a finite number above 0.")
+    if sample_weight is None:
+        return None
+    weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+    bounded: Numbers = np.minimum(weights, weight_bound)
+    return bounded
+
+
+def class_weights(labels: NDArray[Any], weights: Any, weight_bound: float) -> Numbers:
+    """Return the weight of each record's class, by a declared dictionary; 1 for a class that it does not have."""
+    if not isinstance(weights, dict):
+        raise ValueError(
+            f"class_weight is {weights!r}; give a dictionary from classes to weights. How common classes are is "
+            "private, so there is no 'balanced'."
+        )
+    for name, weight in weights.items():
+        if not isinstance(weight, int | float) or not 0 <= weight < np.inf:
+            raise ValueError(f"class_weight has {weight!r} for {name!r}; it must be a number, at least 0.")
+        if weight > weight_bound:
+            warnings.warn(
+                f"class_weight has {weight!r} for {name!r}, which counts as weight_bound, {weight_bound:g}.",
+                stacklevel=3,
+            )
+    found = np.ones(len(labels))
+    for name, weight in weights.items():
+        found[labels == name] = weight
+    return found

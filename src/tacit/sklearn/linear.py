@@ -17,7 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from tacit.mechanisms import CountsQuery
 from tacit.sklearn.account import Account, Purse
 from tacit.sklearn.base import Private
-from tacit.sklearn.inputs import Numbers, bound, declared, fitted_pairs, tensor
+from tacit.sklearn.inputs import Numbers, bound, class_weights, declared, fitted_pairs, tensor
 from tacit.tables.encoding import UNKNOWN
 
 _DISCOVERY = 0.25  # of epsilon, if it were all
@@ -39,6 +39,10 @@ class PrivateClassifier(ClassifierMixin, Private):  # type: ignore[misc]
       predicted, with a warning, and no step is charged.
     * ``bounds``: (low, high) of the features, declared; values beyond them count as the bound. Left out, features are
       taken as they are: put a `PrivateScaler` before.
+    * ``sample_weight`` (of `fit`) and ``class_weight`` (a dictionary): a record's loss is multiplied by its weight, at
+      most the declared ``weight_bound``, before its gradient is clipped; a weight changes what a record adds, never how
+      much it can add. A larger bound has more noise: the clip norm grows with its square root. In boosting a record
+      counts for its weight's share of the bound.
     * ``debug_seed``: for debugging only. The fit can then be repeated, and is not private.
 
     Whether classes are text, whole numbers or others is taken to be public.
@@ -57,15 +61,22 @@ class PrivateClassifier(ClassifierMixin, Private):  # type: ignore[misc]
         classes: Any = None,
         bounds: Any = None,
         account: Account | None = None,
+        class_weight: dict[Any, float] | None = None,
+        weight_bound: float = 1.0,
         debug_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta, self.model, self.classes = epsilon, delta, model, classes
         self.bounds, self.account, self.debug_seed = bounds, account, debug_seed
+        self.class_weight, self.weight_bound = class_weight, weight_bound
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train; what it cost is in ``guarantee_``."""
         rows, labels = fitted_pairs(self, X, y)
         check_classification_targets(labels)
+        if self.class_weight is not None:
+            by_class = class_weights(labels, self.class_weight, self.weight_bound)
+            sample_weight = by_class if sample_weight is None else by_class * np.asarray(sample_weight)
+        weights = self._weighted(rows, sample_weight)
         purse = self._purse(len(rows))
         if self.classes is not None:
             self.classes_ = self._declared(labels)
@@ -80,7 +91,8 @@ class PrivateClassifier(ClassifierMixin, Private):  # type: ignore[misc]
         places = np.searchsorted(self.classes_, labels)
         known = self.classes_[np.minimum(places, len(self.classes_) - 1)] == labels
         targets = torch.from_numpy(np.where(known, places, UNKNOWN).astype(np.int64))
-        self._descend(rows, targets, len(self.classes_), noise, purse, unknown=self.classes is None)
+        unknown = self.classes is None
+        self._descend(rows, targets, len(self.classes_), noise, purse, unknown=unknown, weights=weights)
         return self
 
     def _declared(self, labels: NDArray[Any]) -> NDArray[Any]:
@@ -134,12 +146,14 @@ class PrivateRegressor(RegressorMixin, Private):  # type: ignore[misc]
         target_bounds: tuple[float, float] | None = None,
         bounds: Any = None,
         account: Account | None = None,
+        weight_bound: float = 1.0,
         debug_seed: int | None = None,
     ) -> None:
         self.epsilon, self.delta, self.model, self.target_bounds = epsilon, delta, model, target_bounds
         self.bounds, self.account, self.debug_seed = bounds, account, debug_seed
+        self.weight_bound = weight_bound
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train; what it cost is in ``guarantee_``."""
         if self.target_bounds is None:
             raise ValueError(
@@ -148,8 +162,9 @@ class PrivateRegressor(RegressorMixin, Private):  # type: ignore[misc]
             )
         rows, wanted = fitted_pairs(self, X, y, numbers=True)
         targets = tensor(bound(wanted.astype(np.float64)[:, None], self.target_bounds)[:, 0])
+        weights = self._weighted(rows, sample_weight)
         purse = self._purse(len(rows))
-        self._descend(rows, targets, 1, self._planned(rows, 1, purse), purse)
+        self._descend(rows, targets, 1, self._planned(rows, 1, purse), purse, weights=weights)
         return self
 
     def predict(self, X: Any) -> Numbers:

@@ -1,4 +1,4 @@
-"""What a column is, from noisy counts of its entries: post-processing of what discovery released."""
+"""Types of columns, from noisy counts of their entries: post-processing of what discovery released."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARRAYS = ("bins", "kinds")
 
 @dataclass
 class Seen:
-    """What was released of one column: its histogram over powers of two, its values, and counts of finer cells."""
+    """Releases about one column: its histogram over powers of two, its values, and counts of finer cells."""
 
     std: float
     bins: Array | None = None

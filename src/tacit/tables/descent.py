@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ def descend(
 ) -> int:
     """Train ``network`` and leave the average of the last iterates in it.
 
-    ``dataset`` has features and targets. Targets of whole numbers are classes, others are numbers to come close to.
+    ``dataset`` has features and targets, and may have weights, which each record's loss is multiplied by before its
+    gradient is clipped. Targets of whole numbers are classes, others are numbers to come close to.
     ``unknown``: some targets may be `UNKNOWN`. Such a record contributes a gradient of zero and counts like any other
     for the lot size, which stays public. Returns the steps taken; each is in the ledger. The average is
     post-processing.
@@ -69,8 +70,8 @@ def descend(
         if checkpoint is not None and (checkpoint.exists() or checkpoint.with_name("checkpoint.old").exists()):
             run.load(checkpoint, tail=tail)
         with interrupts() as asked:
-            for rows, wanted in run.batches():
-                torch.autograd.backward(_loss(network(rows), wanted, unknown=unknown))
+            for rows, wanted, *weights in run.batches():
+                torch.autograd.backward(_loss(network(rows), wanted, weights, unknown=unknown))
                 before = run.step
                 optimizer.step()
                 optimizer.zero_grad()
@@ -93,7 +94,13 @@ def descend(
     return steps
 
 
-def _loss(outputs: Tensor, wanted: Tensor, *, unknown: bool) -> Tensor:
+def _loss(outputs: Tensor, wanted: Tensor, weights: Sequence[Tensor], *, unknown: bool) -> Tensor:
+    if weights:
+        if wanted.is_floating_point():
+            each = F.mse_loss(outputs[:, 0], wanted, reduction="none")
+        else:
+            each = F.cross_entropy(outputs, wanted, ignore_index=UNKNOWN, reduction="none")
+        return (each * weights[0]).mean()
     if wanted.is_floating_point():
         return F.mse_loss(outputs[:, 0], wanted)
     if unknown:

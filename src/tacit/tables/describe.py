@@ -29,7 +29,7 @@ _BARS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What was released of a table, and what it cost."""
+    """The releases about a table, and their cost."""
 
     records: int
     columns: dict[str, dict[str, Any]]

@@ -27,9 +27,9 @@ class Encoding:
     """How the rows of a table with this schema become features and targets."""
 
     def __init__(self, schema: Schema) -> None:
-        if any(column.buckets is None for column in schema.columns.values() if isinstance(column, Text)):
+        if schema.open_texts:
             raise ValueError(
-                f"{', '.join(schema.texts)}: say how many buckets the n-grams of a text have, for example "
+                f"{', '.join(schema.open_texts)}: say how many buckets the n-grams of a text have, for example "
                 '"buckets": 1024.'
             )
         if schema.private:

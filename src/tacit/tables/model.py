@@ -46,7 +46,7 @@ class Predicted:
 
 @dataclass(frozen=True, kw_only=True)
 class TableModel:
-    """What came out of training on a table. It holds the schema, so it needs nothing else to predict."""
+    """A trained model of a table. It holds the schema, so it needs nothing else to predict."""
 
     kind: str
     encoding: Encoding
@@ -69,7 +69,7 @@ class TableModel:
 
     @property
     def schema(self) -> Schema:
-        """What the model knows of the columns."""
+        """Return what the model knows of the columns."""
         return self.encoding.schema
 
     @property

@@ -78,7 +78,7 @@ class Notation:
 
     @property
     def plain(self) -> bool:
-        """Whether Python's own ``float`` reads such numbers."""
+        """True if Python's own ``float`` reads such numbers."""
         return self.decimal == "." and not self.currency and not self.date
 
     def number(self, entry: str) -> float:

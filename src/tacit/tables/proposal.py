@@ -24,7 +24,7 @@ _FEW = 20
 
 
 class _Seen:
-    """What was seen of one column."""
+    """Observations of one column."""
 
     def __init__(self) -> None:
         self.low, self.high, self.number, self.missing = np.inf, -np.inf, True, False

@@ -17,7 +17,7 @@ from tacit.randomness import Source
 from tacit.tables.columns import Columns
 from tacit.tables.encoding import Encoding
 
-IN_MEMORY = 2**28
+IN_MEMORY = 2**25
 """Encoded rows of up to so many bytes are kept in memory."""
 _CHUNK = 65_536
 
@@ -148,7 +148,7 @@ def _write(spool: IO[bytes], data: bytes) -> None:
 
 
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:
-    """Who is kept for testing: each record with probability ``fraction``, whoever else is there.
+    """Return which records are kept for testing: each with probability ``fraction``, whichever others are there.
 
     Assigned so, one record more or fewer changes nobody else's place.
     """

@@ -1,4 +1,4 @@
-"""What all runs on one data set cost together, and the budget that was set for it once.
+"""The registry of budgets: the cost of all runs on one data set, and the budget that was set for it once.
 
 Every run on a table is written down here before it begins, in a file that belongs to the data set, and again when it
 ends. A data set is known by its contents: a keyed hash of its file, or of a name that its owner gives it. The key stays
@@ -56,7 +56,7 @@ class Cost:
 
 @dataclass
 class Reservation:
-    """What a run tells the registry: ``nothing_released`` if it was refused, and its empty ledger thrown away."""
+    """A run's entry in the registry: ``nothing_released`` if it was refused, and its empty ledger thrown away."""
 
     nothing_released: bool = False
 

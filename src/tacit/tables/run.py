@@ -156,7 +156,7 @@ def run_table(
     with reserved as reservation, Ledger.open(folder.ledger, header) as ledger:
         write_json(folder.facts, facts)
         kept.save_aside(split.aside)
-        ledger.guard(Filter(budget, accountant="pld" if trials is None else "rdp"))
+        ledger.guard(Filter(budget))
         if len(ledger) and isinstance(split.source, SeededSource):  # what the ledger has seen must not be drawn again
             split.source.branch(f"after {len(ledger)} steps")
         try:

@@ -1,4 +1,4 @@
-"""What run.json says of a run on a table: where its columns are from, its numbers, and notes for its readers."""
+"""Facts for run.json of a run on a table: where its columns are from, its numbers, and notes for its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table's columns are: declared by its owner, never read off the records.
+"""The schema of a table: declared by its owner, never read off the records.
 
 A schema is a JSON file to be written, or proposed by ``tacit data schema`` and then edited:
 
@@ -83,6 +83,11 @@ class Schema:
     def texts(self) -> tuple[str, ...]:
         """The columns of free text."""
         return tuple(name for name, column in self.columns.items() if isinstance(column, Text))
+
+    @property
+    def open_texts(self) -> tuple[str, ...]:
+        """The columns of free text whose buckets the rule is yet to choose."""
+        return tuple(name for name, column in self.columns.items() if isinstance(column, Text) and not column.buckets)
 
     def sources(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return for each column, or each of ``names``, the column of the file that it is read from."""

@@ -47,7 +47,7 @@ class Split:
         self.pieces, self.schema, self.source, self._tell = pieces, schema, _source(seed), progress
         self._parts: tuple[Records, Records] | None = None
         rows = telling(pieces, progress, "reading")
-        if schema.private or (bins and lacking_bins(schema)):
+        if schema.private or schema.open_texts or (bins and lacking_bins(schema)):
             self.records = check(rows(), schema)
             if aside is not None and len(aside) != self.records:
                 raise ValueError(

@@ -37,7 +37,7 @@ _NAME = "schema"
 
 @dataclass(frozen=True, kw_only=True)
 class TableOutcome:
-    """What training on a table gave."""
+    """The outcome of training on a table."""
 
     model: TableModel
     settings: Settings | BoostSettings
@@ -193,7 +193,7 @@ class Looks:
 
     @property
     def steps(self) -> list[Step]:
-        """What is still to be charged."""
+        """Return what is still to be charged."""
         return [] if self._discovery is None else self._discovery.steps(self._ledger.header.unit)
 
     @property

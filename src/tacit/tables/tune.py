@@ -104,7 +104,7 @@ def tune_table(
         settings=chosen,
         noise_multiplier=planned.noise_multiplier,
         steps=chosen.steps,
-        guarantee=account(ledger, delta=budget.delta, accountant="rdp"),
+        guarantee=account(ledger, delta=budget.delta),
         score=score,
         records=records - held,
         undiscovered=undiscovered,

@@ -55,7 +55,7 @@ class Content:
 
 
 def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
-    """What is to be written, between two steps. Shards are put together, the whole is kept in the first process only.
+    """Return the content of a checkpoint. Shards are put together, the whole is kept in the first process only.
 
     With shards, all processes must ask together.
     """

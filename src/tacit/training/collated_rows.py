@@ -43,7 +43,7 @@ class Rows:
         return _mapped(value, lambda part: self._cut(part, count, rows))
 
     def agree(self, whole: Any, size: int, part: Any, records: Sequence[int]) -> bool:
-        """Whether ``records`` have the same rows, shapes included, in a batch of ``size`` and in ``part``.
+        """Return True if ``records`` have the same rows, shapes included, in a batch of ``size`` and in ``part``.
 
         What cannot be compared (packed sequences, objects of the caller's own) counts as the same.
         """
@@ -60,7 +60,7 @@ class Rows:
         return all(self._agree(a, b, count, rows) for a, b in zip(mine, others, strict=True))
 
     def _has_rows(self, value: Any, count: int) -> bool:
-        """Whether a value has ``count`` rows; a list of tensors that have so many themselves is a list of columns."""
+        """Return True if a value has ``count`` rows; a list of tensors with so many rows each is a list of columns."""
         if isinstance(value, Tensor | np.ndarray):
             return value.ndim > (self.dim or 0) and value.shape[self.dim or 0] == count
         if not isinstance(value, list) or len(value) != count:

@@ -96,7 +96,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def _is_usual(tensor: Tensor) -> bool:
-    """Whether compiled loops can read it as it is."""
+    """Return True if compiled loops can read it as it is."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in (torch.float32, torch.float64):
         return False
     return (

@@ -42,18 +42,18 @@ class Held:
         self._copy = self._memory.clone() if self._copied else None
 
     def same(self, now: Tensor | None) -> bool:
-        """Whether ``now`` is this tensor with these values."""
+        """Return True if ``now`` is this tensor with these values."""
         return are_same([(self, now)]) == [True]
 
     def _is_there(self, now: Tensor | None) -> bool:
-        """Whether ``now`` is this tensor, whatever its values."""
+        """Return True if ``now`` is this tensor, whatever its values."""
         if now is not self.tensor or type(now) is Traced:
             return False
         here = local(now)
         return _alike(here, self._memory) and self._has_room(here)
 
     def _has_room(self, memory: Tensor) -> bool:
-        """Whether nobody made the storage smaller, beyond the end of which one would read."""
+        """Return True if nobody made the storage smaller, beyond the end of which one would read."""
         parts = _dense_parts(memory)
         return all(part.untyped_storage().nbytes() >= room for part, room in zip(parts, self._rooms, strict=True))
 

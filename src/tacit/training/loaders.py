@@ -35,6 +35,9 @@ def reading(
 
     An argument that was given, which is not None, is used instead of the loader's.
     """
+    inner = getattr(dataset, "_dataloader", None)
+    if type(dataset).__name__ == "_FabricDataLoader" and isinstance(inner, data.DataLoader):
+        dataset = inner  # of fabric.setup_dataloaders, which moves batches to a device
     if isinstance(dataset, data.DataLoader):
         loader = dataset
         _check_loader(loader)
@@ -111,7 +114,7 @@ def check_sampler(sampler: Any) -> None:
 
 
 def _is_of_accelerate(thing: Any) -> bool:
-    """Whether ``accelerator.prepare`` has put it into a loader."""
+    """Return True if ``accelerator.prepare`` has put it into a loader."""
     return type(thing).__module__ == "accelerate.data_loader"
 
 

@@ -1,4 +1,4 @@
-"""What a training loop goes over: the batches of all lots, or those of one epoch after the other."""
+"""Iterators for training loops: the batches of all lots, or those of one epoch after the other."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Batches(Iterator[Any]):
 
     @property
     def stopped(self) -> bool:
-        """Whether the budget ended it."""
+        """True if the budget ended it."""
         return self._progress.stopped
 
     def close(self) -> None:

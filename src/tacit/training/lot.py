@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Lot:
-    """What was recorded for it, and how far its batches have come. How many records it has is private."""
+    """A lot: its receipt, and how far its batches have come. The number of its records is private."""
 
     receipt: Receipt
     questions: Questions

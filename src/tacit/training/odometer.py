@@ -17,7 +17,7 @@ class Odometer:
 
     @property
     def due(self) -> bool:
-        """Whether enough time has passed since the last reading."""
+        """True if enough time has passed since the last reading."""
         return time.perf_counter() >= self._rest
 
     def read(self, run: PrivateRun) -> float:

@@ -1,4 +1,4 @@
-"""What a process holds of a tensor: all of it, or a shard where several processes share it (`DTensor`)."""
+"""The local part of a tensor: all of it, or a shard where several processes share it (`DTensor`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def is_shard(tensor: Any) -> bool:
-    """Whether this process holds only a part of the tensor."""
+    """Return True if this process holds only a part of the tensor."""
     made = sys.modules.get("torch.distributed.tensor")  # a shard cannot exist without it
     return made is not None and isinstance(tensor, made.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of the tensor: the same memory."""
+    """Return what this process holds of the tensor: the same memory."""
     return tensor.detach().to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 

@@ -49,7 +49,7 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor], together: Callable[[
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `pack` was given. A `ValueError`, `KeyError` or `TypeError` if it cannot have written ``value``."""
+    """Return what `pack` was given. A `ValueError`, `KeyError` or `TypeError` if it cannot have written ``value``."""
     if isinstance(value, list):
         return [unpack(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Whom a run protects and how they are drawn: the records of a data set, their unit, adjacency and sampler."""
+"""The population that a run protects: the records of a data set, their unit, adjacency and sampler."""
 
 from __future__ import annotations
 

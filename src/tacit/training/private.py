@@ -36,7 +36,7 @@ from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.trial import Trial
 from tacit.training.unison import data_facts, model_facts, plan_facts
-from tacit.training.updates import check_optimizer
+from tacit.training.updates import check_optimizer, tell_gradient_hooks
 from tacit.training.wrappers import unwrapped
 
 log = logging.getLogger("tacit")
@@ -214,6 +214,7 @@ def make_private(
         until_closed = undo.enter_context(ExitStack())
         until_closed.enter_context(exact_arithmetic(model))
         until_closed.enter_context(quiet)
+        tell_gradient_hooks(model)
         engine = attach(
             model,
             reduction=reduction,  # type: ignore[arg-type]
@@ -308,7 +309,7 @@ def make_private(
 
 
 def _tell(run: PrivateRun) -> None:
-    """What the first step will be, before anything is spent; a step that cannot be asked for fails here."""
+    """Return what the first step will be, before anything is spent; a step that cannot be asked for fails here."""
     first = run.next_step()
     log.info(
         "private run: %d steps, noise multiplier %.4g of a whole step; %s",

@@ -17,7 +17,7 @@ from tacit.training.tally import Metric, Tally
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Of one step: what goes into the ledger, and what will answer it."""
+    """The queries of one step, and the mechanisms that will answer them."""
 
     step: Step
     clipping: Clipping

@@ -1,4 +1,4 @@
-"""What a run does at each step, fixed before the first release."""
+"""The recipe of a run: each step's settings, fixed before the first release."""
 
 from __future__ import annotations
 

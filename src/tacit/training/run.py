@@ -134,7 +134,7 @@ class PrivateRun:
 
     @property
     def lot_finished(self) -> bool:
-        """Whether the last batch ended its lot, so that ``optimizer.step()`` has acted: the time for a scheduler's."""
+        """True if the last batch ended its lot, so that ``optimizer.step()`` has acted: the time for a scheduler's."""
         return self._lot is None or self._lot.done
 
     @property
@@ -144,7 +144,7 @@ class PrivateRun:
 
     @property
     def last_batch(self) -> bool:
-        """Whether the batch at hand is its lot's last, so that ``optimizer.step()`` releases the lot and acts."""
+        """True if the batch at hand is its lot's last, so that ``optimizer.step()`` releases the lot and acts."""
         return self._lot is not None and self._lot.last and not self._lot.done
 
     def lot(self) -> Iterator[Any]:
@@ -224,7 +224,7 @@ class PrivateRun:
         return np.concatenate([indices, np.zeros(rows - len(indices), dtype=indices.dtype)])
 
     def _undo_writes(self) -> None:
-        """Of a lot that was left half-way nothing may stay in the model (which is the caller's own after `close`)."""
+        """Undo what a lot that was left half-way wrote into the model (which is the caller's own after `close`)."""
         if not self._attached:
             return
         try:
@@ -258,13 +258,13 @@ class PrivateRun:
 
     @property
     def in_trial(self) -> bool:
-        """Whether the batch at hand is one of the first lot's trial, which counts for nothing (see `make_private`)."""
+        """True if the batch at hand is one of the first lot's trial, which counts for nothing (see `make_private`)."""
         return self._trial.running
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
-        """What ``optimizer.step()`` does: add up the batch; at the end of the lot, release and step."""
+        """Return what ``optimizer.step()`` does: add up the batch; at the end of the lot, release and step."""
         if not self._attached:
             return self._updates.apply() if closure is None else self._updates.apply(closure)
         lot = self._lot
@@ -339,12 +339,12 @@ class PrivateRun:
         return self._questionnaire.contributions
 
     def next_step(self) -> Step:
-        """What will be recorded for the next lot, if nothing changes before."""
+        """Return what will be recorded for the next lot, if nothing changes before."""
         self.between_steps()
         return self._questionnaire.at(self.step, self.recipe).step
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """What everything in the ledger costs so far, other runs on the same ledger included."""
+        """Return what everything in the ledger costs so far, other runs on the same ledger included."""
         if delta is None:
             if self.budget is None:
                 raise ValueError("give delta (for example 1e-5); the run has no budget to take it from.")

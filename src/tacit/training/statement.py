@@ -192,7 +192,7 @@ def _lattice(queries: Sequence[GaussianSum]) -> str:
 
 
 def _others(entries: Sequence[tuple[Step, int]]) -> list[str]:
-    """What has other noise than Gaussian, each kind once."""
+    """Return what has other noise than Gaussian, each kind once."""
     lines: dict[str, None] = {}
     for query in (query for step, _ in entries for query in step.queries):
         if isinstance(query, LaplaceSum):

@@ -82,7 +82,7 @@ class Team(Protocol):
         """The largest ``count`` of all processes."""
 
     def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
-        """Of the sum of each tensor over all processes, the rows of this one (`rows_of`). All have one dtype."""
+        """Return this process's rows (`rows_of`) of the sum of each tensor over all processes. All have one dtype."""
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
         """Refuse, in every process, to go on with different ideas of ``what``."""
@@ -258,7 +258,7 @@ class Processes:
     # -- messages of the first process to the others -------------------------------------------------------------------
 
     def _or_tell(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives; if it fails, the others are told before the error goes its way."""
+        """Return what ``work`` gives; if it fails, the others are told before the error goes its way."""
         try:
             return work()
         except BudgetExceeded as error:

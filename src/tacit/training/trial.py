@@ -120,7 +120,7 @@ class Trial:
 
     @property
     def running(self) -> bool:
-        """Whether the batch at hand is one of the trial."""
+        """True if the batch at hand is one of the trial."""
         return self._part is not None
 
     def batches(self, reader: LotReader, lot: Integers, batch_size: int) -> Iterator[tuple[int, Any]]:
@@ -195,13 +195,13 @@ class Trial:
         raise ValueError(("" if alike or cut else _ROWS) + _FOUND.format(found))
 
     def _is_random(self, make: Callable[[Sequence[int]], Any], whole: Any, most: int) -> bool:
-        """Whether the collate function makes other rows of the same records with other random numbers."""
+        """Return True if the collate function makes other rows of the same records with other random numbers."""
         with seeded(1):
             other = make(range(most))
         return not self._rows.agree(whole, most, other, range(most))
 
     def _difference(self, together: Part, parts: Sequence[Part]) -> str | None:
-        """What differs between the records together and in parts, for a message."""
+        """Return what differs between the records together and in parts, for a message."""
         for part in parts:
             found = _own_differences(together, part)
             if found is not None:
@@ -271,7 +271,7 @@ class Trial:
 
 
 def _own_differences(whole: Part, part: Part) -> str | None:
-    """What the records of ``part`` have otherwise than in ``whole``, for a message."""
+    """Return what the records of ``part`` have otherwise than in ``whole``, for a message."""
     records, coarsest = list(part.records), _coarser(whole, part)
     mine = whole.norms[records]
     if not is_same(mine, part.norms, coarsest=coarsest):

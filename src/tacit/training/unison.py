@@ -1,4 +1,4 @@
-"""What several processes must have alike before they train one model, as text that they can compare by its hash."""
+"""Facts that several processes must have alike before they train one model, as text to be compared by its hash."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> str:
-    """What is asked of the records, how often, with how much noise and by whom."""
+    """Return what is asked of the records, how often, with how much noise and by whom."""
     first, recipe, header = run.next_step(), run.recipe, run.ledger.header
     asked = [
         (query.group, query.clip_norm, f"{query.noise_std:.6g}", query.noise, query.lattice)

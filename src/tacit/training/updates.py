@@ -8,7 +8,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger("tacit")
 
@@ -32,6 +32,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, T
         raise ValueError(
             f"the optimizer holds {len(foreign)} trainable parameters that are not the model's; their gradients would "
             "not be private. Make them part of the model, or freeze them."
+        )
+
+
+def tell_gradient_hooks(model: nn.Module) -> None:
+    """Warn where a trainable parameter has gradient hooks of the user's: the examples' gradients never pass them."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hooked = [name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        log.warning(
+            "the gradient hook of %s%s is not called in a private run: each record's gradient is clipped as it is. To "
+            "change the released gradient, use optimizer.register_step_pre_hook.",
+            hooked[0],
+            f" (and of {len(hooked) - 1} more)" if len(hooked) > 1 else "",
         )
 
 

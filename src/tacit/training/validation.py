@@ -24,8 +24,8 @@ from tacit.training.wrappers import unwrapped
 
 log = logging.getLogger("tacit")
 
-_GROUPS = 32
-"""Groups of channels, at most (Wu & He 2018); fewer where the number of channels is no multiple."""
+_GROUPS, _CHANNELS = 32, 4
+"""Groups, at most (Wu & He 2018), and channels of one, at least: of a single value minus its mean nothing is left."""
 
 
 def validate(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) -> list[str]:
@@ -153,7 +153,11 @@ def _counterpart(child: nn.Module, batch_norm: str, training: bool) -> tuple[nn.
         _share(holder[0], child)
         said = "is replaced by PrivateBatchNorm, whose statistics are released with noise in every step"
         return holder[0], said + ("; those it has are kept, and must be of public data" if lost else "")
-    groups = math.gcd(child.num_features, _GROUPS)
+    own_forward = type(child).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    follows = [m for m in map(child._modules.get, ("drop", "act")) if m is not None]  # as in timm's BatchNormAct2d
+    if own_forward and not (follows and type(child).__module__.startswith("timm.")):
+        return child, "has a forward of its own, which a replacement would lose; replace it by hand"
+    groups = _groups(child)
     new = nn.GroupNorm(groups, child.num_features, eps=child.eps, affine=child.affine)
     like = child.weight if child.weight is not None else child.running_mean
     if like is not None:
@@ -162,7 +166,17 @@ def _counterpart(child: nn.Module, batch_norm: str, training: bool) -> tuple[nn.
     said = f"is replaced by GroupNorm of {groups} groups"
     if lost:
         said += "; the statistics it had are lost (tacit.fix(model, batch_norm='private') keeps them)"
-    return new.train(child.training), said
+    return (nn.Sequential(new, *follows) if own_forward else new).train(child.training), said
+
+
+def _groups(child: _BatchNorm) -> int:
+    """Return how many groups the channels are normalised in; after `nn.Linear`, where there are no pixels, one."""
+    if isinstance(child, nn.BatchNorm1d):
+        return 1
+    groups = math.gcd(child.num_features, _GROUPS)
+    while groups > 1 and child.num_features // groups < _CHANNELS:
+        groups //= 2
+    return groups
 
 
 def _share(new: nn.Module, old: _BatchNorm) -> None:

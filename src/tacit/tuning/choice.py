@@ -24,7 +24,7 @@ The score is part of what is paid for. It must come from public data, or from th
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[S, T]):
-    """What one run gave. All three fields may be released."""
+    """The outcome of one run. All three fields may be released."""
 
     setting: S
     score: float
@@ -56,12 +56,12 @@ def choose(
     what ``base`` declares and nothing else; the run with the highest score is returned.
 
     **Formal guarantee.** Let Q be the mechanism "draw a setting uniformly, run ``trial``, give setting, score and
-    output". Every run costs at most ``base``, so Q does, at each Rényi order: a mixture over settings that do not
-    depend on the records costs no more than the worst. The K runs are independent copies of Q, K does not depend on
-    the records, and what is returned is the greatest by score, the first among equals, which is as random as a draw
-    among them. That is the mechanism of Theorem 2 (truncated negative binomial) and Theorem 6 (Poisson), whose cost
-    the rdp accountant reads from the event. A run that fails counts as the greatest of all: the outcome is then the
-    failure and nothing else.
+    output". Every run costs at most ``base``, so Q does, at each ε and at each Rényi order: a mixture over settings
+    that do not depend on the records costs no more than the worst. The K runs are independent copies of Q, K does not
+    depend on the records, and what is returned is the greatest by score, the first among equals, which is as random as
+    a draw among them. That is the mechanism of Theorem 2 (truncated negative binomial) and Theorem 6 (Poisson), whose
+    cost the accountants read from the event: pld by the privacy profile of one run (`tacit.accounting.selected`), rdp
+    by the theorems. A run that fails counts as the greatest of all: the outcome is then the failure and nothing else.
 
     **What may be looked at**: the outcome, when this function has returned. Nobody who is to be protected against may
     learn K, the other runs, their scores or their settings; those are gone when this returns, unless ``trial`` kept
@@ -75,7 +75,7 @@ def choose(
     header = ledger.header
     source = source or SecureSource()
     if budget is not None:
-        ledger.guard(Filter(budget, accountant="rdp"))
+        ledger.guard(Filter(budget))
     receipt = ledger.record(Step(Everyone(unit=header.unit), (trials.event(base),)), secure=source.secure)
     picks = source.integers(len(candidates), trials.draw(source))
     best: Outcome[S, T] | None = None

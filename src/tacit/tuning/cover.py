@@ -1,4 +1,4 @@
-"""What one run of a selection may do: no more than was declared when the selection was charged."""
+"""Check that one run of a selection does no more than was declared when the selection was charged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cover:
 
 
 def covers(base: Composition, done: Composition) -> bool:
-    """Whether every term of ``done`` can be given a term of ``base`` of its own that dominates it.
+    """Return True if every term of ``done`` can be given a term of ``base`` of its own that dominates it.
 
     Found greedily, so a no may be too strict where noise and sampling rate vary crosswise; a yes is always right.
     """
@@ -51,7 +51,7 @@ def covers(base: Composition, done: Composition) -> bool:
 
 
 def dominates(costly: Term, term: Term) -> bool:
-    """Whether ``term`` is ``costly`` seen through a channel that does not know the data, so that it costs no more.
+    """Return True if ``term`` is ``costly`` through a channel that does not know the data, so that it costs no more.
 
     For a Gaussian sum: with more noise, add the difference. At a lower Poisson rate q < q', with chance 1 - q/q' put
     the answer without the record in place of the given one. Any sample costs at most what all records cost.

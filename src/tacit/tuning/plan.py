@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tacit.accounting import Guarantee, guarantee
+from tacit.accounting.effort import SEARCH, limited
 from tacit.ledger import Adjacency, Everyone, FixedSize, GaussianSum, Header, Poisson, Sampling, Step
 from tacit.tuning.trials import Base, Trials
 
@@ -40,6 +41,7 @@ def plan(
     also: Sequence[tuple[Step, int]] = (),
     sampling: str = "poisson",
     adjacency: str = "add/remove",
+    accountant: str = "pld",
 ) -> TunedPlan:
     """The least noise for the runs of `choose` with which the selection costs at most (``epsilon``, ``delta``).
 
@@ -60,13 +62,21 @@ def plan(
         query = GaussianSum(group="gradients", clip_norm=1.0, noise_std=z * (1 - _SLACK))
         return ((Step(event, (query,)), count), *score)
 
-    def promise(z: float) -> Guarantee:
+    def promise(z: float, by: str) -> Guarantee:
         chosen = Step(Everyone(), (trials.event(base(z)),))
-        return guarantee([*also, (chosen, 1)], header, delta=delta, accountant="rdp")
+        return guarantee([*also, (chosen, 1)], header, delta=delta, accountant=by)
 
-    z = _least(lambda level: promise(level).epsilon, epsilon)
+    z = _least(lambda level: promise(level, "rdp").epsilon, epsilon)
+    if accountant != "rdp":
+        with limited(SEARCH):
+            z = _less(lambda level: promise(level, accountant).epsilon, epsilon, z)
     return TunedPlan(
-        trials=trials, lot_size=lot_size, steps=count, noise_multiplier=z, base=base(z), guarantee=promise(z)
+        trials=trials,
+        lot_size=lot_size,
+        steps=count,
+        noise_multiplier=z,
+        base=base(z),
+        guarantee=promise(z, accountant),
     )
 
 
@@ -88,6 +98,22 @@ def _steps(epochs: float | None, steps: int | None, records: int, lot_size: int)
     if epochs is None or not 0 < epochs < math.inf:
         raise ValueError(f"epochs is {epochs!r}; it must be a finite number above 0.")
     return max(1, math.ceil(Fraction(str(epochs)) * records / lot_size))
+
+
+def _less(epsilon_at: Callable[[float], float], target: float, enough: float) -> float:
+    """As `_least`, from a noise multiplier that is enough: by interpolation between logarithms, always from above."""
+    if epsilon_at(enough) > target:  # an accountant that never answers with less than rdp
+        return _least(epsilon_at, target)
+    high, over = enough, math.log(epsilon_at(enough) / target)
+    low = high / 1.2
+    while (under := math.log(epsilon_at(low) / target)) <= 0 and low > 1e-3:
+        high, over, low = low, under, low / 1.2
+    while high / low > 1.001:
+        part = min(max(over / (over - under), 0.1), 0.9)
+        middle = high * (low / high) ** part
+        found = math.log(epsilon_at(middle) / target)
+        low, under, high, over = (low, under, middle, found) if found <= 0 else (middle, found, high, over)
+    return high
 
 
 def _least(epsilon_at: Callable[[float], float], target: float) -> float:

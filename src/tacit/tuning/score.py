@@ -38,7 +38,7 @@ class PrivateAccuracy:
             raise ValueError(f"noise_multiplier is {self.noise_multiplier!r}; it must be a finite number above 0.")
 
     def step(self) -> Step:
-        """What is recorded."""
+        """Return what is recorded."""
         return Step(self._sampler().event(), (self._query().event(),))
 
     def release(self, correct: torch.Tensor, *, ledger: Ledger, source: Source | None = None) -> torch.Tensor:

@@ -187,7 +187,7 @@ def test_uploads_that_could_overflow_are_looked_at_one_by_one(tmp_path: Path) ->
     service.close()
 
 
-def test_what_was_in_an_upload_is_kept_until_a_snapshot_and_missed_before(tmp_path: Path) -> None:
+def test_the_store_keeps_upload_bodies_until_a_snapshot_and_needs_them_before_it(tmp_path: Path) -> None:
     service = Service(begin(tmp_path, agreement()), snapshot_every=2)
     rng = np.random.default_rng(0)
 

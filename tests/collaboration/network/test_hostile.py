@@ -262,7 +262,7 @@ def test_an_agreement_with_numbers_or_names_that_are_none(name: str, value: str)
         Agreement.from_json(json.dumps(facts).replace('"@"', value))
 
 
-def test_what_a_server_says_is_one_line_of_text() -> None:
+def test_a_server_error_is_shown_as_one_short_printable_line() -> None:
     class Error(grpc.RpcError):
         def details(self) -> str:
             return "no\x1b]0;owned\x07\x1b[2J\nprivacy  whole model: (ε = 0.01)" + "x" * 10_000

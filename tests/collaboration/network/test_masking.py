@@ -190,7 +190,9 @@ def test_a_round_that_somebody_does_not_finish_is_abandoned(pooled: tuple[Servic
     service.close()
 
 
-def test_who_has_sent_nothing_can_leave_and_the_others_go_on(pooled: tuple[Service, Clock], keys: Path) -> None:
+def test_a_participant_can_leave_before_uploading_and_the_round_completes(
+    pooled: tuple[Service, Clock], keys: Path
+) -> None:
     service, clock = pooled
     round_id, made = enrol(service, keys, *PEOPLE)
     before = hidden(service, "ann", round_id, made["ann"], 0.25)
@@ -232,7 +234,9 @@ def test_too_few_do_not_go_on(pooled: tuple[Service, Clock], keys: Path) -> None
     service.close()
 
 
-def test_who_leaves_before_the_round_closes_was_never_in_it(pooled: tuple[Service, Clock], keys: Path) -> None:
+def test_leaving_before_enrolment_closes_removes_a_participant_from_the_round(
+    pooled: tuple[Service, Clock], keys: Path
+) -> None:
     service, clock = pooled
     round_id, made = enrol(service, keys, "ann", "bob")
     service.leave("bob", round_id + made["bob"].goodbye())
@@ -242,7 +246,7 @@ def test_who_leaves_before_the_round_closes_was_never_in_it(pooled: tuple[Servic
     service.close()
 
 
-def test_what_was_sent_before_somebody_left_stays_masked(keys: Path) -> None:
+def test_uploads_sent_before_a_participant_left_stay_masked(keys: Path) -> None:
     """Even with what the others send afterwards: the masks among all and among those who remain are different."""
     made = masks(keys)
     roster = [mask.card() for mask in made]

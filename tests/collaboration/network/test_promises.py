@@ -208,7 +208,7 @@ def test_a_pool_may_not_be_smaller_than_a_participant_wants(
 
 
 @pytest.mark.parametrize("privacy", [GAUSSIAN, None], ids=["gaussian", "plain"])
-def test_nobody_else_reads_the_folder(privacy: Any, take_part: TakePart, tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_participants_folder(privacy: Any, take_part: TakePart, tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         with pytest.raises(Killed):

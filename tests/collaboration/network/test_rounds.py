@@ -48,7 +48,7 @@ def signed(keys: Path, name: str, public: bytes) -> Card:
     return Card(public=public, signature=signature, certificate=certificate)
 
 
-def test_somebody_with_another_ones_secrets_takes_no_mask_away(keys: Path) -> None:
+def test_a_twin_of_another_participants_key_does_not_cancel_masks(keys: Path) -> None:
     """carl shows 1/u for ann's key u, which is her point plus one of order two: other bytes, but the same secret with
     everybody, because scalars are even. Between ann and carl, bob's two masks must not cancel.
     """
@@ -197,7 +197,7 @@ def test_a_round_that_is_repeated_gets_no_answer(keys: Path, tmp_path: Path) -> 
     ann.close()
 
 
-def test_who_cannot_pay_does_not_enrol(keys: Path, tmp_path: Path) -> None:
+def test_a_participant_without_budget_does_not_enrol(keys: Path, tmp_path: Path) -> None:
     def ready() -> None:
         raise BudgetExceeded("spent")
 

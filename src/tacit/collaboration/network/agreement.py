@@ -17,7 +17,7 @@ _MECHANISMS = ("", "plain", "dp-sgd", "gaussian", "sparse-vector")
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What everybody who takes part must know. All of it is public; none of it may come from private records.
+    """The agreement of all participants. All of it is public; none of it may come from private records.
 
     The server owns the parameters from ``start`` to ``stop`` of ``parameters``. ``layout`` is the digest of their names
     and shapes, ``architecture`` what the whole network looks like (empty: the paper's networks, which their name says).
@@ -74,7 +74,7 @@ class Agreement:
 
     @property
     def own_network(self) -> bool:
-        """Whether the network is the participants' own, not one of the paper's."""
+        """True if the network is the participants' own, not one of the paper's."""
         return bool(self.architecture.lines)
 
     @property

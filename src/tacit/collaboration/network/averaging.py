@@ -66,7 +66,7 @@ class AveragingService:
         return self._averager.rounds
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
-        """What can be asked: each takes the name of who asks and a message."""
+        """Return what can be asked: each takes the name of who asks and a message."""
         return {
             "Terms": lambda name, _: self.terms(name),
             "Work": lambda name, _: self.work(name),
@@ -82,7 +82,7 @@ class AveragingService:
         """Certificates are checked by TLS alone."""
 
     def terms(self, name: str) -> bytes:
-        """What everybody agrees on: the network, and how much a participant is protected."""
+        """Return what everybody agrees on: the network, and how much a participant is protected."""
         self._check(name)
         own, architecture = self.averaging, self._architecture
         facts: dict[str, Any] = {

@@ -44,7 +44,7 @@ def pack_download(download: Download) -> bytes:
 
 
 def unpack_download(data: bytes, *, size: int) -> Download:
-    """What a server sent, which is not trusted either: positions in range and rising, all values finite."""
+    """Return what a server sent, which is not trusted either: positions in range and rising, all values finite."""
     _, indices, values = _unpack(_DOWNLOAD, data, size)
     if indices is not None and indices.size and (indices[-1] >= size or bool((indices[1:] <= indices[:-1]).any())):
         raise _malformed("positions are not in rising order below the number of parameters.")
@@ -129,7 +129,7 @@ def unpack_fraction(data: bytes) -> float:
 
 
 def unpack_statement(data: bytes) -> str:
-    """What a participant says about its budget: for people to read, never to be relied on."""
+    """Return what a participant says about its budget: for people to read, never to be relied on."""
     if len(data) > LONGEST_STATEMENT:
         raise Refused(Reason.TOO_MANY, f"the statement has {len(data)} bytes; at most {LONGEST_STATEMENT} are kept.")
     try:

@@ -30,7 +30,7 @@ from tacit.randomness import SecureSource
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What a participant leaves with: the model, and its two guarantees.
+    """A participant's result: the model, and its two guarantees.
 
     ``central`` is what the server says all rounds cost a whole participant (``central_epsilon`` its ε); nobody here can
     check it. ``local`` is what this participant's own ledger says about its examples; None without local DP-SGD.

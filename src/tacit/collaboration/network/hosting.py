@@ -31,7 +31,7 @@ Public = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What whoever begins a collaboration decides; None is the usual, or what was decided when it began.
+    """The terms of a new collaboration; None is the usual, or what was decided when it began.
 
     ``model`` is ``"mlp"`` or ``"cnn"``, the paper's networks, or a name for people to read, beside a network of one's
     own. See `Agreement` for the others.

@@ -25,7 +25,7 @@ APPLIED, ALREADY = b"\x00", b"\x01"
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What went over the wire since the server was started."""
+    """Bytes and messages since the server was started."""
 
     up: int = 0
     down: int = 0
@@ -63,7 +63,7 @@ class _Pending:
 
 
 class Turns:
-    """Who may exchange now, by tokens; in asynchronous exchange everybody, at any time, with token 0."""
+    """Turns by tokens; in asynchronous exchange every participant has token 0 at any time."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Intake:
             batch = later
 
     def _checked(self, upload: _Pending, *, roomy: bool) -> Checked | None:
-        """What is to be applied, or None if it was before."""
+        """Return what is to be applied, or None if it was before."""
         name, server = upload.participant, self._state.server
         self._state.check_known(name)
         check_individual(self._state)

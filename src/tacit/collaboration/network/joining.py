@@ -66,7 +66,7 @@ def agreed_settings(agreement: Agreement, own: Settings) -> Settings:
 
 
 def own_scale(folder: Path, images: Tensor, noise_multiplier: float, ledger: Ledger, source: SecureSource) -> Scale:
-    """What one's own inputs are normalised by, from FOLDER/normalisation.json; released, charged and kept there once.
+    """Return the scale of one's own inputs from FOLDER/normalisation.json; released, charged and kept there once.
 
     A crash between the charge and the file wastes what was charged: another release is another charge.
     """

@@ -210,6 +210,6 @@ def _refusal(error: grpc.RpcError, reason: Reason | None) -> Exception:
 
 
 def _details(error: grpc.RpcError) -> str:
-    """What the server says, as one line that does nothing to a terminal."""
+    """Return what the server says, as one line that does nothing to a terminal."""
     text = str(error.details() or "")[:_LONGEST_DETAILS]
     return "".join(character if character.isprintable() else " " for character in text)

@@ -95,7 +95,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodbye:
-    """Of whoever has the card at ``place`` of the roster, and has left."""
+    """The goodbye of the participant whose card is at ``place`` of the roster."""
 
     place: int
     signature: bytes
@@ -109,7 +109,7 @@ def pack_roster(cards: Sequence[Card], gone: Sequence[Goodbye] = ()) -> bytes:
 
 
 def unpack_roster(data: bytes) -> tuple[list[Card], list[Goodbye]]:
-    """Who was in the round when it closed, and who has left it since, one after the other."""
+    """Return the participants of the round when it closed, and those who have left since, in order."""
     try:
         (cards, gone), place, items = struct.unpack_from("<HH", data), 4, []
         for _ in range(cards + gone):
@@ -195,7 +195,7 @@ class Mask:
 
 
 def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
-    """Whose it is; refuses one that is not a participant's of this authority, signed for this round."""
+    """Return the name on the card; refuse one that is not a participant's of this authority, signed for this round."""
     try:
         certificate = x509.load_der_x509_certificate(card.certificate)
         certificate.verify_directly_issued_by(authority)
@@ -233,7 +233,7 @@ def check_goodbye(card: Card, signature: bytes, context: bytes) -> None:
 
 
 def among(round_id: bytes, gone: Sequence[Goodbye]) -> bytes:
-    """What the round is called among those who remain: another name after each goodbye."""
+    """Return what the round is called among those who remain: another name after each goodbye."""
     for goodbye in gone:
         round_id = hashlib.sha256(b"without" + round_id + struct.pack("<H", goodbye.place)).digest()[: len(round_id)]
     return round_id

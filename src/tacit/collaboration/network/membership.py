@@ -65,7 +65,7 @@ def find_shards(links: Sequence[Link]) -> list[Shard]:
 
 
 def identity(shards: Sequence[Shard]) -> str:
-    """Of the collaboration: of its server, or of all of them together."""
+    """Return the identity of the collaboration: of its server, or of all of them together."""
     names = [shard.agreement.collaboration for shard in shards]
     return names[0] if len(names) == 1 else hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
@@ -277,7 +277,7 @@ class Membership:
         return Download(indices=np.concatenate(places), values=values)
 
     def _bodies(self, upload: Upload) -> list[bytes]:
-        """What goes to each server. One without entries still counts: the numbers stay the same everywhere."""
+        """Return what goes to each server. One without entries still counts: the numbers stay the same everywhere."""
         bodies = []
         for shard in self._shards:
             owned = shard.agreement

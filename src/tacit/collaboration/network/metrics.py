@@ -1,4 +1,4 @@
-"""What a server can be watched by: the facts of its status page, and the same as Prometheus metrics."""
+"""Facts for watching a server: those of its status page, and the same as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def facts(service: Service, judge: Judge | None, started: float) -> dict[str, An
 
 
 def _validation(judge: Judge) -> dict[str, Any]:
-    """What accuracy is measured on, and what it is worth."""
+    """Return what accuracy is measured on, and what it is worth."""
     return {"name": judge.name, "records": judge.records, "chance": judge.chance}
 
 

@@ -87,7 +87,7 @@ class Outbox:
             raise
 
     def remember(self, name: str, value: str) -> str:
-        """What the folder was told of ``name`` first: ``value``, unless it is something else."""
+        """Return what the folder was told of ``name`` first: ``value``, unless it is something else."""
         with transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, value))
         return self.fact(name) or ""
@@ -140,7 +140,7 @@ class Outbox:
             )
 
     def unsent(self) -> list[Letter]:
-        """What was not acknowledged, in order."""
+        """Return what was not acknowledged, in order."""
         rows = self._db.execute("SELECT sequence, part, body, digest FROM uploads WHERE body IS NOT NULL ORDER BY 1, 2")
         found = []
         for sequence, part, body, digest in rows:
@@ -153,7 +153,7 @@ class Outbox:
         return found
 
     def answered(self, round_id: bytes) -> bool:
-        """Whether the round had its answer: an upload, or a goodbye."""
+        """Return True if the round had its answer: an upload, or a goodbye."""
         return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
 
     def answer(self, round_id: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a participant's folder holds it to: one way to protect uploads, one plan, one ledger, one budget."""
+"""Commitments of a participant's folder: one way to protect uploads, one plan, one ledger, one budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {LocalDpSgd: "dp-sgd", GaussianPrivacy: "gaussian", SparseVectorPrivacy
 
 
 def budget(settings: Settings) -> Budget | None:
-    """What may be spent in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
+    """Return the budget in all: the gate in front of the ledger holds it, however often a crash wastes some of it."""
     privacy = settings.privacy
     if privacy is None:
         return None
@@ -101,7 +101,7 @@ def check_protection(outbox: Outbox, settings: Settings, *, records: int, ledger
 
 
 def spent_before(outbox: Outbox, ledger: Path | None) -> list[tuple[Step, int]]:
-    """What another ``ledger`` said when it was first used with this folder: the plan must leave room for it."""
+    """Return what another ``ledger`` said when it was first used with this folder: the plan must leave room for it."""
     left, found = int(outbox.fact("spent") or 0), list[tuple[Step, int]]()
     if ledger is None or not left or not ledger.exists():
         return found

@@ -93,7 +93,7 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def normalised(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """What the networks are given."""
+    """Return what the networks are given."""
     if images.shape[1] != len(mean):
         raise ValueError(f"the images have {images.shape[1]} channels; the collaboration is about {len(mean)}.")
     values = shokri.inputs(images)

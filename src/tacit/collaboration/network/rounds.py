@@ -138,7 +138,7 @@ class MaskedMembership(Membership):
         log.warning("the round of upload %d was abandoned; it stays charged", letter.sequence)
 
     def _sent(self, letter: Letter) -> bool:
-        """Whether the sum with this in it was applied; if not, it never will be."""
+        """Return True if the sum with this in it was applied; if not, it never will be."""
         round_id = letter.body[: codec.ROUND_BYTES]
         try:
             self._link.call("Masked", letter.body)

@@ -43,7 +43,7 @@ class Server:
 
     @property
     def agreement(self) -> Agreement:
-        """What everybody has agreed on."""
+        """Return what everybody has agreed on."""
         return self.service.agreement
 
     def accuracy(self) -> float | None:

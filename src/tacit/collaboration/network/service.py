@@ -1,4 +1,4 @@
-"""What the server answers to whom: the parameter server, its store and the turns, without any transport.
+"""The service without its transport: the parameter server, its store and the turns.
 
 A message that is refused (`Refused`) changes nothing. Any number of threads may call; none waits for a participant.
 """
@@ -74,7 +74,7 @@ class Service:
         return 8 * self.agreement.most + codec.OVERHEAD
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
-        """What can be asked: each takes the name of who asks and a message."""
+        """Return what can be asked: each takes the name of who asks and a message."""
         return {
             "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
             "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
@@ -180,7 +180,7 @@ class Service:
         return APPLIED
 
     def roster(self, name: str, request: bytes) -> bytes:
-        """Who is in a round."""
+        """Return the participants of a round."""
         return self._pooled(name, lambda pool: pool.roster(name, codec.split_round(request)[0], self._clock()))
 
     def leave(self, name: str, request: bytes) -> bytes:
@@ -190,7 +190,7 @@ class Service:
         return APPLIED
 
     def outcome(self, name: str, request: bytes) -> bytes:
-        """Whether the sum of a round was applied."""
+        """Return True if the sum of a round was applied."""
         round_id, _ = codec.split_round(request)
 
         def ask(pool: Pool) -> bytes:

@@ -40,7 +40,7 @@ _STREAMS = 32  # requests of one connection at a time; the others wait with thei
 
 
 class Served(Protocol):
-    """What can be served: it answers named questions of certified people."""
+    """A service: it answers named questions of certified people."""
 
     traffic: Traffic
 
@@ -169,7 +169,7 @@ def _claimed(context: Any) -> Peer:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address``, HOST:PORT, can be reached from this machine only."""
+    """Return True if ``address``, HOST:PORT, can be reached from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS rounds (
 
 
 def rules_for(agreement: Agreement, *, participants: int) -> Rules:
-    """What the parameter server checks: single uploads, or sums of as many as can be in a round."""
+    """Return what the parameter server checks: single uploads, or sums of as many as can be in a round."""
     bound = agreement.bound * (MOST if agreement.pool else 1)
     upload = min(agreement.most / agreement.size, 1.0)
     return Rules(bound=bound, upload=upload, decay_every=1 if agreement.pool else max(participants, 1))
@@ -224,11 +224,11 @@ class Store:
         return dict(self._db.execute("SELECT participant, count(*) FROM rounds GROUP BY participant"))
 
     def finished(self, round_id: bytes) -> bool:
-        """Whether the sum of a round was committed."""
+        """Return True if the sum of a round was committed."""
         return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
 
     def digest(self, participant: str, sequence: int) -> bytes | None:
-        """Of an upload that was committed."""
+        """Return the digest of an upload that was committed."""
         row = self._db.execute(
             "SELECT digest FROM uploads WHERE participant = ? AND sequence = ?", (participant, sequence)
         ).fetchone()

@@ -237,7 +237,7 @@ class Outer(Contribution):
             total += call(lo, hi)
 
     def adds_by_itself(self, records: int, dtype: torch.dtype) -> bool:
-        """Whether a matrix product may write calls of so many records where they belong, and add them up there."""
+        """Return True if a matrix product may write calls of so many records in place, and add them up there."""
         if self.blocks != 1 or self.order or dtype != precise_dtype(self.a):
             return False
         return self.batch <= records or self.matrix_sums().adds_once(records * self.positions, self.a)

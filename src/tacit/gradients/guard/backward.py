@@ -1,4 +1,4 @@
-"""What happens when gradients are asked for: the last look at the loss, and whose gradients are captured.
+"""Checks before the backward pass: the last look at the loss, and which parameters' gradients are captured.
 
 Several backward passes on one batch add up, as in PyTorch: example i's gradient is that of the sum of its losses.
 """

@@ -17,7 +17,7 @@ FEWEST = 4
 
 
 class Comparison:
-    """Whether examples influence each other where no operation shows it: asked once, of the first batch it fits."""
+    """A check, on the first batch it fits, that examples do not influence each other where no operation shows it."""
 
     def __init__(self, recorder: Recording, *, wanted: bool) -> None:
         self._recorder, self._wanted = recorder, wanted

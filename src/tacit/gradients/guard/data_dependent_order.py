@@ -120,7 +120,7 @@ def _listed(value: Any) -> list[Tensor]:
 
 
 def _meets(call: Call) -> bool:
-    """Whether a constant has other entries in other rows, in an operation on entries at the same (broadcast) place."""
+    """Return True if a constant's rows differ, in an operation on entries at the same (broadcast) place."""
     constants = _constants(call)
     for t, tag in call.layouts():
         for constant in constants if tag.by_data else ():
@@ -131,7 +131,7 @@ def _meets(call: Call) -> bool:
 
 
 def _minds(call: Call, found: Any) -> bool:
-    """Whether, by trial, it matters for an example which row it is in.
+    """Return True if a trial shows that it matters for an example which row it is in.
 
     Asked only where a constant could have a row for each. Numbers are drawn for the trial, so that the answer depends
     on the operation and on what the constants are, not on the batch: if all examples move on, so must what they give.

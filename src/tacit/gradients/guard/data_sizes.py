@@ -232,7 +232,7 @@ def _is_cut_by_data(recorder: Recording, part: slice) -> bool:
 
 
 def _is_length_given(call: Call) -> bool:
-    """Whether the running `pad_packed_sequence` has total_length; called by hand, its operation has one above zero."""
+    """Return True if the running `pad_packed_sequence` has total_length; by hand, its operation has one above 0."""
     frame = _unpacking()
     return bool(call.args[4] > 0) if frame is None else frame.f_locals["total_length"] is not None
 

@@ -1,4 +1,4 @@
-"""What is known about a tensor of the batch without its values: shapes, types, gradients, where it was cut from."""
+"""Metadata of a batch tensor, without its values: shapes, types, gradients, where it was cut from."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _scales(call: Call, zero: list[Tensor]) -> bool:
 
 
 def _is_finite(factor: Any, zero: Sequence[Tensor] = ()) -> bool:
-    """Whether a factor is so whatever the batch: by its type, or because it is zero in the padding, or a constant."""
+    """Return True if a factor is so in every batch: by its type, as zero in the padding, or as a constant."""
     if type(factor) is Traced and (factor.is_floating_point() or factor.is_complex()):
         return any(factor is t for t in zero)
     return type(factor) is Traced or bool(torch.as_tensor(factor).isfinite().all())
@@ -125,7 +125,7 @@ def _acts_along(call: Call, t: Tensor, dim: int, after: frozenset[int]) -> bool:
 
 
 def _stays_whole(old: Sequence[int], dim: int, new: Sequence[int], place: int) -> bool:
-    """Whether a reshape leaves a dimension as it is, with as many entries before it and in each of its positions."""
+    """Return True if a reshape keeps a dimension, with as many entries before it and in each of its positions."""
     return old[dim] == new[place] and math.prod(old[:dim]) == math.prod(new[:place])
 
 

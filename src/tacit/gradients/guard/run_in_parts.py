@@ -1,4 +1,4 @@
-"""Whether what a model says of an example depends on who else is in the batch, found by running parts of the batch.
+"""Run parts of the batch, to detect that an example's output depends on the others.
 
 What operations show is followed one by one. This finds, in one batch, what they do not show: examples that influence
 each other through sizes, counts, places in the batch, or code that PyTorch does not see.
@@ -269,7 +269,7 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
 
 
 def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
-    """Whether two tensors agree up to the roundings of their type, or of ``coarsest``, in which they were computed.
+    """Return True if two tensors agree up to rounding in their type, or in ``coarsest``.
 
     Along dimensions whose size data decided (``free``) they are compared in what they have in common.
     """

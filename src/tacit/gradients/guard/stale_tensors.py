@@ -1,4 +1,4 @@
-"""What somebody keeps of a batch when it is over: it takes part in nothing that the next one's gradients depend on."""
+"""Tensors kept from an earlier batch may not influence this batch's gradients."""
 
 from __future__ import annotations
 

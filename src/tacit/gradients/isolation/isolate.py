@@ -122,7 +122,7 @@ class Isolated:
         return joined if join.kind == "rows" else joined.mean() if join.kind == "mean" else joined.sum()
 
     def _run_empty(self, arguments: Arguments, joins: Sequence[Join]) -> Any:
-        """Nobody is in the batch: an example of zeros tells the shapes, and none of it is kept."""
+        """Run an empty batch: an example of zeros tells the shapes, and none of it is kept."""
 
         def padded(leaf: Any) -> Any:
             if type(leaf) is not Traced or not isinstance(leaf._tag, Layout):

@@ -47,7 +47,7 @@ FEWEST = 3
 
 
 class Obstacle(Exception):
-    """What stands in the way of a plan, and the module where it was met.
+    """An obstacle to a plan, and the module where it was met.
 
     With ``output`` it stands in the way of one of several outputs only, on which the user's loss may not depend.
     """

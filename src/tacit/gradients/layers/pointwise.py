@@ -103,7 +103,7 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
 
 
 def _is_one_for_all(q: Tensor, dim: int) -> bool:
-    """Whether every slot of a learned tensor is computed from the same parameters (a state expanded, then changed).
+    """Return True if every slot of a learned tensor comes from the same parameters (a state expanded, then changed).
 
     Equal values do not say so: slots that all begin at zero are learned apart. Equal gradients do.
     """

@@ -21,7 +21,7 @@ from tacit.gradients.kernels.batch_invariant_matmul import add_product_, linear,
 
 @dataclass(slots=True)
 class Trace:
-    """What the backward pass needs of the forward pass."""
+    """The parts of the forward pass that the backward pass needs."""
 
     gates: Tensor
     before: Tensor

@@ -57,10 +57,17 @@ def cells_of(compact: NDArray[np.float32], columns: Sequence[Axis]) -> Codes:
 
 
 class Cells:
-    """The cells of all records, stored by column, and their targets; ``chunks`` are both, of some records each."""
+    """The cells of all records, stored by column, and their targets; ``chunks`` are both, of some records each.
 
-    def __init__(self, columns: Sequence[Axis], count: int, chunks: Iterable[Chunk]) -> None:
-        self.axes, self._count = tuple(columns), count
+    ``weights``, from 0 to 1, are what records count for; without them all count for 1.
+    """
+
+    def __init__(
+        self, columns: Sequence[Axis], count: int, chunks: Iterable[Chunk], weights: Array | None = None
+    ) -> None:
+        self.axes, self._count, self.weights = tuple(columns), count, weights
+        if weights is not None and not ((weights >= 0) & (weights <= 1)).all():
+            raise ValueError("a weight is not from 0 to 1; divide weights by their declared bound.")
         self._dtype = np.dtype(np.uint8 if max(axis.size for axis in columns) <= 256 else np.uint16)
         self._column = self._count * self._dtype.itemsize
         self._file = None
@@ -95,6 +102,12 @@ class Cells:
         for place in range(len(self.axes)):
             self._file.seek(place * self._column + first * self._dtype.itemsize)
             self._file.write(np.ascontiguousarray(codes[:, place]).tobytes())
+
+    def weighted(self, here: slice, values: Array) -> Array:
+        """Return the values of some records, each multiplied by what its record counts for: none becomes longer."""
+        if self.weights is None:
+            return values
+        return values * self.weights[here].reshape(-1, *[1] * (values.ndim - 1))
 
     def chunks(self, *places: int) -> Iterator[tuple[slice, list[Codes]]]:
         """Read some columns of all records: where a chunk of them is, and the cells of each column there."""

@@ -22,11 +22,11 @@ class Loss(Protocol):
     classes: int
     """How many classes records are counted by; 1 for a number."""
 
-    def first(self, targets: NDArray[np.generic]) -> Array:
-        """Return the sum over records of what the intercept is made from."""
+    def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
+        """Return the sum over records, by their weights, of what the intercept is made from."""
         ...
 
-    def start(self, sums: Array, records: int, std: float) -> Array:
+    def start(self, sums: Array, records: float, std: float) -> Array:
         """Return the intercept from noisy sums."""
         ...
 
@@ -52,11 +52,12 @@ class Squared:
 
     outputs, reach, classes = 1, 2.0, 1
 
-    def first(self, targets: NDArray[np.generic]) -> Array:
+    def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         bounded = np.clip(targets.astype(np.float64), -1.0, 1.0)
-        return np.array([np.nan_to_num(bounded).sum()])  # a record that is not a number adds nothing
+        known = np.nan_to_num(bounded)  # a record that is not a number adds nothing
+        return np.array([known.sum() if weights is None else (known * weights).sum()])
 
-    def start(self, sums: Array, records: int, std: float) -> Array:
+    def start(self, sums: Array, records: float, std: float) -> Array:
         return np.clip(sums / records, -1.0, 1.0)
 
     def residuals(self, scores: NDArray[np.float32], targets: NDArray[np.generic]) -> Array:
@@ -78,10 +79,10 @@ class Logistic:
 
     outputs, reach, classes = 1, 1.0, 2
 
-    def first(self, targets: NDArray[np.generic]) -> Array:
-        return _class_counts(targets, 2)
+    def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
+        return _class_counts(targets, 2, weights)
 
-    def start(self, sums: Array, records: int, std: float) -> Array:
+    def start(self, sums: Array, records: float, std: float) -> Array:
         logs = _log_shares(sums, std)
         return logs[1:] - logs[:1]
 
@@ -108,10 +109,10 @@ class Softmax:
     def __init__(self, classes: int) -> None:
         self.outputs = self.classes = classes
 
-    def first(self, targets: NDArray[np.generic]) -> Array:
-        return _class_counts(targets, self.classes)
+    def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
+        return _class_counts(targets, self.classes, weights)
 
-    def start(self, sums: Array, records: int, std: float) -> Array:
+    def start(self, sums: Array, records: float, std: float) -> Array:
         return _log_shares(sums, std)
 
     def residuals(self, scores: NDArray[np.float32], targets: NDArray[np.generic]) -> Array:
@@ -139,9 +140,10 @@ def loss_for(classes: int) -> Loss:
     return Squared() if not classes else Logistic() if classes == 2 else Softmax(classes)
 
 
-def _class_counts(targets: NDArray[np.generic], classes: int) -> Array:
-    known = targets[targets != UNKNOWN].astype(np.int64)
-    return np.bincount(known, minlength=classes).astype(np.float64)
+def _class_counts(targets: NDArray[np.generic], classes: int, weights: Array | None) -> Array:
+    known = targets != UNKNOWN
+    own = None if weights is None else weights[known]
+    return np.bincount(targets[known].astype(np.int64), weights=own, minlength=classes).astype(np.float64)
 
 
 def _log_shares(sums: Array, std: float) -> Array:

@@ -69,8 +69,9 @@ class Boosting:
 
     def __init__(self, cells: Cells, loss: Loss, noise: dict[str, float], ledger: Ledger, source: Source) -> None:
         self.cells, self.loss, self.noise, self.ledger, self.source = cells, loss, noise, ledger, source
-        self.records = len(cells)
-        self.scores = np.zeros((self.records, loss.outputs), dtype=np.float32)
+        self.records = float(len(cells))
+        """How many records there are; with weights, what they count for together, from released counts."""
+        self.scores = np.zeros((len(cells), loss.outputs), dtype=np.float32)
 
     def look(self, kind: str, sensitivities: Sequence[tuple[str, float]]) -> tuple[Receipt, list[SumQuery]]:
         """Charge a look that answers several sums, each of its own sensitivity, with noise in proportion to it."""
@@ -93,14 +94,23 @@ class Boosting:
         columns = self.cells.axes
         asked = [("target", 1.0), *((f"counts/{axis.name}", 1.0) for axis in columns)]
         receipt, (first, *others) = self.look("counts", asked)
-        sums = self.answer(receipt, first, self.loss.first(self.cells.targets))
+        sums = self.answer(receipt, first, np.sum([self.first(here) for here, _ in self.cells.chunks()], axis=0))
+        terms = [alone(place, axis.size) for place, axis in enumerate(columns)]
+        counted = [self.answer(receipt, query, self.count(term)) for term, query in zip(terms, others, strict=True)]
+        if self.cells.weights is not None:
+            self.records = min(max(float(counted[0].sum()), 1.0), self.records)
         intercept = self.loss.start(sums, self.records, first.noise_std)
         self.scores += intercept.astype(np.float32)
         fitted = []
-        for place, (axis, query) in enumerate(zip(columns, others, strict=True)):
-            even = np.full(axis.size, self.records / axis.size)
-            fitted.append(self.fresh(alone(place, axis.size), receipt, query, even))
+        for term, query, noisy in zip(terms, others, counted, strict=True):
+            even = np.full(term.cells, self.records / term.cells)
+            fitted.append(self.fresh(term, query, noisy, even))
         return intercept, fitted
+
+    def first(self, here: slice) -> Array:
+        """Return what the intercept is made from, of some records: a whole column of doubles would fill the memory."""
+        weights = self.cells.weights
+        return self.loss.first(self.cells.targets[here], None if weights is None else weights[here])
 
     def prior(self, term: Term) -> Array | None:
         """Return the prior of a term's shape; None for the values of one category, which are independent."""
@@ -113,10 +123,9 @@ class Boosting:
         ]
         return sides[0] if len(sides) == 1 else of_pair(*sides)
 
-    def fresh(self, term: Term, receipt: Receipt, query: SumQuery, expected: Array) -> Fitted:
-        """Return a flat term, its counts drawn to the ``expected`` ones."""
-        noisy, classes = self.answer(receipt, query, self.count(term)), self.loss.classes
-        std = query.noise_std * math.sqrt(classes)
+    def fresh(self, term: Term, query: SumQuery, noisy: Array, expected: Array) -> Fitted:
+        """Return a flat term, its noisy counts drawn to the ``expected`` ones."""
+        std = query.noise_std * math.sqrt(self.loss.classes)
         counts = settled_counts(noisy.sum(axis=1), expected, std, self.records)
         bend = self.loss.bend(noisy, counts, query.noise_std)
         return Fitted(term, counts, bend, self.prior(term), np.zeros((term.cells, self.loss.outputs)))
@@ -127,10 +136,11 @@ class Boosting:
         found = np.zeros(term.cells * classes)
         for here, codes in self.cells.chunks(*term.places):
             flat = term.flat(codes) * classes
+            weights = self.cells.weighted(here, np.ones(len(flat)))
             if classes > 1:
                 own = self.cells.targets[here]
-                flat = (flat + own.astype(np.int64))[own != UNKNOWN]
-            found += np.bincount(flat, minlength=len(found))
+                flat, weights = (flat + own.astype(np.int64))[own != UNKNOWN], weights[own != UNKNOWN]
+            found += np.bincount(flat, weights=weights, minlength=len(found))
         return found.reshape(-1, classes)
 
     def clip_norm(self, loud: float, cells: float) -> tuple[float, float, float]:
@@ -158,11 +168,11 @@ class Boosting:
         return self.loss.residuals(self.scores[here], self.cells.targets[here])
 
     def clipped(self, here: slice, clip_norm: float) -> Array:
-        """Return residuals of L2 norm at most ``clip_norm``; the margin covers rounding."""
+        """Return residuals of L2 norm at most ``clip_norm``, then weighted; the margin covers rounding."""
         left = self.residuals(here)
         norms = np.linalg.norm(left, axis=1, keepdims=True)
         kept: Array = left * np.minimum(1.0, clip_norm * (1 - 1e-9) / np.maximum(norms, 1e-300))
-        return np.where(np.isfinite(kept), kept, 0.0)
+        return self.cells.weighted(here, np.where(np.isfinite(kept), kept, 0.0))
 
     def sums(self, term: Term, clip_norm: float) -> Array:
         found = np.zeros((term.cells, self.loss.outputs))
@@ -236,7 +246,8 @@ class Boosting:
         receipt, queries = self.look("pair counts", [(f"counts/{term.name(columns)}", 1.0) for term in found_terms])
         paired = []
         for term, asked in zip(found_terms, queries, strict=True):
-            paired.append(self.fresh(term, receipt, asked, self.expected(term, fitted)))
+            noisy = self.answer(receipt, asked, self.count(term))
+            paired.append(self.fresh(term, asked, noisy, self.expected(term, fitted)))
         return paired
 
     def expected(self, term: Term, fitted: Sequence[Fitted]) -> Array:

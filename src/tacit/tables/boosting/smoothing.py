@@ -86,7 +86,7 @@ def evidence(sums: Array, noise: Array, slope: Array, sizes: tuple[int, ...]) ->
     return max(float(gains.max()), 0.0)
 
 
-def settled_counts(noisy: Array, expected: Array, std: float, records: int) -> Array:
+def settled_counts(noisy: Array, expected: Array, std: float, records: float) -> Array:
     """Return counts of cells that add up to ``records``: noisy ones, drawn to what is expected as far as noise asks.
 
     None is below a tenth of what was expected, nor below 1, so that nothing is divided by noise.

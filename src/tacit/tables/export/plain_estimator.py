@@ -22,7 +22,7 @@ Numbers = NDArray[np.float32]
 
 
 class _Plain(BaseEstimator):  # type: ignore[misc]
-    """What both have in common: the schema, the weights, and a score for every row."""
+    """Base of both estimators: the schema, the weights, and a score for every row."""
 
     def __init__(self, path: str) -> None:
         self.path = path
