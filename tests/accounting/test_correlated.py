@@ -68,7 +68,8 @@ def test_sensitivity_is_the_largest_over_all_participation_patterns(strategy: st
         c = matrix(strategy, parameters, steps)
         largest = max(float(np.linalg.norm(c @ u)) for u in vectors(steps, groups))
         claimed = sensitivity(strategy, parameters, groups, steps)
-        assert largest * (1 - 1e-12) <= claimed <= largest * (1 + 1e-8), (parameters, steps, groups)
+        margin = 1e-5 if strategy == "square-root" else 1e-8  # its weights are rounded to single precision
+        assert largest * (1 - 1e-12) <= claimed <= largest * (1 + margin), (parameters, steps, groups)
 
 
 def test_mixed_signs_are_bounded_from_above() -> None:
@@ -139,8 +140,8 @@ def test_a_tail_beyond_the_next_turn_is_charged_enough() -> None:
 def test_a_column_is_divided_at_the_groups_next_turn() -> None:
     head, tail = head_and_tail("square-root", (), 3, 6)
     column = np.real(sqrtm(np.tri(6)))[:, 0]
-    assert head == pytest.approx(np.linalg.norm(column[:3]), rel=1e-8)
-    assert tail == pytest.approx(np.linalg.norm(column[3:]), rel=1e-8)
+    assert head == pytest.approx(np.linalg.norm(column[:3]), rel=1e-5)
+    assert tail == pytest.approx(np.linalg.norm(column[3:]), rel=1e-5)
 
 
 def test_independent_sums_of_the_same_steps_are_charged_once_a_turn() -> None:

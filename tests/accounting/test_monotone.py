@@ -76,7 +76,7 @@ def test_no_bound_falls_in_six_hundred_random_pairs_of_neighbouring_queries(seed
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_delta_rises_with_every_step_far_out_in_the_tail(kind):
-    """The example of the issue, asked for δ: the lattice resolved none of it and the answers jumped."""
+    """The example that showed it, asked for δ: the lattice resolved none of it and the answers jumped."""
     found = [bound(kind, 1.47791e-4, 1.10675, steps, epsilon=0.0951) for steps in (8, 9, 10)]
     assert all(after >= before * (1 - MOST) for before, after in pairwise(found))
     assert found[0] * 1.05 < found[2] < found[0] * 1.6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,3 +143,11 @@ def test_beside_other_steps_the_renyi_accountant_answers_and_the_guarantee_says_
     assert found.accountant == "rdp"
     twice = guarantee([(step, 2)], Header(), delta=1e-5)
     assert twice.accountant == "rdp"
+
+
+def test_runs_of_terms_that_cannot_be_compared_are_charged_by_the_renyi_accountant() -> None:
+    rare = Step(Poisson(rate=0.01), (GaussianSum(group="gradients", clip_norm=1.0, noise_std=1.0),))
+    score = Step(Everyone(), (GaussianSum(group="score", clip_norm=1.0, noise_std=10.0),))
+    for second, answers in ((score, "rdp"), (replace(rare, sampling=Poisson(rate=0.005)), "pld")):
+        step = Step(Everyone(), (negative_binomial(0.0, 0.1, ((rare, 10), (second, 1))),))
+        assert guarantee([(step, 1)], Header(), delta=1e-5).accountant == answers

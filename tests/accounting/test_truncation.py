@@ -86,3 +86,13 @@ def test_the_sampler_keeps_at_most_so_many_and_leaves_smaller_lots_alone():
     assert max(sizes) == 50
     assert min(sizes) < 48
     assert abs(seen / 400 - np.mean(sizes) / 100).max() < 0.15
+
+
+def test_a_group_has_more_others():
+    """Of k neighbours in a row the last has n + k - 1 others, each of whom may be drawn."""
+    event, k = TruncatedPoisson(rate=0.02, records=1000, most=40), 100
+    more = overflow(TruncatedPoisson(rate=0.02, records=1000 + k - 1, most=40))
+    assert overflow(event, k) == more > 2 * overflow(event)
+    quiet = GaussianSum(group="sum", clip_norm=1.0, noise_std=1e6)
+    found = guarantee([(Step(event, (quiet,)), 10)], Header(), epsilon=1e-3, group=k)
+    assert k * 10 * more <= found.delta <= 1.01 * k * 10 * more

@@ -600,6 +600,24 @@ def test_transforms_of_constants_by_functions_that_know_the_batch(name: str) -> 
         model(torch.randn(8, 4))
 
 
+def test_transforms_inside_isolated_modules_may_not_read_the_batch_from_elsewhere() -> None:
+    whole: list[Tensor] = []
+
+    class Reading(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = super().forward(torch.masked_scatter(x, x > 0, x))  # no batch rule: the module is isolated
+            return rows * torch.func.grad(lambda t: t.square().sum())(whole[0]).sum()
+
+    class Outer(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            whole[:] = [x]
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    model = Outer(Reading(4, 2), nn.Linear(2, 1))
+    with gradients.record(model), pytest.raises(ValueError, match="hide operations on the batch"):
+        model(torch.randn(6, 4)).sum().backward()
+
+
 @pytest.mark.parametrize("length", [-1, 0, 6])
 def test_sequences_unpacked_by_hand(length: int) -> None:
     """Without a length of its own, the operation gives as many positions as the longest sequence has."""

@@ -44,7 +44,7 @@ def test_buffers_come_within_a_hundredth_of_the_published_optimum(steps: int) ->
         squares.append(squares[-1] * ((2 * i - 1) / (2 * i)) ** 2)
     optimum = math.fsum(squares)
     assert optimum == pytest.approx((math.log(steps) + np.euler_gamma + 4 * math.log(2)) / math.pi, rel=1e-3)
-    assert error(SquareRoot().fitted(steps, steps, 1.0), steps, "max") == pytest.approx(optimum, rel=1e-6)
+    assert error(SquareRoot().fitted(steps, steps, 1.0), steps, "max") == pytest.approx(optimum, rel=2e-5)
     for buffers in (3, 4):
         fitted = BufferedToeplitz(buffers=buffers, objective="max").fitted(steps, steps, 1.0)
         assert error(fitted, steps, "max") == pytest.approx(optimum, rel=0.01)
@@ -116,3 +116,22 @@ def test_wrong_numbers_are_refused() -> None:
         BandedToeplitz(bands=4, groups=3)
     with pytest.raises(ValueError, match="at most 10 groups"):
         BandedToeplitz(bands=11).groups_of(1000, 100)
+
+
+@pytest.mark.parametrize("strategy", [BandedToeplitz(bands=4), BandedInverse(bands=4), BufferedToeplitz(buffers=2)])
+def test_the_ledger_has_the_numbers_that_the_noise_is_made_with(strategy: Correlation) -> None:
+    """Noise is added up in single precision; a decay that is rounded there and not in the ledger is another one."""
+    _, parameters = strategy.fitted(400, 400, 1.0)
+    assert parameters == tuple(float(np.float32(each)) for each in parameters)
+
+
+@pytest.mark.parametrize("groups", [100, 2000])
+def test_the_square_root_is_charged_with_its_weights_rounded(groups: int) -> None:
+    steps = 2000
+    weights = inverse_coefficients("square-root", (), steps)
+    least = np.where(weights > 0, weights, weights * (1 + 2.0**-24))  # all rounded so that C is largest
+    column = coefficients("banded-inverse", tuple(least), steps)
+    total = np.sum([np.pad(column, (first, 0))[:steps] for first in range(0, steps, groups)], axis=0)
+    assert np.linalg.norm(total) <= sensitivity("square-root", (), groups, steps)
+    head, tail = head_and_tail("square-root", (), groups, steps)
+    assert np.linalg.norm(column[:groups]) <= head and np.linalg.norm(column[groups:]) <= tail

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from tacit.accounting import account
 from tacit.ledger import Allocated, GaussianSum, Ledger, Step
 from tacit.randomness import SecureSource, SeededSource
 from tacit.sampling import AllocationSampler, ShuffledSampler
@@ -61,3 +62,18 @@ def test_the_event_says_how_often_a_record_takes_part() -> None:
     assert (event.lots, event.participations, event.records) == (4, 2, 20)
     with pytest.raises(ValueError, match="participations is 5; it must be at most the number of lots, 4"):
         AllocationSampler(20, 4, participations=5, source=SOURCE)
+
+
+def test_an_interrupted_draw_is_charged_as_the_lot_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch with more draws than lots would have no proof."""
+    for lots in (1, 3):
+        sampler, ledger = AllocationSampler(6, lots, source=SOURCE), Ledger()
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "_assign", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                sampler.draw(ledger.record(Step(sampler.event(), (QUERY,))))
+        left = [sampler.draw(ledger.record(Step(sampler.event(), (QUERY,)))) for _ in range(lots - 1)]
+        assert sampler.event().epoch == 1
+        seen = Counter(record for lot in left for record in lot.tolist())
+        assert max(seen.values(), default=0) <= 1
+        assert account(ledger, delta=1e-5).epsilon > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -87,24 +88,44 @@ def test_a_fixed_length_is_accepted(make: Any, caplog: pytest.LogCaptureFixture)
     assert not told(caplog)
 
 
-def test_packed_sequences_are_accepted(make: Any) -> None:
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(2, 3)
+class Packed(nn.Module):
+    """Reads packed sequences, and multiplies its outputs by `factor` of their `batch_sizes`."""
 
-        def forward(self, packed: Any) -> Tensor:
-            return self.lstm(packed)[1][0][0]  # type: ignore[no-any-return]
+    def __init__(self, factor: Callable[[Tensor], Any] = lambda sizes: 1) -> None:
+        super().__init__()
+        self.lstm, self.factor = nn.LSTM(2, 3), factor
 
+    def forward(self, packed: Any) -> Any:
+        return self.lstm(packed)[1][0][0] * self.factor(packed.batch_sizes)
+
+
+def train_packed(make: Any, module: nn.Module) -> Any:
     def collate(examples: list[Any]) -> Any:
         rows, labels = zip(*examples, strict=True)
         return pack_sequence(list(rows), enforce_sorted=False), torch.tensor(labels)
 
-    model, optimizer, run = make(Packed(), None, Sentences(), lot_size=30, steps=2, **{COLLATE: collate})
+    model, optimizer, run = make(module, None, Sentences(), lot_size=30, steps=2, **{COLLATE: collate})
     for x, y in run.batches():
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    assert run.step == 2
+    return run
+
+
+def test_packed_sequences_are_accepted(make: Any) -> None:
+    assert train_packed(make, Packed()).step == 2
+
+
+READINGS: dict[str, Callable[[Tensor], Any]] = {
+    "values": lambda sizes: sizes.float().mean(),
+    "a list": lambda sizes: sum(sizes.tolist()),
+    "how many": len,
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_the_trial_refuses_models_that_read_batch_sizes_of_packed_inputs(make: Any, name: str) -> None:
+    with pytest.raises(ValueError, match="changed with the other examples in the first lot"):
+        train_packed(make, Packed(READINGS[name]))
 
 
 def test_a_random_collate_is_told_and_its_rows_are_compared_as_they_are(

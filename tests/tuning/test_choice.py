@@ -16,10 +16,11 @@ from scipy import stats
 
 import tacit
 from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Term
+from tacit.accounting.selected import dominates
 from tacit.ledger import Adjacency, Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.randomness import SeededSource
 from tacit.tuning import NoTrial, PoissonTrials, TrialFailed, TrialOverrun, TruncatedNegativeBinomial, choose, try_all
-from tacit.tuning.cover import covers, dominates
+from tacit.tuning.cover import covers
 
 FEW = TruncatedNegativeBinomial.of_mean(5, eta=1.0)
 

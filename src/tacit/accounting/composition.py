@@ -161,8 +161,8 @@ class Accountant(Protocol):
     def delta(self, composition: Composition, epsilon: float) -> Interval: ...
 
 
-def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Composition:
-    """Read ledger entries (step, count) as one composition."""
+def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency, *, group: int = 1) -> Composition:
+    """Read ledger entries (step, count) as one composition; its slack is for data sets ``group`` records apart."""
     counts: Counter[Term] = Counter()
     slack = 0.0
     epochs: dict[ev.Shuffled | ev.Allocated, tuple[int, list[Sequence[Term]]]] = {}
@@ -172,7 +172,7 @@ def compose(entries: Iterable[tuple[ev.Step, int]], adjacency: Adjacency) -> Com
             blocks.setdefault(step.sampling.block, Counter())[step] += count
             continue
         terms = _terms(step, adjacency)
-        slack += count * _slack(step, adjacency)
+        slack += count * _slack(step, adjacency, group)
         sampling = step.sampling
         if isinstance(sampling, ev.Shuffled | ev.Allocated):
             done, seen = epochs.get(sampling, (0, []))
@@ -278,7 +278,7 @@ def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
     return DiscreteGaussian(z, rounded_down(inverse(math.hypot(*ratios))))
 
 
-def _slack(step: ev.Step, adjacency: Adjacency) -> float:
+def _slack(step: ev.Step, adjacency: Adjacency, group: int) -> float:
     """Return what a step adds to δ for values that nobody had listed, or records dropped from its lot.
 
     For the latter see `tacit.accounting.truncation`. Of values:
@@ -292,7 +292,7 @@ def _slack(step: ev.Step, adjacency: Adjacency) -> float:
     counts = [query for query in step.queries if isinstance(query, ev.ThresholdedCounts)]
     if counts and not isinstance(step.sampling, ev.Everyone):
         raise Unproved("discovering values on a sample has no proof here; use all records (Everyone).")
-    dropped = overflow(step.sampling) if isinstance(step.sampling, ev.TruncatedPoisson) else 0.0
+    dropped = overflow(step.sampling, group) if isinstance(step.sampling, ev.TruncatedPoisson) else 0.0
     return dropped + sum(query.slack for query in counts) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
 
 

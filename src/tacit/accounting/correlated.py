@@ -41,10 +41,13 @@ from functools import lru_cache
 import numpy as np
 
 from tacit.ledger import events as ev
-from tacit.ledger.correlation import coefficients
+from tacit.ledger.correlation import Floats, coefficients
 
 _MARGIN = 1 + 1e-9
 """Covers the rounding of coefficients and norms in float64: recursions of stable series, and sums of squares."""
+
+_SINGLE = 2.0**-22
+"""Four times the relative rounding of a weight to single precision, in which noise is added up."""
 
 _MOST_STEPS = 10**7
 
@@ -90,7 +93,7 @@ def sensitivity(strategy: str, parameters: tuple[float, ...], groups: int, steps
     for first in range(0, steps, groups):
         end = min(first + width, steps)
         total[first:end] += column[: end - first]
-    return float(np.linalg.norm(total)) * _MARGIN
+    return float(np.linalg.norm(total)) * _MARGIN * (1 + _rounded(strategy, column))
 
 
 @lru_cache(maxsize=1024)
@@ -98,7 +101,18 @@ def head_and_tail(strategy: str, parameters: tuple[float, ...], groups: int, ste
     """Return the norms of a column of C up to the group's next turn, and from there on."""
     column = coefficients(strategy, parameters, steps)
     head, tail = (float(np.linalg.norm(part)) for part in (column[:groups], column[groups:]))
-    return head * _MARGIN, tail * _MARGIN
+    more = _rounded(strategy, column)
+    return head * _MARGIN * (1 + more), tail * _MARGIN + more * math.hypot(head, tail)
+
+
+def _rounded(strategy: str, column: Floats) -> float:
+    """How much longer, relatively, the columns of C can be for the weights of C^-1 in single precision.
+
+    Fitted parameters are single-precision numbers; the weights d of the square root are not, and those used are d + r,
+    |r_i| <= u |d_i|, with u = 2^-24 and sum |d_i| <= 2. Then c' = 1 / (d + r) has c' - c = -c' * r * c, which is at
+    most 2 u |c|_1 |c'| long, and so for sums of columns.
+    """
+    return _SINGLE * float(column.sum()) if strategy == "square-root" else 0.0
 
 
 def _width(strategy: str, parameters: tuple[float, ...], steps: int) -> int:

@@ -195,7 +195,7 @@ def guarantee(
     entries = list(entries)
     for step, _ in entries:
         check_unit(header, step)
-    composition = compose(entries, header.adjacency)
+    composition = compose(entries, header.adjacency, group=max(group, 1))
     method, lower = find(accountant).used(composition), None
     if delta is not None:
         check_delta(delta)

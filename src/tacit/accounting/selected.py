@@ -36,10 +36,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 
-from tacit.accounting.composition import Best, Composition, Interval, Policy
+from tacit.accounting.composition import Best, Composition, Gaussian, Interval, Policy, Term
 from tacit.accounting.effort import OutOfReach
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp
@@ -60,7 +61,35 @@ def only_selection(composition: Composition) -> Best | None:
         return None
     candidate = term.base.candidate
     inner = any(isinstance(each.base, Best) or each.policy is Policy.ALLOCATED for each, _ in candidate.terms)
-    return None if inner or candidate.slack or candidate.discrete else term.base
+    return None if inner or candidate.slack or candidate.discrete or not _ordered(candidate) else term.base
+
+
+def _ordered(candidate: Composition) -> bool:
+    """Return True if of any two terms one dominates the other.
+
+    A run may take the declared terms in an order that depends on its releases. If the terms are ordered, each step can
+    be given one of its own for good when it is taken, and the run is a post-processing of all of them together. For
+    terms that cannot be compared there is no proof here that profiles, and not only Rényi divergences, add up.
+    """
+    terms = [term for term, _ in candidate.terms]
+    return all(dominates(one, other) or dominates(other, one) for one, other in combinations(terms, 2))
+
+
+def dominates(costly: Term, term: Term) -> bool:
+    """Return True if ``term`` is ``costly`` through a channel that does not know the data, so that it costs no more.
+
+    For a Gaussian sum: with more noise, add the difference. At a lower Poisson rate q < q', with chance 1 - q/q' put
+    the answer without the record in place of the given one. Any sample costs at most what all records cost.
+    """
+    if costly == term:
+        return True
+    if not isinstance(costly.base, Gaussian) or not isinstance(term.base, Gaussian):
+        return False
+    if term.base.noise_multiplier < costly.base.noise_multiplier:
+        return False
+    same = costly.policy is term.policy
+    rarer = same and costly.policy is Policy.POISSON and term.rate <= costly.rate
+    return costly.policy is Policy.ALWAYS or rarer or (same and costly.rate == term.rate and costly.taken >= term.taken)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ Poisson sampling, adaptive steps included. Hence
     P(S) <= Σ_good w(ω) P_ω(S) + w(bad) <= e^ε Q(S) + δ + w(bad),
 
 in both directions, however the excess is dropped. w(bad) is at most Σ over the steps of P[Binomial(n, q) >= most], n
-the number of records: no neighbour has more others than that. (Chua et al., arXiv 2411.04205, and Ganesh et al., arXiv
+the number of records: no neighbour has more others than that. For a group of k records the same is said of each of k
+neighbours in a row, the last of which has n + k - 1 others. (Chua et al., arXiv 2411.04205, and Ganesh et al., arXiv
 2508.15089, bound the same thing; a factor 1 + e^ε that comparing each run with its Poisson twin would bring is not
 needed.) Examples that pad a lot have weight zero and are no part of the sum.
 """
@@ -23,13 +24,13 @@ from scipy.special import betainc, xlogy
 from tacit.ledger.events import TruncatedPoisson
 
 
-def overflow(sampling: TruncatedPoisson) -> float:
-    """The chance that ``most`` of the records or more are drawn in one step, rounded up.
+def overflow(sampling: TruncatedPoisson, group: int = 1) -> float:
+    """The chance that ``most`` of the records, and of ``group`` - 1 more, or more are drawn in one step, rounded up.
 
     P[Binomial(n, q) >= m] is the regularised incomplete beta function I_q(m, n - m + 1); Chernoff's bound
     exp(-n KL(m/n, q)) is what it may not exceed.
     """
-    n, q, most = sampling.records, sampling.rate, sampling.most
+    n, q, most = sampling.records + group - 1, sampling.rate, sampling.most
     if most > n:
         return 0.0
     if most <= q * n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from tacit.gradients.layout import Mixed, Tag, Total
 from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
 from tacit.gradients.tap import Border, put_tap, unscaled
+from tacit.gradients.torch_internals import without_subclasses, write_count
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -42,7 +43,7 @@ class Capture(Recording):
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
                 elif isinstance(tag, Total) and Total not in map(type, map(itemgetter(1), tagged)):
-                    with torch._C.DisableTorchFunctionSubclass():
+                    with without_subclasses():
                         out.register_hook(partial(self._seeded, tag.kind, self.inside))  # type: ignore[no-untyped-call]
             mark(out, self, tag)
 
@@ -51,7 +52,7 @@ class Capture(Recording):
         for i, kind in self.inferred.items():
             t = outputs[i] if i < len(outputs) else None
             if self.follows(t) and t is not None and t.requires_grad:
-                with torch._C.DisableTorchFunctionSubclass():
+                with without_subclasses():
                     t.register_hook(lambda grad, kind=kind: self.output_seeds.append((kind, grad.detach())))  # type: ignore[no-untyped-call]
 
     def _seeded(self, kind: str, inside: bool, grad: Tensor) -> Tensor | None:
@@ -75,12 +76,12 @@ class Capture(Recording):
 
     def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = tuple(zip(saved, map(attrgetter("_version"), saved)))
+        watched = tuple(zip(saved, map(write_count, saved)))
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:
             for t, version in watched:
-                if t._version != version:
+                if write_count(t) != version:
                     raise RuntimeError(
                         f"a tensor of {t.ndim} dimensions that a trainable operation has read was modified in place; "
                         "write into a copy"

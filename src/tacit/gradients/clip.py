@@ -19,6 +19,7 @@ from tacit.gradients.kernels.loops import roots
 from tacit.gradients.layers import loss_mean
 from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import write_count
 
 
 class Measured:
@@ -114,7 +115,7 @@ class Measured:
             return squares
         self._squares, self._captures = squares, recorder.captures
         self._read = [
-            (name, t, t._version)
+            (name, t, write_count(t))
             for name, uses in self.uses.items()
             for part in uses.parts
             for t in _held(part.contribution)
@@ -130,7 +131,7 @@ class Measured:
     def refuse_writes(self) -> None:
         """Norms that were found before no longer belong to gradients whose factors were written to since."""
         for name, t, version in self._read:
-            if t._version != version:
+            if write_count(t) != version:
                 raise RuntimeError(
                     f"what the gradient of {name!r} is made of was modified in place after the norms were taken; take "
                     "the clipped sum first, or leave the batch and its activations alone until then"

@@ -14,6 +14,7 @@ from tacit.gradients.names import canonical
 from tacit.gradients.nested import mapped
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import Tap
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark
 
 
@@ -23,7 +24,7 @@ def run_empty(
     """No example, no gradient: run without the parameters' graph, but let the loss have one to go back through."""
     if canonical(func) in ("view", "reshape"):
         args = _measured(args)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*mapped(args, _without_graph), **mapped(kwargs, _without_graph))
 
     def joined(t: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
+from tacit.gradients.torch_internals import forward_pre_hooks
 
 RULES = (backward, layers)
 """Modules that register rules when they are imported."""
@@ -89,7 +90,7 @@ class Engine:
             raise TypeError(f"unknown options {sorted(unknown)}; there are {sorted(Options.__annotations__)}")
         rows_per_record, isolate = options.get("rows_per_record", 1), options.get("isolate")
         prove_hooks(record)
-        hooks = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
+        hooks = [getattr(hook, "__self__", None) for hook in forward_pre_hooks(model).values()]
         if any(isinstance(owner, Passes) and not owner.is_copy for owner in hooks):
             raise RuntimeError("this model is already being recorded; detach the other engine first")
         if not isinstance(rows_per_record, int) or rows_per_record < 1:

@@ -13,19 +13,24 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from threading import get_ident
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.modules import module as calling
 
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import Problems
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import (
+    differentiates_forward,
+    forward_hooks,
+    forward_pre_hooks,
+    get_frame,
+    global_forward_hooks,
+)
 from tacit.gradients.traced import Traced, mark, plain
 
 PART = 1 << 24
@@ -97,7 +102,7 @@ class Prefix:
 
     def remove(self) -> None:
         """By looking for them: Ctrl-C may have come before there was a handle."""
-        for hooks in (self._layers[0]._forward_pre_hooks, self._layers[-1]._forward_hooks):
+        for hooks in (forward_pre_hooks(self._layers[0]), forward_hooks(self._layers[-1])):
             for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
                 del hooks[key]
 
@@ -125,7 +130,7 @@ class Prefix:
 
     def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
         """Return whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = get_frame(2)
         while frame is not None and frame.f_code.co_filename == calling.__file__:
             frame = frame.f_back
         if frame is None or frame.f_code is not _WALK or len(args) != 1:
@@ -134,14 +139,14 @@ class Prefix:
 
     def _is_possible(self, x: Any) -> bool:
         layers = self._layers
-        if not self._recorder.follows(x) or x.requires_grad or forward_ad._current_level >= 0:
+        if not self._recorder.follows(x) or x.requires_grad or differentiates_forward():
             return False
         if beginning(self._container)[: len(layers)] != layers or x.ndim != layers[0].weight.ndim:
             return False
-        if calling._global_forward_hooks or calling._global_forward_pre_hooks:
+        if any(global_forward_hooks):
             return False
-        before = [list(layer._forward_pre_hooks.values()) for layer in layers]
-        after = [list(layer._forward_hooks.values()) for layer in layers]
+        before = [list(forward_pre_hooks(layer).values()) for layer in layers]
+        after = [list(forward_hooks(layer).values()) for layer in layers]
         nobody: list[list[Any]] = [[] for _ in layers[1:]]
         return before == [[self._run], *nobody] and after == [*nobody, [self._hand_on]]
 
@@ -188,9 +193,10 @@ def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
             break
         if not _is_pytorchs(layer):
             break
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or layer.running_mean is None):
+        counts = isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+        if counts and (layer.training or layer.running_mean is None):
             break
-        values = (*layer._parameters.values(), *layer._buffers.values(), *vars(layer).values())
+        values = (*layer.parameters(recurse=False), *layer.buffers(recurse=False), *vars(layer).values())
         if any(_is_trained_or_data(v) for v in values):
             break
         layers.append(layer)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from tacit.gradients.torch_internals import OPERATORS, is_mutable
+
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -58,8 +60,7 @@ _IN_PLACE = frozenset(
 @cache
 def writes(func: Callable[..., Any]) -> bool:
     """Return whether an operation changes its first argument in place."""
-    schema = getattr(func, "_schema", None)
-    if schema is not None and schema.is_mutable:
+    if is_mutable(func):
         return True
     name: str = getattr(func, "__name__", str(func))
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
@@ -73,9 +74,8 @@ def tells_no_number(name: str) -> bool:
 @cache
 def canonical(func: Callable[..., Any]) -> str:
     """One name for `torch.add`, `Tensor.add_`, `x + y`, `y += x`; another for somebody's own operation of that name."""
-    qualified: str = getattr(func, "_qualified_op_name", "aten::")
-    if not qualified.startswith("aten::"):
-        return qualified
+    if isinstance(func, OPERATORS) and not str(func).startswith("aten."):
+        return str(func)
     name: str = getattr(func, "__name__", str(func))
     name = name.partition(".")[0]  # `aten.item.default`
     if name == "__get__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from tacit.gradients.isolation.plan import FEWEST, make_plan
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.libraries.compiled import Eager
 from tacit.gradients.recorder import Recorder
+from tacit.gradients.torch_internals import current_frames, get_frame
 from tacit.gradients.traced import plain
 
 
@@ -59,7 +59,7 @@ class Passes:
             return None
         if self._calls:
             self._forget_ended_calls()
-        self._calls.append(id(sys._getframe(1)))
+        self._calls.append(id(get_frame(1)))
         if len(self._calls) > 1:
             return None
         if not torch.is_grad_enabled():
@@ -90,7 +90,7 @@ class Passes:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if self.is_copy:
             return None
-        call = id(sys._getframe(1))
+        call = id(get_frame(1))
         failed = output is None and call not in self._calls  # PyTorch calls hooks from elsewhere then
         if failed or not self._calls:
             if self._calls:
@@ -179,8 +179,8 @@ class Passes:
 def _running_frames() -> set[int]:
     """All that threads are in the middle of, but for the call that is just beginning (three frames up from here)."""
     found: set[int] = set()
-    tops = sys._current_frames()
-    tops[threading.get_ident()] = sys._getframe(3)
+    tops = current_frames()
+    tops[threading.get_ident()] = get_frame(3)
     for frame in tops.values():
         found.update(id(each) for each, _ in traceback.walk_stack(frame))
     found.discard(id(tops[threading.get_ident()]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn
 
 from torch import nn
+
+from tacit.gradients.torch_internals import get_frame
 
 log = logging.getLogger("tacit.gradients")
 _ELSEWHERE = "the loss"
@@ -168,7 +169,7 @@ class Problems:
     def module(self) -> str | None:
         """Return the name of the module whose code is running; None outside the model."""
         frames = []
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = get_frame(1)
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
 
 from tacit.gradients.capture import Capture
 from tacit.gradients.empty_batch import run_empty
@@ -31,7 +30,8 @@ from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
 from tacit.gradients.remembered import MOST, is_regular, premises
-from tacit.gradients.traced import Traced, is_compiling, mark, mark_like, plain
+from tacit.gradients.torch_internals import in_transform, without_subclasses
+from tacit.gradients.traced import Traced, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
@@ -104,7 +104,7 @@ class Recorder(Capture):
             return frozen(self, func, args, kwargs)
         tag: Layout | None = None
         key: Hashable | None = None
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = func(*args, **kwargs)
             if kind.is_entrywise and self.batch != 1:
                 tag = common_layout(tagged, out)
@@ -125,7 +125,7 @@ class Recorder(Capture):
 
     def _special(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that copies, shows or reads values; NotImplemented if it is as any other here."""
-        if name in EXPORTS and self.inside and type(args[0]) is Traced and not is_compiling():
+        if name in EXPORTS and self.inside and type(args[0]) is Traced:
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
@@ -179,7 +179,7 @@ class Recorder(Capture):
                 left.extend(reversed(value))
             elif isinstance(value, dict):
                 left.extend(reversed(value.values()))
-        if tagged and peek_interpreter_stack() is not None:
+        if tagged and in_transform() is not None:
             self.problems.refuse_now(TRANSFORMED)
         return tagged, shared
 
@@ -202,7 +202,7 @@ class Recorder(Capture):
         if kind.is_pointwise and totals == len(tagged):
             # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
             # there, in the backward pass, with the parameter's name.
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
         if (
@@ -217,7 +217,7 @@ class Recorder(Capture):
             reason = bad.reason if isinstance(bad, Mixed) else _REASONS[type(bad)]
             if self.inside:  # elsewhere it may be for the log: wrong only if the loss depends on it
                 self.problems.add(reason)
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
             mixed = bad if isinstance(bad, Mixed) else Mixed(reason)
             return self.finish(name, func, args, kwargs, out, [(t, mixed) for t, _ in tagged])

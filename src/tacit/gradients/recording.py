@@ -14,6 +14,7 @@ from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.parameter_uses import Part
 from tacit.gradients.layout import Tag
 from tacit.gradients.problems import Problems
+from tacit.gradients.torch_internals import write_count
 
 Reduction = Literal["mean", "sum", "none"]
 Pairs = Iterable[tuple[Tensor, Contribution]]
@@ -130,7 +131,7 @@ class Recording(ABC):
         """
         seen = set()
         for t in inputs:
-            seen.add((t.data_ptr(), t._version))
+            seen.add((t.data_ptr(), write_count(t)))
         if self.captures:
             if batch != self.batch:
                 raise RuntimeError(

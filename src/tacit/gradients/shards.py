@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tacit.gradients.nested import tensors
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import made_by_fsdp
 from tacit.gradients.traced import mark
 
 
@@ -69,7 +70,7 @@ def keep_tags(model: nn.Module, recorder: Recording) -> Iterator[Any]:
         def after(module: nn.Module, args: Any, kwargs: Any, entered: list[Tensor] = entered) -> None:
             came = tensors((args, kwargs))
             for old, new in zip(entered, came, strict=True):
-                if type(new) is torch.Tensor and recorder.follows(old) and handed_on(new.grad_fn):
+                if type(new) is torch.Tensor and recorder.follows(old) and made_by_fsdp(new.grad_fn):
                     assert new.shape == old.shape
                     mark(new, recorder, old._tag)  # type: ignore[attr-defined]
             entered.clear()
@@ -91,10 +92,3 @@ class Withheld:
     def _set(self, together: bool) -> None:
         for module in self._modules:
             module.set_requires_gradient_sync(together, recurse=False)
-
-
-def handed_on(node: Any) -> bool:
-    """Return True for the node at which FSDP learns that a backward pass is over; gradients pass unchanged."""
-    made = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-    kind = getattr(type(node), "_forward_cls", None)
-    return kind is not None and kind is getattr(made, "RegisterPostBackwardFunction", None)

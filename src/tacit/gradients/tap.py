@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
+from tacit.gradients.torch_internals import keeps_graph
 
 
 class Tap(torch.autograd.Function):
@@ -30,7 +31,7 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         arrived = ctx.arrived
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not keeps_graph():
             ctx.arrived = _gone  # what it holds is freed now, as autograd frees its own saved tensors
         arrived(grads[0])
         return None, grads[0], None
@@ -79,7 +80,7 @@ class LinearTap(torch.autograd.Function):
             raise RuntimeError("gradients of gradients have no fast rule; run the model with isolate=True")
         arrived = ctx.arrived
         if arrived is not None:
-            if not torch._C._autograd._get_current_graph_task_keep_graph():
+            if not keeps_graph():
                 ctx.arrived = _gone  # as in `Tap`
             arrived(grad)
         if not ctx.needs_input_grad[1]:

@@ -6,7 +6,6 @@ operation that involves data and needs no global state, no module classes and no
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable
 from functools import cache
@@ -14,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
-from torch._guards import TracingContext
 
 from tacit.gradients.layout import Tag
 from tacit.gradients.nested import mapped
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import get_frame, set_eval_frame, without_subclasses
 
 
 class Traced(torch.Tensor):
@@ -40,7 +38,7 @@ class Traced(torch.Tensor):
     def as_subclass(self, cls: Any) -> Any:
         """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""
         recorder: Recording | None = getattr(self, "_recorder", None)
-        if recorder is None or not recorder.inside or _is_own(sys._getframe(1)):
+        if recorder is None or not recorder.inside or _is_own(get_frame(1)):
             return super().as_subclass(cls)
         if cls is not torch.Tensor:
             recorder.problems.refuse_reading("as_subclass")
@@ -55,22 +53,15 @@ class Traced(torch.Tensor):
         if recorder is None or not recorder.active:
             recorder = _find(args) or _find(tuple(kwargs.values()))
         if recorder is None:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 return func(*args, **kwargs)
-        if get_eval_frame_callback() is None:
-            return recorder.handle(func, args, kwargs)
-        # Inside a compiled function: the compiler, which would otherwise trace the engine itself with all that it keeps
-        # between operations, sees an operation that it must leave as it is.
+        # Inside a compiled function the compiler would trace the engine itself, and all that it keeps between calls.
         compiler = set_eval_frame(None)
         try:
             return recorder.handle(func, args, kwargs)
         finally:
-            set_eval_frame(compiler)
-
-
-def is_compiling() -> bool:
-    """Return whether the compiler asks: it reads a tensor's memory to describe it, and no code of a model runs then."""
-    return TracingContext.try_get() is not None
+            if compiler is not None:
+                set_eval_frame(compiler)
 
 
 def _is_own(frame: types.FrameType) -> bool:
@@ -113,7 +104,7 @@ def mark_like(t: Tensor, like: Traced, epoch: int | None = None) -> Tensor:
 def plain(value: Any) -> Any:
     """The same tensor without its tag (an alias; the graph is shared)."""
     if type(value) is Traced:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             return torch.Tensor.as_subclass(value, torch.Tensor)
     return mapped(value, plain) if isinstance(value, (tuple, list, dict)) else value
 

@@ -9,7 +9,7 @@ noise is and never what is promised: the ledger has the coefficients, and the ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -175,7 +175,7 @@ def _banded(bands: int, steps: int, objective: Objective) -> tuple[float, ...]:
     if not len(start):
         return (1.0,)
     found = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-13}).x
-    return (1.0, *map(float, found))
+    return (1.0, *_single(found))
 
 
 @lru_cache(maxsize=64)
@@ -195,7 +195,7 @@ def _banded_inverse(bands: int, steps: int, groups: int, sampled: bool, objectiv
         return math.log(float(np.sum(weights * summed**2))) + 2 * math.log(float(shift))
 
     start = inverse_coefficients("square-root", (), bands)[1:] * 0.9
-    return (1.0, *map(float, _least(value, start)))
+    return (1.0, *_single(_least(value, start)))
 
 
 @lru_cache(maxsize=64)
@@ -203,7 +203,7 @@ def _buffered(buffers: int, steps: int, groups: int, objective: Objective) -> tu
     weights = _weights(steps, objective)
 
     def parameters(free: Floats) -> tuple[float, ...]:
-        decays = 1 / (1 + np.exp(-np.clip(free[buffers:], -30, 30)))
+        decays = 1 / (1 + np.exp(-np.clip(free[buffers:], -30, 16)))
         return (*np.exp(np.clip(free[:buffers], -30, 5)), *decays)
 
     def value(free: Floats) -> float:
@@ -214,7 +214,7 @@ def _buffered(buffers: int, steps: int, groups: int, objective: Objective) -> tu
 
     remoteness = np.geomspace(min(0.5, 2 / steps), 0.7, buffers)  # 1 - decay, from the whole run to a step or two
     start = np.concatenate([np.log(np.full(buffers, 0.5 / buffers)), np.log(1 / remoteness - 1)])
-    return tuple(map(float, parameters(_least(value, start))))
+    return _single(parameters(_least(value, start)))
 
 
 def _ratio(parameters: tuple[float, ...]) -> tuple[Floats, Floats]:
@@ -232,6 +232,14 @@ def _repeated(column: Floats, groups: int) -> Floats:
     for first in range(0, len(column), groups):
         total[first:] += column[: len(column) - first]
     return total
+
+
+def _single(values: Sequence[float] | Floats) -> tuple[float, ...]:
+    """The values as the noise is made with them, so that the ledger has the strategy that is used.
+
+    The decays of buffers are taken to powers as high as the number of steps, and their rounding with them.
+    """
+    return tuple(float(value) for value in np.asarray(values, dtype=np.float32))
 
 
 def _least(value: Callable[[Floats], float], start: Floats) -> Floats:

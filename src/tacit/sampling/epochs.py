@@ -64,14 +64,16 @@ class EpochSampler:
         event = receipt.draw()
         if event != self._event:
             raise mismatch(event, self._event)
-        if not self._position:
-            self._lots = self._assign()
-        lot = self._lots[self._position]
+        number = self._position
+        self._position += 1  # first: a draw that is interrupted stays charged as this lot, which is passed over
         self._draws += 1
-        self._position += 1
-        if self._position == self._event.lots:
-            self._next_epoch(self._event.epoch + 1, self._event.partition)
-        return lot
+        try:
+            if not self._lots:
+                self._lots = self._assign()
+            return self._lots[number]
+        finally:
+            if self._position == self._event.lots:
+                self._next_epoch(self._event.epoch + 1, self._event.partition)
 
     def _assign(self) -> list[Integers]:
         """Draw every record's lots; return the records of each lot in increasing order."""

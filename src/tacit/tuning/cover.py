@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tacit.accounting.composition import Composition, Gaussian, Policy, Term, compose
+from tacit.accounting.composition import Composition, Gaussian, Term, compose
+from tacit.accounting.selected import dominates
 from tacit.ledger import Adjacency, Ledger, Step
 from tacit.tuning.trials import Base
 
@@ -16,7 +17,9 @@ class Cover:
 
     Formal guarantee: to each step that was let through belongs a step of ``base`` of its own, as costly or more. So at
     every order the Rényi divergences of the steps taken add up to no more than the base's, whatever the run decides on
-    the way (Feldman & Zrnic 2021, Theorem 4.3), and the base is a bound for the run.
+    the way (Feldman & Zrnic 2021, Theorem 4.3), and the base is a bound for the run. Where of any two terms of the base
+    one dominates the other, the matching can be made step by step (the cheapest term that will do), so that the run is
+    a post-processing of the whole base, and the base's privacy profile bounds the run's too.
     """
 
     def __init__(self, base: Base, adjacency: Adjacency) -> None:
@@ -48,23 +51,6 @@ def covers(base: Composition, done: Composition) -> bool:
         if count:
             return False
     return True
-
-
-def dominates(costly: Term, term: Term) -> bool:
-    """Return True if ``term`` is ``costly`` through a channel that does not know the data, so that it costs no more.
-
-    For a Gaussian sum: with more noise, add the difference. At a lower Poisson rate q < q', with chance 1 - q/q' put
-    the answer without the record in place of the given one. Any sample costs at most what all records cost.
-    """
-    if costly == term:
-        return True
-    if not isinstance(costly.base, Gaussian) or not isinstance(term.base, Gaussian):
-        return False
-    if term.base.noise_multiplier < costly.base.noise_multiplier:
-        return False
-    same = costly.policy is term.policy
-    rarer = same and costly.policy is Policy.POISSON and term.rate <= costly.rate
-    return costly.policy is Policy.ALWAYS or rarer or (same and costly.rate == term.rate and costly.taken >= term.taken)
 
 
 def _cost(part: tuple[Term, int]) -> tuple[float, float]:

@@ -62,6 +62,14 @@ def test_a_whole_run_says_both_guarantees(tmp_path: Path, keys: Path) -> None:
     assert torch.equal(found["ann"].model.weight, found["bob"].model.weight)
 
 
+def test_a_participant_that_leaves_early_is_told_no_guarantee(tmp_path: Path, keys: Path) -> None:
+    """No ε is known then; 0 would be a promise."""
+    with average(averaging(tmp_path / "server"), admit=PEOPLE, keys=keys, listen="127.0.0.1:0") as server:
+        left = contribute(server.address, name="ann", keys=keys, folder=tmp_path / "ann", network=build,
+                          dataset=(INPUTS[:30], LABELS[:30]), learning_rate=0.5, ended=lambda: True)  # fmt: skip
+    assert left.central_epsilon is None and "not told" in left.report()
+
+
 def work(service: AveragingService, name: str) -> tuple[int, np.ndarray]:
     answer = service.work(name)
     assert answer[:1] == WORK

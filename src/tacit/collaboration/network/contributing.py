@@ -33,14 +33,15 @@ class Contribution:
     """A participant's result: the model, and its two guarantees.
 
     ``central`` is what the server says all rounds cost a whole participant (``central_epsilon`` its ε); nobody here can
-    check it. ``local`` is what this participant's own ledger says about its examples; None without local DP-SGD.
+    check it, and whoever leaves before the end is not told (None). ``local`` is what this participant's own ledger says
+    about its examples; None without local DP-SGD.
     """
 
     model: nn.Module
     rounds: int
     stopped: str
     central: str
-    central_epsilon: float
+    central_epsilon: float | None
     local: Claim | None
 
     def report(self) -> str:
@@ -95,7 +96,7 @@ def contribute(
         rounds=int(facts.get("rounds", 0)),
         stopped=stopped,
         central=str(facts.get("guarantee", "not told: we left before the end")),
-        central_epsilon=float(facts.get("epsilon", 0.0)),
+        central_epsilon=float(facts["epsilon"]) if "epsilon" in facts else None,
         local=found,
     )
 
@@ -132,7 +133,7 @@ def _terms(link: Link, model: nn.Module, most: float | None) -> dict[str, Any]:
     difference = Architecture.of(model).difference(from_json(facts["lines"], facts["constants"]))
     if difference is not None:
         raise ValueError(f"the network here is not the server's: {difference}. Nothing was sent.")
-    if most is not None and facts["epsilon"] > most:
+    if most is not None and not facts["epsilon"] <= most:
         raise ValueError(
             f"the server promises a participant ε = {facts['epsilon']:g}, and yours is to be {most:g} at most; nothing "
             "was sent."

@@ -19,6 +19,7 @@ from tacit._compiled import kernels
 from tacit._threads import threads
 from tacit.gradients.kernels.loops import rows_added_up
 from tacit.gradients.precision import CALLS, TOGETHER, pieces
+from tacit.gradients.torch_internals import foreach_add
 
 CHUNK_BYTES = 16 << 20
 """Temporaries of one chunk stay near this size: large enough for full-speed kernels, small enough to stay bounded."""
@@ -81,7 +82,7 @@ def added(terms: Iterable[Tensor]) -> Tensor:
     left = list(terms)
     while len(left) > 1:
         pairs = len(left) // 2
-        left = [*torch._foreach_add(left[:pairs], left[pairs : 2 * pairs]), *left[2 * pairs :]]
+        left = [*foreach_add(left[:pairs], left[pairs : 2 * pairs]), *left[2 * pairs :]]
     return left[0]
 
 

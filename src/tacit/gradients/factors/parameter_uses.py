@@ -22,6 +22,7 @@ from tacit.gradients.factors.contribution import (
 )
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.precision import TOGETHER
+from tacit.gradients.torch_internals import base_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
     name = names.get(id(source))
     if name is not None:
         return [(name, Part(contribution, None))]
-    base = source._base
+    base = base_of(source)
     if base is not None and id(base) in names and base.is_contiguous() and source.dtype == base.dtype:
         region = Region(
             int(source.storage_offset() - base.storage_offset()), tuple(source.shape), tuple(source.stride())

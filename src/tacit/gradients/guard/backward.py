@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.nn.modules.module import _global_backward_hooks, _global_backward_pre_hooks
 
 from tacit.gradients.guard.data_dependent_order import alike, stride
 from tacit.gradients.isolation.replay import Walk
@@ -21,8 +20,19 @@ from tacit.gradients.layers.registry import ALWAYS, BESIDE, bound, layout_of, op
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
-from tacit.gradients.shards import gather_again, handed_on
+from tacit.gradients.shards import gather_again
 from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
+from tacit.gradients.torch_internals import (
+    backward_hooks,
+    backward_pre_hooks,
+    base_of,
+    global_backward_hooks,
+    made_by_fsdp,
+    node_class,
+    with_overrides,
+    without_subclasses,
+    write_count,
+)
 from tacit.gradients.traced import Traced, mark, opened, plain
 
 OWN: frozenset[type] = frozenset([Border, LinearTap, Pool, RecurrentLayer, Tap])
@@ -100,7 +110,7 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
     """Every node of the graph behind some tensors, back to those of `before`; not those of isolated modules."""
     found: list[Any] = []
     seen: set[Any] = set()
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     while stack:
         node = stack.pop()
@@ -108,7 +118,7 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
             continue
         seen.add(node)
         found.append(node)
-        if isinstance(node, BackwardCFunction) and type(node)._forward_cls is Border:  # type: ignore[attr-defined]
+        if isinstance(node, BackwardCFunction) and node_class(type(node)) is Border:
             stack.extend(node.upstream)  # type: ignore[attr-defined]
         else:
             for child, _ in node.next_functions:
@@ -118,20 +128,18 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
 
 def is_custom(node: Any) -> bool:
     """Return whether a node is of an autograd function that is neither PyTorch's nor the engine's."""
-    if not isinstance(node, BackwardCFunction) or type(node)._forward_cls in OWN:  # type: ignore[attr-defined]
+    if not isinstance(node, BackwardCFunction) or node_class(type(node)) in OWN:
         return False
-    return not handed_on(node)
+    return not made_by_fsdp(node)  # its gradients pass unchanged
 
 
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
     for node in nodes(roots):
-        function = getattr(type(node), "_forward_cls", None)
-        if function is None or function in OWN or not is_custom(node):
+        if not isinstance(node, BackwardCFunction) or node_class(type(node)) in OWN or not is_custom(node):
             continue
-        name = function.__name__
         raise ValueError(
-            f"the loss goes through the custom autograd function {name!r}, whose "
+            f"the loss goes through the custom autograd function {node_class(type(node)).__name__!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
             "which then runs one example at a time"
         )
@@ -151,11 +159,11 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     tensor, hook = bound("self hook", args, kwargs)
 
     def watched(grad: Tensor) -> None:
-        version = grad._version
+        version = write_count(grad)
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        with torch._C._EnableTorchFunction():
+        with with_overrides():
             answer = hook(shown)  # somebody's code, like the model's own
-        if not (answer is None or answer is shown) or grad._version != version:
+        if not (answer is None or answer is shown) or write_count(grad) != version:
             raise ValueError(_HOOK)
 
     return body(tensor, watched)
@@ -168,22 +176,22 @@ def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any
 
 def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together."""
-    if _global_backward_hooks or _global_backward_pre_hooks:
+    if any(global_backward_hooks):
         raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
-    left: list[nn.Module | None] = [model]
-    seen: set[nn.Module | None] = {None}
+    left: list[nn.Module] = [model]
+    seen: set[nn.Module] = set()
     while left:
         module = left.pop()
-        if module in seen or module is None:
+        if module in seen:
             continue
         seen.add(module)
-        if module._backward_hooks or module._backward_pre_hooks:
+        if backward_hooks(module) or backward_pre_hooks(module):
             name = next(name for name, each in model.named_modules() if each is module)
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
                 "of different examples unseen; remove it"
             )
-        left.extend(module._modules.values())
+        left.extend(module.children())
 
 
 def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:
@@ -238,7 +246,7 @@ def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.seeds, recorder.inner_seeds, recorder.output_seeds, recorder.capturing = [], [], [], False
     try:
         _look(recorder, outputs, args[2] if len(args) > 2 else kwargs.get("grad_outputs"))
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             found = body(*args, **kwargs)
         if any(kind == "mean" for kind, _ in (*recorder.seeds, *recorder.inner_seeds)):
             raise ValueError(
@@ -257,6 +265,6 @@ def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _layout_of_input(recorder: Recording, t: Any) -> Layout | None:
     """Return where the examples are in a tensor of the batch, or in a tensor that was given to the model as it is."""
-    with torch._C.DisableTorchFunctionSubclass():
-        given = next((alias for alias in recorder.inputs if alias._base is t), None)
+    with without_subclasses():
+        given = next((alias for alias in recorder.inputs if base_of(alias) is t), None)
     return layout_of(recorder, t if given is None else given)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, _ops
+from torch import Tensor
 from torch.nn.utils.rnn import pad_packed_sequence
 
 from tacit.gradients.guard import padded_sequences
@@ -25,6 +24,7 @@ from tacit.gradients.layout import Layout, Mixed, same_everywhere
 from tacit.gradients.names import POINTWISE, words, writes
 from tacit.gradients.nested import mapped, tensors
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import get_frame, without_overrides, without_subclasses, write_count
 from tacit.gradients.traced import Traced, mark, opened, plain
 
 SIZES = words(
@@ -48,6 +48,7 @@ _DONE_TO = words("input tensor tensors self")
 _RECURRENT = words("lstm gru rnn_tanh rnn_relu")
 _OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent))
 _ENTRY = "handle_torch_function"
+_OPERATORS = type(torch.ops).__module__
 
 
 class SizeDecidedByData:
@@ -102,7 +103,7 @@ def shown(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 def _is_called_by_libraries() -> bool:
     """Return whether code of PyTorch's or the engine's own reads a size, after what brought the reading here."""
-    frame = sys._getframe(3)
+    frame = get_frame(3)
     while frame.f_back is not None and frame.f_code.co_name != "__torch_function__":
         frame = frame.f_back
     while frame.f_back is not None and _brings_readings(frame):
@@ -114,7 +115,8 @@ def _is_called_by_libraries() -> bool:
 
 
 def _brings_readings(frame: FrameType) -> bool:
-    return frame.f_code.co_name in ("__torch_function__", _ENTRY) or frame.f_code.co_filename == _ops.__file__
+    name = frame.f_globals.get("__name__")
+    return name == _OPERATORS or frame.f_code.co_name in ("__torch_function__", _ENTRY)
 
 
 def before(recorder: Recording, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -149,7 +151,7 @@ def after(
         for t in outs:
             t._free = _decided(recorder, call, t)  # type: ignore[attr-defined]
             zero = name == UNPACKING and args[3] == 0
-            t._zero_padded = t._version if zero else -1  # type: ignore[attr-defined]
+            t._zero_padded = write_count(t) if zero else -1  # type: ignore[attr-defined]
     elif free:
         _pass_on(recorder, call, free, outs)
 
@@ -185,11 +187,11 @@ def _give_to_all(recorder: Recording, out: Sequence[Tensor]) -> None:
 
 def _pass_on(recorder: Recording, call: Call, free: list[Tensor], outs: list[Tensor]) -> None:
     found = _spread(recorder, call, free, outs) if outs else []
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         zero = padded_sequences.stays_zero(call, free)
         reason = _objection(recorder, call, free, outs, found[0] if found else frozenset())
     for t, dims in zip(outs, found):
-        t._free, t._zero_padded = dims, t._version if zero else -1  # type: ignore[attr-defined]
+        t._free, t._zero_padded = dims, write_count(t) if zero else -1  # type: ignore[attr-defined]
     if reason is not None:
         recorder.tag_outputs(call.args[0] if call.name == "setitem" else call.out, Mixed(reason), call.tagged)
 
@@ -236,7 +238,7 @@ def _is_length_given(call: Call) -> bool:
 
 
 def _unpacking() -> FrameType | None:
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = get_frame(1)
     while frame is not None and frame.f_code is not pad_packed_sequence.__code__:
         frame = frame.f_back
     return frame
@@ -265,7 +267,7 @@ def _spread(recorder: Recording, call: Call, free: list[Tensor], outs: list[Tens
     if call.name in POINTWISE:
         return [frozenset(d + out.ndim - t.ndim for t in free for d in t._free) for out in outs]  # type: ignore[attr-defined]
     try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with without_overrides(), torch.no_grad():
             larger = tensors(call.func(*mapped(call.args, _larger), **mapped(call.kwargs, _larger)))
     except Exception:  # whatever an operation says about sizes that it did not expect
         larger = []

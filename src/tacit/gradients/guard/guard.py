@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.gradients.guard import data_sizes
@@ -17,6 +16,7 @@ from tacit.gradients.layout import Layout, Mixed
 from tacit.gradients.names import POINTWISE
 from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
 
@@ -48,7 +48,7 @@ class BatchGuard:
         """Return the tag (or one tag per output) of a finished call."""
         if call.name in COUNTING:
             refuse_counting(self._recorder, call.name, call.args, call.kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # rules look at shapes only; no need to see them do so
+        with without_subclasses():  # rules look at shapes only; no need to see them do so
             return propagate(call)
 
     def tag_written(self, call: Call, out: Any) -> Any:

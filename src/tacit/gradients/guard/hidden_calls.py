@@ -12,18 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import TRANSFORMED
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import function_modes, is_wrapped_by_transform, unwrap_once
 from tacit.gradients.traced import Traced
 
 _NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
 
-
-_OURS = (Traced,)
 
 _TAKES_LISTS = torch.functional.einsum
 """Given its operands in a list, it calls itself with them one by one, and that call is seen."""
@@ -41,15 +39,13 @@ class Unseen(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if tuple(types) == _OURS and not torch._C._len_torch_function_stack():
-            return Traced.__torch_function__(func, types, args, kwargs)  # whom PyTorch would ask next
         if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
                 if t.is_nested:
                     self._recorder.problems.refuse_now(_NESTED)
-                if _functorch.is_functorch_wrapped_tensor(t) and _is_of_the_batch(_unwrapped(t)):
+                if is_wrapped_by_transform(t) and _is_of_the_batch(_unwrapped(t)):
                     self._recorder.problems.refuse_now(TRANSFORMED)
         return func(*args, **kwargs)
 
@@ -59,19 +55,19 @@ class Unseen(TorchFunctionMode):
         return assigned and (isinstance(args[0], nn.Parameter) or id(args[0]) in self._recorder.buffers)
 
     def put(self) -> None:
+        """A followed pass begins."""
         self._is_put = True
-        _push_mode(self)  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """Wherever it lies among the modes of this thread: somebody may have been interrupted in a `with` block."""
-        if not self._is_put:
-            return
-        above: list[TorchFunctionMode] = []
-        if self in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-            while (mode := _pop_mode()) is not self:  # type: ignore[no-untyped-call]
-                above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)  # type: ignore[no-untyped-call]
+        """It is over. Other modes may lie above this one: somebody may have been interrupted in a `with` block."""
+        modes = function_modes() if self._is_put else []  # type: ignore[no-untyped-call]
+        if self in modes:
+            above = modes[modes.index(self) + 1 :]
+            for _ in (self, *above):
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            for mode in above:
+                TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
         self._is_put = False
 
 
@@ -80,6 +76,6 @@ def _is_of_the_batch(t: Tensor) -> bool:
 
 
 def _unwrapped(t: Tensor) -> Tensor:
-    while _functorch.is_functorch_wrapped_tensor(t):
-        t = _functorch.get_unwrapped(t)
+    while is_wrapped_by_transform(t):
+        t = unwrap_once(t)
     return t

@@ -11,6 +11,7 @@ from tacit.gradients.layers.registry import RULES
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 from tacit.gradients.names import words
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import base_of, storage_users, without_subclasses
 from tacit.gradients.traced import Traced, mark
 
 _SHAPES = words("transpose t squeeze unsqueeze swapaxes swapdims resize resize_as as_strided set rename")
@@ -42,9 +43,8 @@ def settle(
     alone = own and len(tagged) == 1 and old is not None and not isinstance(old, Total)
     if alone or _same(old, new) or not isinstance(written, Tensor) or new is None:
         return
-    with torch._C.DisableTorchFunctionSubclass():
-        base = written._base
-        users = torch._C._storage_Use_Count(written.untyped_storage()._cdata) - 1
+    with without_subclasses():
+        base, users = base_of(written), storage_users(written)
     owner = written if base is None else base
     kept = type(written) not in (Tensor, Traced) or type(owner) not in (Tensor, Traced) or id(owner) in recorder.buffers
     if name == "setitem" and _onto_itself(*args):
@@ -73,7 +73,7 @@ def _place_in_base(view: Tensor, base: Tensor | None, new: Any) -> Layout | None
     """
     if type(base) is not Tensor or not isinstance(new, Layout) or new.dim >= view.ndim:
         return None
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         step, size = view.stride(new.dim), view.shape[new.dim]
         places = [d for d in range(base.ndim) if base.stride(d) == step and base.shape[d] == size]
         return new.at(places[0]) if len(places) == 1 and size > 1 else None
@@ -84,7 +84,7 @@ def _onto_itself(x: Tensor, key: Any, value: Any) -> bool:
     keys = key if isinstance(key, tuple) else (key,)
     if not isinstance(value, Tensor) or not all(type(k) in (int, slice) for k in keys):
         return False
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+    with without_subclasses(), torch.no_grad():
         part = x[key]
         return (part.data_ptr(), part.shape, part.stride()) == (value.data_ptr(), value.shape, value.stride())
 

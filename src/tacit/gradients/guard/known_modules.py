@@ -17,12 +17,12 @@ def module_problems(model: nn.Module) -> list[str]:
             problems.append(
                 f"{where} is scripted or traced (torch.jit), which hides its operations: give the module it was made of"
             )
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        if isinstance(module, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)):
             if module.track_running_stats and module.training:
                 problems.append(
                     f"{where} keeps running statistics of the examples, un-noised: set track_running_stats=False"
                 )
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+        elif isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)):
             if module.training or not module.track_running_stats:
                 problems.append(
                     f"{where} normalises with statistics of the whole batch: replace it by nn.GroupNorm or by "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.gradients.guard.data_sizes import SIZES, shown
 from tacit.gradients.guard.in_place import assign_attribute
 from tacit.gradients.layout import Mixed
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import mark, plain
 
 _GRAD = (
@@ -27,7 +27,7 @@ def told(
     """The answer of an operation of `names.METADATA`."""
     if name == "__set__":
         assign_attribute(recorder, func.__self__.__name__, args[0], args[1])  # type: ignore[attr-defined]
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*args, **kwargs)
     if recorder.free and recorder.inside and name in SIZES:
         return shown(recorder, name, args, kwargs, out)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules import module as calling
 
 from tacit.gradients.nested import tensors
+from tacit.gradients.torch_internals import forward_hooks, forward_pre_hooks, global_forward_hooks, write_count
 
 WRITES = "it writes to its parameters"
 
@@ -35,7 +35,7 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
     shared = {} if copies is None else copies
     shared |= {id(p): p for p in model.parameters()}
     for module in model.modules():
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        for hook in (*forward_hooks(module).values(), *forward_pre_hooks(module).values()):
             owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
             if not isinstance(owner, nn.Module):
                 shared[id(owner)] = owner
@@ -50,14 +50,13 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
 
 def silenced(twin: nn.Module) -> nn.Module:
     """A copy to which nobody else listens, without dropout."""
-    if calling._global_forward_hooks or calling._global_forward_pre_hooks:
+    if any(global_forward_hooks):
         raise NotCompared("a hook for all modules is set")
     own = {id(module) for module in twin.modules()}
     for module in twin.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for hooks in (forward_hooks(module), forward_pre_hooks(module)):
             for key in [k for k, hook in hooks.items() if _is_anothers(hook, own)]:
                 del hooks[key]
-                module._forward_hooks_always_called.pop(key, None)
         if isinstance(module, HIDDEN_DROPOUT):
             module.dropout = 0.0
     return twin
@@ -79,4 +78,4 @@ def advance(copies: dict[int, Any], seed: int) -> None:
 
 def storage_places(model: nn.Module) -> list[tuple[int, int, int]]:
     """Return which tensors the parameters are, where they lie, and how often they were written to."""
-    return [(id(p), p.data_ptr(), p._version) for p in model.parameters()]
+    return [(id(p), p.data_ptr(), write_count(p)) for p in model.parameters()]

@@ -17,6 +17,7 @@ from torch import Tensor
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Total
 from tacit.gradients.names import POINTWISE, words
+from tacit.gradients.torch_internals import write_count
 from tacit.gradients.traced import Traced
 
 _MOVING = words(
@@ -72,7 +73,7 @@ def _is_finite(factor: Any, zero: Sequence[Tensor] = ()) -> bool:
 
 
 def _is_zero(t: Tensor) -> bool:
-    return bool(t._zero_padded == t._version)  # type: ignore[attr-defined]
+    return bool(t._zero_padded == write_count(t))  # type: ignore[attr-defined]
 
 
 def objection(call: Call, padded: list[Tensor], after: frozenset[int]) -> str | None:

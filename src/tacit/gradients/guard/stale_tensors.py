@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.nested import tensors
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark_like
 
 DROPPED = (
@@ -28,7 +28,7 @@ def note_fill(call: Call) -> None:
 
 def is_filled(t: Traced) -> bool:
     """Return whether all entries are still the public number that they were at first."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         return t._filled_with is not None and bool((t == t._filled_with).all())
 
 

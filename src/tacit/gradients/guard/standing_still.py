@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.gradients.guard.model_copies import WRITES, NotCompared
 from tacit.gradients.names import writes
 from tacit.gradients.nested import tensors
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
 _HALF = ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "exponential_", "log_normal_", "cauchy_")
@@ -54,7 +55,7 @@ class Still(TorchFunctionMode):
         assigned = name == "__set__" and func.__self__.__name__ == "data" and not _are_the_same(args[0], args[1])
         changed = assigned or (writes(func) and name != "requires_grad_")
         written = tensors((args[:1] if changed else (), kwargs.get("out")))
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
 
 

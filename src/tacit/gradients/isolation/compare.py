@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.gradients.guard.model_copies import copied, silenced
 from tacit.gradients.guard.run_in_parts import is_same
@@ -25,6 +24,7 @@ from tacit.gradients.isolation.module_state import State
 from tacit.gradients.layers.loss import tell_of_own_means
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import CannotCut
+from tacit.gradients.torch_internals import pytree, without_subclasses
 from tacit.gradients.traced import Traced, plain
 
 
@@ -48,7 +48,7 @@ class Compared(Isolated):
         """Return how each output is put together."""
         self._outputs = outputs
         batch = self.recorder.batch or 0
-        with torch._C.DisableTorchFunctionSubclass(), self.recorder.isolation():
+        with without_subclasses(), self.recorder.isolation():
             pieces = cut(pytree.tree_map(_detached, given), batch)
             together = self._together(given, range(batch))
             backwards = self._alone(pieces[::-1])[::-1]
@@ -162,7 +162,7 @@ def taken(leaf: Any, batch: int, examples: Sequence[int]) -> Any:
     tag = leaf._tag
     if not isinstance(tag, Layout) or tag.owner is not None:
         raise CannotCut("one of its inputs is not made of rows in the order of the examples")
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         bare = plain(leaf).detach()
         places = torch.arange(bare.shape[tag.dim], device=bare.device).view(-1, batch, tag.inner)
         rows: Tensor = bare.index_select(tag.dim, places[:, list(examples)].flatten())

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.layout import Layout, same_everywhere
 from tacit.gradients.problems import CannotCut
+from tacit.gradients.torch_internals import pytree
 from tacit.gradients.traced import Traced, plain
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.factors.contribution import Dense
@@ -23,6 +22,7 @@ from tacit.gradients.isolation.replay import LARGE, Replayed, Walk
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import pytree, without_subclasses
 from tacit.gradients.traced import Traced, mark
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -81,7 +81,7 @@ class Isolated:
         """Return every example's own output."""
         recorder, batch = self.recorder, self.recorder.batch
         assert batch is not None
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             self._upstream = [t.grad_fn for t in pytree.tree_leaves(arguments) if type(t) is Traced]
             pieces = cut(arguments, batch)
         with recorder.isolation(), State(self.module) as state:
@@ -131,7 +131,7 @@ class Isolated:
             shape[leaf._tag.dim] = max(1, leaf._tag.inner)
             return torch.zeros(shape, dtype=leaf.dtype, device=leaf.device)
 
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad(), without_subclasses():
             args, kwargs = pytree.tree_map(padded, arguments)
             with self.recorder.isolation(), State(self.module) as state:
                 state.begin()
@@ -143,7 +143,7 @@ class Isolated:
     def _nothing(self, join: Join, leaf: Any) -> Any:
         if join.kind in ("same", "left out"):
             return leaf if join.kind == "same" else None
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             empty = leaf.narrow(join.dim, 0, 0) if join.kind == "rows" else leaf.reshape(1)[:0]
             if empty.is_floating_point() and torch.is_grad_enabled():
                 empty = self.recorder.tap(empty, (), lambda grad: ())

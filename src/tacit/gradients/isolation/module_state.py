@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.problems import CannotCut
+from tacit.gradients.torch_internals import buffers_of
 
 _INTERNAL = frozenset(vars(nn.Module())) | {"forward"}
 """Attributes that PyTorch itself keeps in a module; buffers are compared one by one."""
@@ -30,10 +31,10 @@ class State:
     """
 
     def __init__(self, module: nn.Module, *, attributes: bool = True) -> None:
-        self._modules = list(module.modules())
-        self._shared: dict[int, Any] = {id(p): p for p in module.parameters()} | {id(m): m for m in self._modules}
-        self._buffers = [(m, name, b) for m in self._modules for name, b in m._buffers.items()]
-        watched = self._modules if attributes else []
+        self._parts = list(module.modules())
+        self._shared: dict[int, Any] = {id(p): p for p in module.parameters()} | {id(m): m for m in self._parts}
+        self._buffers = [(m, name, b) for m in self._parts for name, b in buffers_of(m).items()]
+        watched = self._parts if attributes else []
         self._attributes = [{k: v for k, v in vars(m).items() if k not in _INTERNAL} for m in watched]
         self._left: list[Tensor | None] | None = None
         self._examples = 0
@@ -47,8 +48,8 @@ class State:
         self._examples += 1
         copies = dict(self._shared)
         for module, name, original in self._buffers:
-            module._buffers[name] = None if original is None else original.clone()
-        for module, attributes in zip(self._modules, self._attributes):
+            buffers_of(module)[name] = None if original is None else original.clone()
+        for module, attributes in zip(self._parts, self._attributes):
             self._restore(module, {k: _copied(v, copies) for k, v in attributes.items()})
 
     def _restore(self, module: nn.Module, attributes: dict[str, Any]) -> None:
@@ -63,7 +64,7 @@ class State:
             return
         left = []
         for module, name, original in self._buffers:
-            found = module._buffers.get(name)
+            found = buffers_of(module).get(name)
             left.append(None if _equal(found, original) else found)
         if self._left is None:
             self._left = left
@@ -76,8 +77,8 @@ class State:
                 self._gather()
         finally:
             for module, name, original in self._buffers:
-                module._buffers[name] = original
-            for module, attributes in zip(self._modules, self._attributes):
+                buffers_of(module)[name] = original
+            for module, attributes in zip(self._parts, self._attributes):
                 self._restore(module, attributes)
         if kind is None and self._examples > 1 and self._left is not None:
             self._keep(self._left)
@@ -88,7 +89,7 @@ class State:
             if left is not None and original is not None and original.shape == left.shape:
                 original.copy_(left)
             elif left is not None:
-                module._buffers[name] = left
+                buffers_of(module)[name] = left
 
 
 def _copied(value: Any, copies: dict[int, Any]) -> Any:

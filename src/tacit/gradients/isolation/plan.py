@@ -35,6 +35,7 @@ from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import CannotCut, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
+from tacit.gradients.torch_internals import without_overrides
 from tacit.gradients.traced import Traced
 
 log = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ class _CustomFunctions:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            with torch._C.DisableTorchFunction():  # what the engine looks at is nobody's reading
+            with without_overrides():  # what the engine looks at is nobody's reading
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
                 found = any(is_custom(node) for node in nodes(outputs_of(output), before))
             if found:

@@ -13,6 +13,7 @@ from torch.autograd.graph import increment_version
 
 from tacit._compiled import LEAST_COLUMNS, kernels
 from tacit._threads import threads
+from tacit.gradients.torch_internals import foreach_div_
 
 MOST_ROWS = 16
 
@@ -82,7 +83,7 @@ def roots(squares: Sequence[Tensor], more: float, factor: float, out: Tensor) ->
 def divide(tensors: Sequence[Tensor], by: float) -> None:
     """Every entry divided, in place."""
     if kernels is None or not readable(*tensors):
-        torch._foreach_div_(list(tensors), by)
+        foreach_div_(list(tensors), by)
         return
     kernels.divide(by, threads(), *tensors)
     increment_version(tensors)

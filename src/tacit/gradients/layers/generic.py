@@ -15,6 +15,7 @@ from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.precision import TOGETHER
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import mark
 
 
@@ -98,7 +99,7 @@ def generic(
     """Run an operation on detached parameters and keep its inputs, to be differentiated example by example later."""
     batch = recorder.batch
     assert batch is not None
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*detached(args, shared), **detached(kwargs, shared))
     tag = recorder.guard.tag(Call(name, func, args, kwargs, out, batch, tagged))
     layouts = [(t, t_tag) for t, t_tag in tagged if isinstance(t_tag, Layout)]
@@ -129,7 +130,7 @@ def generic(
 
             def run(value: Tensor, xs: tuple[Tensor, ...], stand_in: Tensor = stand_in) -> Tensor:
                 table = {**dict(zip(keys, xs)), id(stand_in): value}
-                with torch._C.DisableTorchFunctionSubclass():
+                with without_subclasses():
                     return func(*replaced(bare_args, table), **replaced(bare_kwargs, table))  # type: ignore[no-any-return]
 
             pairs.append((q, Generic(run, q, inputs, shares)))

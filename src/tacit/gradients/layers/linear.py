@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
@@ -32,6 +31,7 @@ from tacit.gradients.layers.registry import (
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import put_linear_tap
+from tacit.gradients.torch_internals import differentiates_forward, without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -50,7 +50,7 @@ def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
     assert batch is not None
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         features, rank = x.detach(), x.ndim
     if layout.dim == rank - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
@@ -71,7 +71,7 @@ def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if torch.is_autocast_enabled(features.device.type):
         out = recorder.tap(batch_invariant_matmul.linear(plain(x), bare_weight, bare_bias), saved, make)
     else:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = put_linear_tap(recorder.anchor, x, bare_weight, bare_bias, recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
 
@@ -81,11 +81,11 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     """Computes each row alike too (`alike`)."""
     x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
     layout, kwargs = layout_of(recorder, x), {}
-    if layout is None or layout.dim == x.ndim - 1 or forward_ad._current_level >= 0:
+    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward():
         return recorder.carry_out(func, args, kwargs)
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = put_linear_tap(None, x, weight, bias, None)  # type: ignore[no-untyped-call]
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 

@@ -16,6 +16,7 @@ from tacit.gradients.layers.registry import ALWAYS, Call, bound, layout_of, mixe
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
 from tacit.gradients.names import canonical
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import opened, plain
 
 log = logging.getLogger(__name__)
@@ -222,7 +223,7 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     x, target, weight, reduction, ignore, smoothing = given
     tagged, _ = recorder.scan(args, kwargs)
     layout = layout_of(recorder, x)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         hard = isinstance(target, Tensor) and not target.is_floating_point()
         targets = target.numel() if hard else 0
     if reduction == 1 and layout is not None and recorder.batch:
@@ -262,7 +263,7 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
             return mean_of_sum(recorder, total, x, layout, targets // recorder.batch)
     if recorder.batch and not any(isinstance(tag, Mixed) for _, tag in tagged):
         return reduced(recorder, func, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
 
@@ -273,7 +274,7 @@ def _summed(recorder: Recording, func: Any, given: list[Any], tagged: list[tuple
     call = Call(canonical(func), func, tuple(given), {}, None, recorder.batch or 0, tagged)
     if len(call.layouts()) != len(tagged):
         return None
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
             return None
         layout = _by_classes(call)

@@ -16,6 +16,7 @@ from torch import Tensor
 from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import plain
 
 
@@ -68,7 +69,7 @@ def mean_of_sum(recorder: Recording, total: Tensor, x: Tensor, layout: Layout, o
 def _told(recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
     recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
     if own > 1:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             mean.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
     return mean
 

@@ -27,6 +27,7 @@ from tacit.gradients.names import writes
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
 from tacit.gradients.remembered import is_regular
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -83,7 +84,7 @@ def channel_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         )
         if func.__name__ == "batch_norm" and rest[2]:
             tagged, shared = recorder.scan(args, kwargs)
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_subclasses():
                 out = func(*detached(args, shared), **detached(kwargs, shared))
             out = recorder.tap(out, [], lambda grad: [])
             return recorder.finish("batch_norm", func, args, kwargs, out, tagged)

@@ -15,6 +15,7 @@ from tacit.gradients.layers.registry import ALWAYS, BESIDE, operation
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import plain
 
 
@@ -49,7 +50,7 @@ def lift(
                 break
             place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
     if place is None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = func(*detached(args, shared), **detached(kwargs, shared))
         return recorder.finish(name, func, args, kwargs, out, [(t, Mixed("mixed examples")) for t, _ in tagged])
     copies: dict[int, Tensor] = {}
@@ -58,7 +59,7 @@ def lift(
             continue
         copies[id(q)] = personal(recorder, q, place, size, rank if not joins else q.ndim, full)
     new_args, new_kwargs = replaced(args, copies), replaced(kwargs, copies)
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         out = func(*new_args, **new_kwargs)
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from tacit._compiled import Kernels, kernels
@@ -29,6 +28,7 @@ from tacit.gradients.layers.registry import (
     rule_of_one,
 )
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import differentiates_forward
 from tacit.gradients.traced import plain
 
 MOST_ENTRIES = 256
@@ -41,7 +41,7 @@ def max_pool(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False
     )
     noted = torch.is_grad_enabled() and x.requires_grad
-    if ceil or not recorder.batch or layout_of(recorder, x) is None or forward_ad._current_level >= 0:
+    if ceil or not recorder.batch or layout_of(recorder, x) is None or differentiates_forward():
         return recorder.carry_out(func, args, kwargs)
     steps = kernel if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
     sizes = x.shape[-2:], _pair(kernel), _pair(steps), _pair(padding)

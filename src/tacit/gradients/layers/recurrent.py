@@ -28,6 +28,7 @@ from tacit.gradients.layers.registry import (
 from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -144,13 +145,13 @@ def recurrent(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     reason = _objection(recorder, layout, expected, packed, sizes, states, weights)
     if reason is not None:
         recorder.problems.add(reason)
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = func(*detached(args, shared))
         return tuple(mark(t, recorder, Mixed(reason)) for t in out)
     assert layout is not None
     columns = _columns(recorder, layout, sizes)
     if not shared or not torch.is_grad_enabled():
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             out = func(*args, **kwargs)
         mark(out[0], recorder, layout)
         for state in out[1:]:

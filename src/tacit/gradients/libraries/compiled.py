@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from tacit.gradients.torch_internals import compiled_from, is_compiler_loaded, put_compiled_call, take_compiled_call
+
 log = logging.getLogger(__name__)
 
 
 class Eager:
-    """Switches compilation off in followed passes of a model that has compiled modules."""
+    """Switches compilation off in followed passes of a model, in which some code may be compiled."""
 
     def __init__(self, model: nn.Module) -> None:
-        wrapped = [m for m in model.modules() if getattr(m, "_orig_mod", None) is not None]
-        self._compiled = [(m, vars(m).pop("_compiled_call_impl")) for m in model.modules() if _is_in_place(m)]
-        self._needed = bool(wrapped)
+        self._compiled = [(m, call) for m in model.modules() if (call := take_compiled_call(m)) is not None]
         self._stance: Any = None
-        if wrapped or self._compiled:
+        if self._compiled or any(map(compiled_from, model.modules())):
             log.warning("the model is compiled; private training runs its modules as they were written, uncompiled")
 
     def put(self) -> None:
         """A followed pass begins."""
-        if self._needed and self._stance is None:
+        if is_compiler_loaded() and self._stance is None:
             self._stance = torch.compiler.set_stance("force_eager")
 
     def remove(self) -> None:
@@ -40,10 +40,5 @@ class Eager:
     def end(self) -> None:
         """Give modules that were compiled in place their compiled call back."""
         for module, call in self._compiled:
-            vars(module)["_compiled_call_impl"] = call
+            put_compiled_call(module, call)
         self._compiled = []
-
-
-def _is_in_place(module: nn.Module) -> bool:
-    """Return whether `module.compile()` was called."""
-    return vars(module).get("_compiled_call_impl") is not None

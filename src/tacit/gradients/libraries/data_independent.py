@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import checkpoint as checkpointing
 
 from tacit.gradients.libraries.experts import experts_forward
+from tacit.gradients.torch_internals import get_frame
 
 _thread = threading.local()
 
@@ -107,12 +108,12 @@ def only_validates(model: nn.Module) -> bool:
     that only raises: the value decides whether there is an error, and nothing else. It is not so where somebody up to
     the model's call catches errors and goes on: the value would decide which way.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = get_frame(1)
     while frame is not None and _brings(frame):
         frame = frame.f_back
     if frame is None:
         return False
-    if frame.f_code not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
+    if frame.f_code.co_filename not in _VALIDATING and not _is_condition_of_error(frame.f_code, frame.f_lineno):
         return False
     return not any(_is_caught(caller.f_code, caller.f_lineno) for caller in _up_to_call(frame, model))
 
@@ -129,15 +130,18 @@ def _up_to_call(frame: FrameType | None, model: nn.Module) -> Iterator[FrameType
         library = str(frame.f_globals.get("__name__")).startswith(("torch.", "tacit.gradients"))
         if not library:
             yield frame
-        elif frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+        elif frame.f_code is _MODULE_CALL and frame.f_locals.get("self") is model:
             return
         frame = frame.f_back
 
 
-_BETWEEN = ("tacit.gradients", "torch.overrides", "torch._tensor")
+_MODULE_CALL: CodeType = nn.Module.__call__.__code__
+
+_BETWEEN = ("tacit.gradients", "torch.overrides", Tensor.__contains__.__module__)
 """Modules whose code brings an operation from its caller to the engine."""
 
-_VALIDATING = frozenset((Distribution.__init__.__code__, Distribution._validate_sample.__code__))
+_VALIDATING = frozenset([Distribution.__init__.__code__.co_filename])
+"""Where `torch.distributions` validates its arguments and samples."""
 
 
 @functools.lru_cache(16)

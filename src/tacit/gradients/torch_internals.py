@@ -1,0 +1,123 @@
+"""Every private name of PyTorch, and of Python's frames, that the engine uses, with the reason.
+
+A private name can change in any release. `tests/gradients/test_torch_internals.py` forbids such names in every other
+module of the engine, and `make test-torch` runs the engine against the oldest and the newest PyTorch.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import overrides
+from torch.autograd import forward_ad
+from torch.nn.modules import module as modules
+from torch.utils import _pytree as pytree
+
+__all__ = ["pytree"]
+"""`pytree`: arguments and outputs of any structure, `transformers`' own classes among them, as lists of leaves."""
+
+without_subclasses = torch._C.DisableTorchFunctionSubclass
+"""Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
+
+without_overrides = torch._C.DisableTorchFunction
+"""The same, and modes do not see them either: what the engine itself looks at."""
+
+with_overrides = torch._C._EnableTorchFunction
+"""The opposite: a hook that PyTorch calls while the engine is at work is somebody's code, which is followed."""
+
+function_modes = overrides._get_current_function_mode_stack
+"""The modes of this thread, the innermost last: the engine takes its own out from wherever it lies."""
+
+write_count = attrgetter("_version")
+"""A tensor's count of writes: has memory that is kept for the backward pass been overwritten?"""
+
+base_of = attrgetter("_base")
+"""The tensor that a tensor is a view of: a write into a view changes its base."""
+
+buffers_of = attrgetter("_buffers")
+"""A module's buffers by name, those that are None among them, which `named_buffers` leaves out."""
+
+forward_hooks = attrgetter("_forward_hooks")
+forward_pre_hooks = attrgetter("_forward_pre_hooks")
+"""A module's hooks. There is no public way to list them, or to leave those of others out of a copy."""
+
+backward_hooks = attrgetter("_backward_hooks")
+backward_pre_hooks = attrgetter("_backward_pre_hooks")
+"""A module's hooks on its backward pass, which see the gradients of all examples together."""
+
+global_forward_hooks = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
+"""Hooks for all modules: they must see whole batches, and no copies."""
+
+global_backward_hooks = (modules._global_backward_hooks, modules._global_backward_pre_hooks)
+"""Hooks for the backward pass of all modules: they may combine gradients of examples."""
+
+node_class = attrgetter("_forward_cls")
+"""The autograd function that made a node of the graph: one of the engine's own, or somebody else's."""
+
+in_transform = torch._C._functorch.peek_interpreter_stack
+"""Not None inside `torch.vmap`, `torch.func.grad` and the like, which wrap the batch in tensors of their own."""
+
+is_wrapped_by_transform = torch._C._functorch.is_functorch_wrapped_tensor
+unwrap_once = torch._C._functorch.get_unwrapped
+"""The tensor that such a transform has wrapped: is it of the batch?"""
+
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+"""Inside a backward pass: was it called with retain_graph=True, so that saved tensors must stay?"""
+
+foreach_add, foreach_div_ = torch._foreach_add, torch._foreach_div_
+"""One kernel for many tensors; what PyTorch's own optimizers use."""
+
+get_frame, current_frames = sys._getframe, sys._current_frames
+"""Frames of Python's stack: which module's code runs, and whether a call of the model still does."""
+
+set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+"""Takes the compiler out for one operation, and returns it: it would trace the engine itself."""
+
+OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+"""The classes of PyTorch's and other libraries' operators; their text is `library.name.overload`."""
+
+
+def storage_users(t: torch.Tensor) -> int:
+    """Return how many tensors share the memory of a tensor, itself among them: a write changes all of them."""
+    return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata)) - 1
+
+
+def differentiates_forward() -> bool:
+    """Return whether forward-mode differentiation is on (`torch.func.jvp`)."""
+    return forward_ad._current_level >= 0
+
+
+def is_mutable(func: Any) -> bool:
+    """Return whether an operator of PyTorch's says in its schema that it changes an argument."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def made_by_fsdp(node: Any) -> bool:
+    """Return whether a node of the graph is the one at which FSDP learns that a backward pass is over."""
+    made = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    kind = getattr(type(node), "_forward_cls", None)
+    return kind is not None and kind is getattr(made, "RegisterPostBackwardFunction", None)
+
+
+def is_compiler_loaded() -> bool:
+    """Return whether anything can be compiled yet: asking the compiler itself would load it, for a second or two."""
+    return "torch._dynamo" in sys.modules
+
+
+def compiled_from(module: torch.nn.Module) -> Any:
+    """Return the module that `torch.compile` was given to make this one; None where it did not make it."""
+    return getattr(module, "_orig_mod", None)
+
+
+def take_compiled_call(module: Any) -> Any:
+    """Return what `module.compile()` has made, and take it out; None where it was not called."""
+    return vars(module).pop("_compiled_call_impl", None)
+
+
+def put_compiled_call(module: Any, call: Any) -> None:
+    """Put it back."""
+    vars(module)["_compiled_call_impl"] = call
