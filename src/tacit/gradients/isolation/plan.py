@@ -194,14 +194,14 @@ def _move(twin: nn.Module) -> None:
     """Replace a copy's parameters, which are the model's own, by others nearby."""
     source, replaced = torch.Generator().manual_seed(0), dict[int, nn.Parameter]()
     for module in twin.modules():
-        for name, p in module._parameters.items():
-            if p is None or not p.is_floating_point():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not p.is_floating_point():
                 continue
             if id(p) not in replaced:
                 size = float(p.detach().float().square().mean().sqrt()) or 1.0
                 noise = torch.randn(p.shape, generator=source).to(p.device, p.dtype)
                 replaced[id(p)] = nn.Parameter(p.detach() + 0.1 * size * noise, p.requires_grad)
-            module._parameters[name] = replaced[id(p)]
+            setattr(module, name, replaced[id(p)])  # recurrent layers keep a list of their own up to date
 
 
 def is_internal(error: Exception, innermost_frame: FrameType) -> bool:
