@@ -262,8 +262,9 @@ def _refuse(name: str) -> Any:
         raise RuntimeError(
             f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
             "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
-            "example (use the optimizer's weight_decay for penalties), or backward ran on something not computed by "
-            "calling the model, or the batch was given to it in an object that is no tuple, list or dict"
+            "example (use the optimizer's weight_decay for penalties, or add it to each example's loss before the "
+            "mean), or backward ran on something not computed by calling the model, or the batch was given to it in an "
+            "object that is no tuple, list or dict"
         )
 
     return refuse

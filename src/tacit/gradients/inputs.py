@@ -19,6 +19,8 @@ from tacit.gradients.traced import Traced, mark
 
 BatchDim = int | Mapping[str | int, int | None]
 Dims = Mapping[str | int, int | None] | int
+Fresh = tuple[Tensor, int, str | int]
+"""A tensor that enters the model, the dimension of its examples, and its argument's name or position."""
 
 
 _WHOLE = (Tensor, PackedSequence, Mapping, nn.Module, str, bytes, type, int, float, complex, type(None), np.ndarray)
@@ -45,7 +47,7 @@ class Inputs:
     def __init__(
         self, model: nn.Module, recorder: Recording, batch_dim: BatchDim, rows: int, split: Split | None = None
     ) -> None:
-        self._recorder, self._rows, self._split = recorder, rows, split
+        self._model, self._recorder, self._rows, self._split = model, recorder, rows, split
         recorder.rows = rows
         self._dims: Dims = batch_dim
         if isinstance(batch_dim, Mapping):
@@ -54,16 +56,16 @@ class Inputs:
 
     def marked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the batch's tensors tagged (aliases of them: the user's own stay as they are)."""
-        fresh: list[tuple[Tensor, int]] = []
+        fresh: list[Fresh] = []
         for value in (*args, *kwargs.values()):
             if not isinstance(value, Tensor):
                 args, kwargs = self._divide(args), self._divide(kwargs)
                 break
         new_args, new_kwargs = list(args), dict(kwargs)
         for i, a in enumerate(args):
-            new_args[i] = self._walk(a, self._dim_of(i), fresh)
+            new_args[i] = self._walk(a, self._dim_of(i), i, fresh)
         for k, v in kwargs.items():
-            new_kwargs[k] = self._walk(v, self._dim_of(k), fresh)
+            new_kwargs[k] = self._walk(v, self._dim_of(k), k, fresh)
         parts = divisions((args, kwargs))
         examples = {len(each.parts) for each in parts} if parts else set()
         if len(examples) == 1:
@@ -90,16 +92,16 @@ class Inputs:
         """
         if self._dims != 0:
             return batch
-        fresh: list[tuple[Tensor, int]] = []
+        fresh: list[Fresh] = []
         rows = size * self._rows
-        found = self._walk(batch, 0, fresh)
-        self._tag([(t, d) for t, d in fresh if t.shape[0] == rows])
+        found = self._walk(batch, 0, 0, fresh)
+        self._tag([each for each in fresh if each[0].shape[0] == rows])
         return found
 
     def _dim_of(self, key: str | int) -> int | None:
         return self._dims if isinstance(self._dims, int) else self._dims.get(key, self._dims.get("*", 0))
 
-    def _walk(self, value: Any, dim: int | None, fresh: list[tuple[Tensor, int]]) -> Any:
+    def _walk(self, value: Any, dim: int | None, name: str | int, fresh: list[Fresh]) -> Any:
         if isinstance(value, PackedSequence):
             return self._packed(value)
         if isinstance(value, Tensor):
@@ -109,14 +111,14 @@ class Inputs:
                 _refuse_stale(value, dim % value.ndim, self._rows)
             copy = value.as_subclass(torch.Tensor)
             copy = copy.view_as(copy) if copy is value else copy
-            fresh.append((copy, dim % value.ndim))
+            fresh.append((copy, dim % value.ndim, name))
             return copy
         if isinstance(value, (tuple, list)):
-            return rebuilt(value, [self._walk(v, dim, fresh) for v in value])
+            return rebuilt(value, [self._walk(v, dim, name, fresh) for v in value])
         if isinstance(value, dict):
             keyed = isinstance(self._dims, Mapping)
             pairs = {
-                k: self._walk(v, self._dim_of(k) if keyed and isinstance(k, str) else dim, fresh)
+                k: self._walk(v, self._dim_of(k) if keyed and isinstance(k, str) else dim, str(k), fresh)
                 for k, v in value.items()
             }
             try:
@@ -125,22 +127,30 @@ class Inputs:
                 return pairs
         return value
 
-    def _tag(self, fresh: list[tuple[Tensor, int]], rows: int | None = None) -> None:
+    def _tag(self, fresh: list[Fresh], rows: int | None = None) -> None:
         """Tag tensors, each along its dimension; ``rows`` is how many those have that are followed already."""
         sizes = set()
-        for t, d in fresh:
+        for t, d, _ in fresh:
             sizes.add(t.shape[d])
         if len(sizes) > 1 or (rows is not None and not sizes <= {rows}):
-            shown = ", ".join(f"{t.dtype} of {t.ndim} dimensions (dimension {d})" for t, d in fresh)  # no sizes
+            named = [(self._name(name), t, d) for t, d, name in fresh]
+            shown = ", ".join(
+                f"{n!r} ({t.dtype} of {t.ndim} dimensions, dimension {d})" for n, t, d in named
+            )  # no sizes
             raise ValueError(
-                f"the model's inputs do not agree on the number of examples: {shown}; declare where the examples are, "
-                "e.g. batch_dim={'mask': None, 0: 1} (argument name or position → dimension, None for shared inputs)"
+                f"the model's inputs do not agree on the number of examples: {shown}; declare which of them have no "
+                f"examples (None), or where they are: batch_dim={{{named[-1][0]!r}: None}}, say, or {{'mask': 1}}"
             )
         if sizes:
-            self._begin(sizes.pop(), [t for t, _ in fresh])
-        for t, d in fresh:
+            self._begin(sizes.pop(), [t for t, _, _ in fresh])
+        for t, d, _ in fresh:
             mark(t, self._recorder, Layout(d, self._rows))
             t._entered = True  # type: ignore[attr-defined]
+
+    def _name(self, key: str | int) -> str | int:
+        """Return the name of a positional argument, if the model's forward has one for it."""
+        names = list(inspect.signature(self._model.forward).parameters)
+        return names[key] if isinstance(key, int) and key < len(names) else key
 
     def _begin(self, rows: int, inputs: list[Tensor]) -> None:
         if rows % self._rows:

@@ -99,7 +99,14 @@ def _after_total(call: Call, totals: int) -> Tag | None:
     if call.name in _LINEAR:
         return first
     if call.name in _SCALING and totals == 1 and (call.name == "mul" or isinstance(call.main(), Traced)):
-        if any(isinstance(a, Tensor) and not isinstance(a, Traced) for a in (*call.args, *call.kwargs.values())):
+        factors = [a for a in (*call.args, *call.kwargs.values()) if isinstance(a, Tensor) and type(a) is not Traced]
+        if any(factor.requires_grad for factor in factors):
+            return Mixed(
+                f"`{call.name}` scales the loss of the batch by a tensor computed from parameters, and its gradient "
+                "for an example needs that example's own loss; scale before the mean: "
+                "(factor * F.cross_entropy(output, target, reduction='none') + term).mean()"
+            )
+        if factors:
             return Mixed(
                 f"`{call.name}` scales the loss of the batch by a tensor of unknown origin, which may depend on the "
                 "examples (a count of labels, say); compute a mean per example, or scale by a public Python number"

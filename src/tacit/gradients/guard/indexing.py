@@ -72,7 +72,8 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     advanced = [i for i, p in enumerate(parts) if isinstance(p, Tensor) and not (p.ndim == 0 and p.dtype != torch.bool)]
     refused = Mixed(
         "indexing picks examples out of the batch or sets them against each other; "
-        "index only within each example (other dimensions)"
+        "index only within each example (other dimensions); an argument of the model that has no examples (times, "
+        "positions) is declared: batch_dim={'argument': None}"
     )
     if not advanced:
         return _basic(parts, mine, x, refused) if mine is not None else refused

@@ -18,9 +18,8 @@ from tacit.gradients.nested import tensors
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
-_STANDING = dict.fromkeys(("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_"), 0.5) | dict.fromkeys(
-    ("bernoulli", "bernoulli_"), 1.0
-)
+_HALF = ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "exponential_", "log_normal_", "cauchy_")
+_STANDING = dict.fromkeys(_HALF, 0.5) | dict.fromkeys(("bernoulli", "bernoulli_"), 1.0)
 """The number that stands for noise. Not zero: a direction divided by its length would be NaN and hide the rest."""
 
 

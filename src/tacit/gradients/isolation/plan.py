@@ -13,6 +13,7 @@ import logging
 import re
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -49,12 +50,16 @@ FEWEST = 3
 class Obstacle(Exception):
     """An obstacle to a plan, and the module where it was met.
 
-    With ``output`` it stands in the way of one of several outputs only, on which the user's loss may not depend.
+    With ``output`` it stands in the way of one of several outputs only, on which the user's loss may not depend. With
+    ``differs`` a module gave other outputs alone than together; with ``operation`` the guard refused an operation.
     """
 
-    def __init__(self, module: str | None, reason: str, *, output: bool = False) -> None:
+    def __init__(
+        self, module: str | None, reason: str, *, output: bool = False, operation: bool = False, differs: bool = False
+    ) -> None:
         super().__init__(reason)
         self.module, self.reason, self.output = module, reason, output
+        self.operation, self.differs = operation, differs
 
 
 def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
@@ -63,18 +68,25 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
     Without a plan the batch is followed as a whole, and what stands in the way is refused there.
     """
     names, reasons = list(isolate), dict[str, str]()
+    final = set(isolate)
+    """Modules that must mean the same alone: they were asked for, or an operation in them combines examples."""
+    gave_way = False
+    """Whether a module that means something else alone gave way to the one around it."""
     without: list[str] | None = None
     """The names before an output that mixes was met: whether the loss depends on that will show."""
     for _ in range(ATTEMPTS):
         try:
-            plan = attempt(recorder, args, kwargs, names, every_output=without is None or names != without)
-        except (Obstacle, Mixes) as error:
+            every = without is None or names != without
+            plan = attempt(recorder, args, kwargs, names, every_output=every)
+            if gave_way:  # a gate that begins at zero may hide that examples are combined
+                attempt(recorder, args, kwargs, names, every_output=every, moved=True)
+        except Obstacle as error:
             chosen = None
-            if isinstance(error, Obstacle) and error.module is not None:
+            if error.module is not None and not (error.differs and error.module in final):
                 if error.output and without is None:
                     without = names
                 chosen = widened(recorder.model, names, error.module)
-            log.debug("%s: %s", getattr(error, "module", None), error)
+            log.debug("%s: %s", error.module, error)
             if chosen is None and without is not None and names != without:
                 names = without
                 continue
@@ -82,7 +94,10 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
                 if names:
                     log.warning("the model cannot run one example at a time where it would have to: %s", error)
                 return {}
-            reasons |= {name: str(error) for name in chosen if name not in names}
+            added = [name for name in chosen if name not in names]
+            reasons |= {name: str(error) for name in added}
+            final |= set(added) if error.operation else set()
+            gave_way = gave_way or error.differs
             names = chosen
         else:
             _tell(recorder.model, plan, reasons)
@@ -124,10 +139,14 @@ def _pattern(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *, every_output: bool = True) -> Plan:
+def attempt(
+    recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *, every_output: bool = True, moved: bool = False
+) -> Plan:
     """Run a copy of the model with these modules isolated; return how their outputs are put together.
 
-    Raises `Obstacle` where something cannot be followed and `Mixes` where an isolated module mixes examples.
+    With ``moved`` the copy has other parameters nearby, none of which is zero.
+    Raises `Obstacle` where something cannot be followed, and where an isolated module's output for an example is
+    another one alone than beside others.
     """
     batch = recorder.batch or 0
     whole = not all(part.mergeable for part in divisions((args, kwargs)))
@@ -140,6 +159,8 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *,
         twin = silenced(copied(recorder.model, copies))
     except Exception as error:  # whatever a model raises that cannot be copied
         raise Obstacle(None, f"the model cannot be copied: {type(error).__name__}") from error
+    if moved:
+        _move(twin)
     own = Recorder(twin, recorder.reduction, BatchGuard)
     own.batch, own.planned_for = size, recorder
     given = Cut(own, examples, batch, lists=False, copies=copies).of((args, kwargs))
@@ -147,11 +168,14 @@ def attempt(recorder: Recorder, args: Any, kwargs: Any, names: Sequence[str], *,
     try:
         with seeded(0), data_independent.paths(), Still(twin), trial:
             _follow(own, twin, given, every_output)
-    except (Obstacle, Mixes):
+    except Obstacle:
         raise
     except Exception as error:  # whatever the model's own code raises on tensors that are followed
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        raise Obstacle(innermost(reversed(frames), twin) or "", _in_short(error)) from error
+        if is_internal(error, frames[-1]):
+            raise
+        differs = isinstance(error, Mixes)
+        raise Obstacle(innermost(reversed(frames), twin) or "", _in_short(error), differs=differs) from error
     finally:
         own.active = False
     return trial.found()
@@ -161,7 +185,36 @@ def _in_short(error: Exception) -> str:
     """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
     if isinstance(error, ValuesRead):
         return error.short
-    return str(error) if isinstance(error, CannotCut) else f"it raised {type(error).__name__} on followed tensors"
+    return (
+        str(error) if isinstance(error, (CannotCut, Mixes)) else f"it raised {type(error).__name__} on followed tensors"
+    )
+
+
+def _move(twin: nn.Module) -> None:
+    """Replace a copy's parameters, which are the model's own, by others nearby."""
+    source, replaced = torch.Generator().manual_seed(0), dict[int, nn.Parameter]()
+    for module in twin.modules():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not p.is_floating_point():
+                continue
+            if id(p) not in replaced:
+                size = float(p.detach().float().square().mean().sqrt()) or 1.0
+                noise = torch.randn(p.shape, generator=source).to(p.device, p.dtype)
+                replaced[id(p)] = nn.Parameter(p.detach() + 0.1 * size * noise, p.requires_grad)
+            setattr(module, name, replaced[id(p)])  # recurrent layers keep a list of their own up to date
+
+
+def is_internal(error: Exception, innermost_frame: FrameType) -> bool:
+    """Return whether an error is a mistake in this package: isolating a module would only hide it.
+
+    An operation that the model calls wrongly fails in a frame of this package too; PyTorch raises no such errors there
+    except TypeError, whose text then names the operation's arguments.
+    """
+    if not innermost_frame.f_globals.get("__name__", "").startswith("tacit.gradients."):
+        return False
+    return isinstance(error, (AttributeError, NameError, AssertionError)) or (
+        isinstance(error, TypeError) and str(error).startswith("'NoneType' object")
+    )
 
 
 def _is_regular(tag: Any) -> bool:
@@ -180,13 +233,14 @@ def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool
         own.inside = False
         unseen.remove()
     if own.problems.found:
-        raise Obstacle(own.problems.modules[0] if own.problems.modules else None, own.problems.found[0])
+        module = own.problems.modules[0] if own.problems.modules else None
+        raise Obstacle(module, own.problems.found[0], operation=True)
     found = [t for t in outputs_of(output) if own.follows(t) and t.requires_grad]
     usable = [t for t in found if isinstance(t._tag, (Layout, Total))]  # type: ignore[attr-defined]
     if len(usable) < len(found) and (every_output or not usable):
         own.problems.confirm("an output of the model mixes examples")
         module = own.problems.modules[0] if own.problems.modules else None
-        raise Obstacle(module, own.problems.found[0], output=bool(usable))
+        raise Obstacle(module, own.problems.found[0], output=bool(usable), operation=True)
     if usable:
         own.reduction = None
         torch.autograd.backward([t.float().sum() for t in usable if not t.is_complex()])
