@@ -68,7 +68,7 @@ KINDS: dict[str, tuple[Entries, dict[str, Any], list[str]]] = {
             "the chosen run only; tuning included:",
             "NOT the other runs, nor how many they were",
             "in each run: 1–100 100 Poisson, q = 0.01 gradients 2 σ 8 4 4",
-            "(rdp)",
+            "(pld)",
         ],
     ),
 }
@@ -85,8 +85,7 @@ def test_kinds_of_ledger(written: Callable[..., Path], kind: str) -> None:
     entries, header, words = KINDS[kind]
     path = written(entries, **header)
     text = read(path)
-    accountant = "rdp" if kind == "tuned" else "pld"
-    found = guarantee(entries, Header(**header), delta=1e-5, accountant=accountant)
+    found = guarantee(entries, Header(**header), delta=1e-5)
     assert f"(ε ≤ {rounded_up(found.epsilon)}, δ = 1e-05)" in text
     for word in [*words, "made from a ledger alone", f"Ledger digest {Ledger.load(path).digest}"]:
         assert word in text

@@ -23,7 +23,8 @@ sys.addaudithook(watch)
 IMPORT = """
 import importlib.util, pkgutil
 import tacit
-left_out = ("__main__",) if importlib.util.find_spec("flwr") else ("__main__", "tacit.flower")
+needs = {"tacit.flower": "flwr", "tacit.flare": "nvflare"}
+left_out = ["__main__", *(room for room, package in needs.items() if not importlib.util.find_spec(package))]
 for module in pkgutil.walk_packages(tacit.__path__, "tacit.", onerror=lambda name: None):
     if not any(name in module.name for name in left_out):
         importlib.import_module(module.name)

@@ -31,7 +31,7 @@ def test_the_batch_size_changes_neither_result_nor_ledger(
     make: Any, monkeypatch: pytest.MonkeyPatch, sampling: str
 ) -> None:
     # The name of a partition is random; here it must be the same in every run to compare ledgers.
-    monkeypatch.setattr("tacit.sampling.samplers.secrets.token_hex", lambda size: "0" * 16)
+    monkeypatch.setattr("tacit.sampling.epochs.secrets.token_hex", lambda size: "0" * 16)
     found = []
     for size in (1, 5, 7, 60, None):
         torch.manual_seed(2)

@@ -40,6 +40,7 @@ _LARGEST_WINDOW = 2**22
 _LARGEST_SUPPORT = 2**21
 # An ε below this is found to an absolute, not a relative, tolerance.
 _SMALL = 1e-2
+_LEAST_NEAR = 1e-4
 _LARGEST_STEP = 50.0
 # Bounds further apart do not come close on finer lattices of one step; these are at most so many times as fine.
 _HOPELESS, _FINER = 0.3, 30.0
@@ -131,7 +132,8 @@ def _refine(
     if fine:
         if near > _SMALL / 10:  # smaller losses leave P and Q too much alike for the rounding of one transform
             _certify(found, lattice, floor)
-        if found.upper > floor and not found.close:
+        # δ at ε next to 0: lattices as fine as ε would be far finer than the losses are wide.
+        if found.upper > floor and not found.close and (delta is not None or near >= _LEAST_NEAR):
             found.upper = max(min(found.upper, _nested(side, delta, epsilon, found.upper)), found.lower)
     while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
         if found.step <= lattice.finest:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tacit.accounting.effort import spend
 from tacit.accounting.lattice import LARGEST_LOSS
 from tacit.accounting.losses import Array
 
@@ -71,6 +72,7 @@ def in_cells(part: Part, factor: int, shift: int) -> tuple[int, Array]:
     """
     low, ahead = divmod(part.first + shift, factor)
     groups = -(-(ahead + part.p.shape[1]) // factor)
+    spend(4 * groups * factor)
     cells = np.zeros((len(part.p), groups * factor))
     cells[:, ahead : ahead + part.p.shape[1]] = part.p
     return low, cells.reshape(len(part.p), groups, factor)

@@ -80,4 +80,4 @@ def configure(kind: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formats[kind])
     handler.addFilter(RateLimit())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

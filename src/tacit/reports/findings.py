@@ -9,6 +9,7 @@ from pathlib import Path
 from tacit.accounting import ACCOUNTANTS, Composition, Guarantee, Interval, compose, guarantee
 from tacit.accounting.accountants import Slackened
 from tacit.accounting.composition import Accountant
+from tacit.accounting.effort import SEARCH, limited
 from tacit.accounting.guarantee import attack_bounds, rounded_up
 from tacit.accounting.pld import Pld
 from tacit.ledger import Ledger, Step
@@ -178,10 +179,11 @@ def _curve(found: Guarantee) -> tuple[tuple[float, Interval], ...]:
     points = _points(found.composition, 16)
     places = sorted({found.epsilon, *(reach * (i / points) ** 1.5 for i in range(points + 1))})
     curve: list[tuple[float, Interval]] = []
-    for epsilon in places:
-        delta = Interval(found.delta) if epsilon == found.epsilon else method.delta(found.composition, epsilon)
-        if not curve or delta.upper < curve[-1][1].upper:
-            curve.append((epsilon, delta))
+    with limited(SEARCH):  # points of a chart: bounds all of them, and as close as a search needs
+        for epsilon in places:
+            delta = Interval(found.delta) if epsilon == found.epsilon else method.delta(found.composition, epsilon)
+            if not curve or delta.upper < curve[-1][1].upper:
+                curve.append((epsilon, delta))
     return tuple(curve)
 
 
