@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -31,3 +32,13 @@ def record() -> Callable[..., Receipt]:
         return Ledger(Header(unit=sampling.unit)).record(Step(sampling, queries))
 
     return write
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_python_begins() -> None:
+    """Undo what a test before this one, or a library that it loaded, did to the loggers of this process."""
+    logging.disable(logging.NOTSET)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "tacit" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
