@@ -38,6 +38,7 @@ def record() -> Callable[..., Receipt]:
 def _logs_as_python_begins() -> None:
     """Undo what a test before this one, or a library that it loaded, did to the loggers of this process."""
     logging.disable(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] == "tacit" and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
