@@ -39,6 +39,7 @@ def _logs_as_python_begins() -> None:
     """Undo what a test before this one, or a library that it loaded, did to the loggers of this process."""
     logging.disable(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)
+    logging.root.disabled = False
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if name.partition(".")[0] == "tacit" and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
