@@ -63,6 +63,7 @@ class Recorder(Capture):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
         kind = known(func) or kind_of(func)
+        self.trail.append(func)
         if self.isolating:
             self._refuse_isolated(args, kwargs)
         if kind.is_metadata:

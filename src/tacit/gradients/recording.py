@@ -76,6 +76,8 @@ class Recording(ABC):
         self.active = True
         self.inside = False
         """Whether the model's forward is running."""
+        self.trail: list[Any] = []
+        """The functions that were called on tensors of the batch since the model's forward began."""
         self.evaluating = False
         """Whether it is running without gradients, and nothing is captured."""
         self.epoch = 0
@@ -154,7 +156,7 @@ class Recording(ABC):
         self.epoch += 1
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases, self.inner_seeds, self.output_seeds = [], [], []
+        self.aliases, self.inner_seeds, self.output_seeds, self.trail = [], [], [], []
         self.problems.forget()
 
     def is_isolated(self) -> bool:

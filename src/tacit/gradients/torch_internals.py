@@ -60,10 +60,6 @@ node_class = attrgetter("_forward_cls")
 in_transform = torch._C._functorch.peek_interpreter_stack
 """Not None inside `torch.vmap`, `torch.func.grad` and the like, which wrap the batch in tensors of their own."""
 
-is_wrapped_by_transform = torch._C._functorch.is_functorch_wrapped_tensor
-unwrap_once = torch._C._functorch.get_unwrapped
-"""The tensor that such a transform has wrapped: is it of the batch?"""
-
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 """Inside a backward pass: was it called with retain_graph=True, so that saved tensors must stay?"""
 
@@ -94,6 +90,11 @@ def is_mutable(func: Any) -> bool:
     """Return whether an operator of PyTorch's says in its schema that it changes an argument."""
     schema = getattr(func, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+def saved(node: Any, name: str) -> Any:
+    """Return what a node of the graph keeps for its backward pass: which rows of a table were looked up?"""
+    return getattr(node, f"_saved_{name}")
 
 
 def made_by_fsdp(node: Any) -> bool:

@@ -174,24 +174,24 @@ def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any
     raise ValueError(_HOOK)
 
 
+def module_hooks(model: nn.Module) -> list[Any]:
+    """Return the tables of all backward hooks of modules; hooks that are set later go into the same tables."""
+    tables: list[Any] = [*global_backward_hooks]
+    for module in model.modules():
+        tables += (backward_hooks(module), backward_pre_hooks(module))
+    return tables
+
+
 def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together."""
     if any(global_backward_hooks):
         raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
-    left: list[nn.Module] = [model]
-    seen: set[nn.Module] = set()
-    while left:
-        module = left.pop()
-        if module in seen:
-            continue
-        seen.add(module)
+    for name, module in model.named_modules():
         if backward_hooks(module) or backward_pre_hooks(module):
-            name = next(name for name, each in model.named_modules() if each is module)
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
                 "of different examples unseen; remove it"
             )
-        left.extend(module.children())
 
 
 def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:

@@ -5,6 +5,7 @@ Sums are twice as fast as the library's where one factor has few entries, else b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -38,6 +39,27 @@ def rows_added_up(rows: Tensor, weights: Tensor, out: Tensor, records: int) -> b
         return False
     weights = weights.to(torch.float32).contiguous()
     kernels.outer_sum(weights, rows, out, 1, records, threads())
+    increment_version(out)
+    return True
+
+
+def squares_each(several: Sequence[Tensor]) -> Tensor | None:
+    """Return the squared norms of the rows of float32 tensors, [tensors, rows]; or None, and nothing done."""
+    each = getattr(kernels, "squares_each", None)  # as in `rows_added_up_each`
+    if each is None or not several or not all(map(readable, several)):
+        return None
+    found = torch.empty(len(several), several[0].shape[0], dtype=torch.float32, device="cpu")
+    each(found, threads(), *several)
+    return found
+
+
+def rows_added_up_each(several: Sequence[Tensor], weights: Tensor, out: Sequence[Tensor], records: int) -> bool:
+    """out[k] = Σ_i weights[i]·several[k][i] for every k, by the same rules, or False, and nothing done."""
+    sums = getattr(kernels, "row_sums", None)  # which a library built from older sources lacks
+    if sums is None or not all(map(readable, out)) or not all(map(readable, several)):
+        return False
+    pairs = itertools.chain.from_iterable(zip(several, out))
+    sums(weights.to(torch.float32).contiguous(), records, threads(), *pairs)
     increment_version(out)
     return True
 
