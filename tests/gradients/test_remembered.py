@@ -177,10 +177,10 @@ def test_a_decision_about_another_dtype_is_not_used() -> None:
     model = Changing()
     model.between = lambda h: h.view(-1, 2, 3).flatten(1)
     engine = trained(model)
-    keys = set(engine._recorder.decisions)
+    keys = set(engine._recorder.decisions.found)
     model.between = lambda h: h.double().view(-1, 2, 3).flatten(1).float()
     step(engine, model)
-    assert set(engine._recorder.decisions) > keys
+    assert set(engine._recorder.decisions.found) > keys
 
 
 def test_the_second_batch_asks_no_rule_for_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,10 +196,10 @@ def test_the_second_batch_asks_no_rule_for_what_is_remembered(monkeypatch: pytes
 
 
 def test_no_more_decisions_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.gradients.recorder.MOST", 5)
+    monkeypatch.setattr("tacit.gradients.remembered.MOST", 5)
     model = Changing()
     model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
     engine = attach(model)
     for size in range(4, 12):
         step(engine, model, size)
-        assert len(engine._recorder.decisions) <= 5
+        assert len(engine._recorder.decisions.found) <= 5

@@ -134,9 +134,9 @@ class Measured:
         """Return the squared norms of all gradients that lie formed in memory, by the name of the parameter."""
         self._formed = {}
         for name, parts in self._recorder.parts.items():
-            if len(parts) == 1 and type(parts[0].contribution) is Dense and parts[0].region is None:
-                if parts[0].contribution.known is None:
-                    self._formed[name] = parts[0].contribution
+            found = parts[0].contribution
+            if len(parts) == 1 and type(found) is Dense and parts[0].region is None:
+                self._formed[name] = found  # measured before or not, which may be for one record's sake
         self._rows = squares_each([each.grads for each in self._formed.values()])
         if self._rows is None:
             self._formed = {}

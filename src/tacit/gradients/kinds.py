@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn import functional as F
 
 from tacit.gradients.names import EXPORTS, METADATA, POINTWISE, READS, SHOWN, canonical, words, writes
-from tacit.gradients.remembered import REMEMBERED
+from tacit.gradients.remembered import BY_SHAPES, REMEMBERED
 from tacit.gradients.traced import opened
 
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
@@ -26,6 +26,12 @@ _ENTRYWISE = words(
 """Operations of `POINTWISE` whose output is a new tensor of their arguments' common shape, whatever they are given."""
 
 
+_SIZED = words("getitem expand narrow select")
+_DIRECT = words("linear layer_norm rms_norm group_norm conv1d conv2d conv3d")
+_NOT_TOLD = words("grad _grad _base __set__")
+"""Metadata that are tensors, or that are written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A function that PyTorch shows to tensors of the batch."""
@@ -38,12 +44,20 @@ class Kind:
     is_pointwise: bool
     is_entrywise: bool
     """Whether entries of examples that lie alike in all its arguments lie there in its output too."""
-    is_remembered: bool
+    is_decided: bool
     """Whether a decision about it is remembered (`remembered`)."""
+    by_shapes: bool
+    """Whether the decision depends on shapes alone, of other tensors too."""
+    sizes: bool
+    """Whether a second tensor of the batch among its arguments may decide a size."""
+    tells: bool
+    """Whether it tells what is known of a tensor without its values, and nothing else."""
     writes: bool
     """Whether it changes its first argument in place."""
     is_simple: bool
     """Whether running its body would show nothing, given one argument."""
+    is_direct: bool
+    """Whether its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
     body: Callable[..., Any] | None
     """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
 
@@ -61,9 +75,13 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         is_special=name in EXPORTS | SHOWN | READS or name == "detach" or name.startswith("_foreach_"),
         is_pointwise=name in POINTWISE,
         is_entrywise=name in _ENTRYWISE and not writes(func),
-        is_remembered=name in REMEMBERED and not writes(func),
-        writes=writes(func),
+        is_decided=(name in _ENTRYWISE or name in REMEMBERED) and not writes(func),
+        by_shapes=name in BY_SHAPES,
+        sizes=name in _SIZED,
+        tells=name in METADATA - _NOT_TOLD,
+        writes=writes(func) or name == "__set__",
         is_simple=func in _SIMPLE,
+        is_direct=name in _DIRECT and (opened(func) is None or name in ("layer_norm", "rms_norm")),
         body=opened(func),
     )
     _KINDS[func] = found

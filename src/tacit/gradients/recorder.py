@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
 from tacit.gradients.layers.pointwise import lift
-from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, common_layout
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
@@ -29,12 +29,14 @@ from tacit.gradients.names import (
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
-from tacit.gradients.remembered import MOST, is_regular, premises
+from tacit.gradients.remembered import Decisions
 from tacit.gradients.torch_internals import in_transform, without_subclasses
 from tacit.gradients.traced import Traced, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
+
+_CONTAINERS = frozenset((tuple, list, dict))
 
 _REASONS: dict[type, str] = {
     Total: "a mean or sum over examples is fed to trainable parameters",
@@ -54,8 +56,9 @@ class Recorder(Capture):
     def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
         super().__init__(model, reduction)
         self.guard = guarded_by(self)
-        self.decisions: dict[Hashable, Any] = {}
-        """Layouts of outputs by what was decided from (`remembered`)."""
+        self.decisions = Decisions(self)
+        self._carried_out: Any = None
+        """The output of the last operation that was carried out as it is, by no rule of its own."""
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -66,11 +69,21 @@ class Recorder(Capture):
         self.trail.append(func)
         if self.isolating:
             self._refuse_isolated(args, kwargs)
+        if kind.tells and not self.free:
+            with without_subclasses():
+                return func(*args, **kwargs)
+        if kind.writes and args and type(args[0]) is Traced:
+            args[0]._form = None  # its shape may become another
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
         if self.free:
             self.guard.before(kind.name, args, kwargs)
+        key = self.decisions.premises(kind, func, args, kwargs) if kind.is_decided and self._remembers() else None
         try:
+            if key is not None and (form := self.decisions.found.get(key)) is not None:
+                return self._as_decided(form, func, args, kwargs)
+            if kind.is_direct and own_rule and self._is_direct(args, kwargs):
+                return OPERATIONS[kind.name](self, func, args, kwargs)
             out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             if self.inside:  # told only if the model catches the error and goes on
@@ -78,6 +91,45 @@ class Recorder(Capture):
             raise
         if self.free or kind.name in self.guard.deciding:
             self.guard.after(kind.name, func, args, kwargs, out)
+        if key is not None and out is self._carried_out and not self.free:
+            self.decisions.remember(key, out)
+        return out
+
+    def _is_direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether only the first argument is of the batch, and others are parameters, of which one is trained."""
+        if not self._remembers() or not torch.is_grad_enabled() or not args:
+            return False
+        first = args[0]
+        if type(first) is not Traced or first._recorder is not self or first._epoch != self.epoch:
+            return False
+        trained = False
+        for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
+            of = type(value)
+            if of is nn.Parameter:
+                if value.is_complex():
+                    return False
+                trained = trained or value.requires_grad
+            elif of in _CONTAINERS or isinstance(value, Tensor):
+                if of is not tuple or any(type(v) is not int for v in value):
+                    return False
+        return trained and type(first._tag) is Layout
+
+    def _remembers(self) -> bool:
+        """Return whether decisions are remembered here: not where sizes are data, nor for a batch of one."""
+        return not self.free and self.batch is not None and self.batch > 1 and in_transform() is None
+
+    def _as_decided(self, form: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation about which it is known where examples lie afterwards."""
+        with without_subclasses():
+            out = func(*args, **kwargs)
+        self._carried_out = out
+        if type(out) is Tensor:
+            out.__class__ = Traced
+            out._recorder, out._tag, out._epoch, out._form = self, form.tag, self.epoch, form  # type: ignore[attr-defined]
+            return out
+        for t, each in zip(out, form) if type(form) is list else ((out, form),):
+            mark(t, self, each.tag)
+            t._form = each
         return out
 
     def _operate(
@@ -103,26 +155,10 @@ class Recorder(Capture):
         frozen = FROZEN.get(name) if own_rule else None
         if frozen is not None:
             return frozen(self, func, args, kwargs)
-        tag: Layout | None = None
-        key: Hashable | None = None
         with without_subclasses():
             out = func(*args, **kwargs)
-            if kind.is_entrywise and self.batch != 1:
-                tag = common_layout(tagged, out)
-            elif kind.is_remembered and isinstance(out, Tensor):
-                key = premises(name, self.batch, args, kwargs, tagged)
-                tag = self.decisions.get(key)
-        if tag is not None:
-            return mark(out, self, tag)
-        out = self.finish(name, func, args, kwargs, out, tagged)
-        if key is not None and type(out) is Traced and is_regular(out._tag):
-            self._remember(key, out._tag)
-        return out
-
-    def _remember(self, key: Hashable, tag: Tag) -> None:
-        if len(self.decisions) >= MOST:
-            self.decisions.clear()
-        self.decisions[key] = tag
+        self._carried_out = out
+        return self.finish(name, func, args, kwargs, out, tagged)
 
     def _special(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that copies, shows or reads values; NotImplemented if it is as any other here."""
