@@ -120,7 +120,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__kernels(void) {
     best = BEST;
     aes = AES;
-    PyObject *module = PyModule_Create(&definition);
+    PyObject *module = prepare_questions() < 0 ? NULL : PyModule_Create(&definition);
     if (module && (PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0 ||
                    PyModule_AddIntConstant(module, "aes", aes.blocks != NULL) < 0))
         Py_CLEAR(module);

@@ -197,10 +197,11 @@ class Measured:
             groups.setdefault(id(weights[name]), []).append(name)
         for names in groups.values():
             several = [self._formed[name].grads for name in names]
-            if given is None:
+            if given is None:  # one piece of memory for all
                 sizes = [self.shapes[name].numel() for name in names]
                 flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
-                out = [part.view(self.shapes[name]) for name, part in zip(names, flat.split(sizes))]
+                shapes = [self.shapes[name] for name in names]
+                out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, flat.split(sizes))]
             else:
                 out = [given[name] for name in names]
             if rows_added_up_each(several, weights[names[0]], out, CALLS[0]):

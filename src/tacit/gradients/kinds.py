@@ -19,11 +19,12 @@ _ENTRYWISE = words(
     """
     add sub mul div true_divide rsub pow neg abs exp expm1 log log1p log2 sqrt rsqrt sin cos tanh erf sigmoid relu relu6
     leaky_relu elu selu celu gelu silu mish softplus hardtanh hardsigmoid hardswish log_sigmoid clamp clamp_min
-    clamp_max minimum maximum masked_fill eq ne lt le gt ge logical_and logical_not logical_or reciprocal square float
-    clone dropout
+    clamp_max minimum maximum masked_fill eq ne lt le gt ge logical_and logical_not logical_or logical_xor and or xor
+    invert bitwise_and bitwise_or bitwise_not isnan isinf reciprocal square sign floor round long int bool float double
+    half bfloat16 clone dropout where
     """
 )
-"""Operations of `POINTWISE` whose output is a new tensor of their arguments' common shape, whatever they are given."""
+"""Operations of `POINTWISE` that numbers among their arguments change nothing about, nor the same tensor twice."""
 
 
 _SIZED = words("getitem expand narrow select")
@@ -43,7 +44,7 @@ class Kind:
     """Whether it copies, shows or reads values, or works on lists of tensors in place."""
     is_pointwise: bool
     is_entrywise: bool
-    """Whether entries of examples that lie alike in all its arguments lie there in its output too."""
+    """Whether numbers, and whether two arguments are one tensor, are of no account for where examples lie."""
     is_decided: bool
     """Whether a decision about it is remembered (`remembered`)."""
     by_shapes: bool

@@ -80,10 +80,13 @@ class Recorder(Capture):
             self.guard.before(kind.name, args, kwargs)
         key = self.decisions.premises(kind, func, args, kwargs) if kind.is_decided and self._remembers() else None
         try:
-            if key is not None and (form := self.decisions.found.get(key)) is not None:
-                return self._as_decided(form, func, args, kwargs)
-            if kind.is_direct and own_rule and self._is_direct(args, kwargs):
-                return OPERATIONS[kind.name](self, func, args, kwargs)
+            if key is not None:
+                form, indices = self.decisions.look_up(key)
+                if form is not None:
+                    return self._as_decided(form, func, args, kwargs)
+            rule = self._direct(kind.name, args, kwargs) if kind.is_direct and own_rule else None
+            if rule is not None:
+                return rule(self, func, args, kwargs)
             out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             if self.inside:  # told only if the model catches the error and goes on
@@ -92,27 +95,30 @@ class Recorder(Capture):
         if self.free or kind.name in self.guard.deciding:
             self.guard.after(kind.name, func, args, kwargs, out)
         if key is not None and out is self._carried_out and not self.free:
-            self.decisions.remember(key, out)
+            self.decisions.remember(key, out, indices)
         return out
 
-    def _is_direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether only the first argument is of the batch, and others are parameters, of which one is trained."""
-        if not self._remembers() or not torch.is_grad_enabled() or not args:
-            return False
-        first = args[0]
+    def _direct(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+        """Return the rule of an operation on a tensor of the batch, its first argument, and parameters; None elsewhere.
+
+        It is asked before arguments are gathered, for speed: `_operate` would come to the same rule.
+        """
+        first = args[0] if args else None
         if type(first) is not Traced or first._recorder is not self or first._epoch != self.epoch:
-            return False
+            return None
+        if type(first._tag) is not Layout or not self._remembers() or not torch.is_grad_enabled():
+            return None
         trained = False
         for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
             of = type(value)
             if of is nn.Parameter:
                 if value.is_complex():
-                    return False
+                    return None
                 trained = trained or value.requires_grad
             elif of in _CONTAINERS or isinstance(value, Tensor):
                 if of is not tuple or any(type(v) is not int for v in value):
-                    return False
-        return trained and type(first._tag) is Layout
+                    return None
+        return OPERATIONS.get(name) if trained else FROZEN.get(name)
 
     def _remembers(self) -> bool:
         """Return whether decisions are remembered here: not where sizes are data, nor for a batch of one."""

@@ -25,7 +25,7 @@ REMEMBERED = words(
     """
     view reshape flatten unflatten squeeze unsqueeze transpose permute t T mT movedim swapaxes expand select narrow
     getitem sum softmax log_softmax matmul bmm scaled_dot_product_attention contiguous cat stack chunk split unbind
-    mean to pad
+    mean to pad flip repeat cumsum amax amin adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d
     """
 )
 """Operations whose batch rules read shapes and layouts, never values, of tensors of the batch."""
@@ -35,6 +35,9 @@ BY_SHAPES = words("matmul bmm scaled_dot_product_attention cat stack")
 
 MOST = 4096
 """Decisions that are kept; all are forgotten when there are more."""
+
+LARGEST_INDEX = 4096
+"""Entries of an index that are kept."""
 
 _VALUES = frozenset((int, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.Size))
 _PLAIN = frozenset((Tensor, nn.Parameter))
@@ -61,6 +64,10 @@ class Decisions:
         self._recorder = recorder
         self._forms: dict[Hashable, Form] = {}
         self.found: dict[Hashable, Form | list[Form]] = {}
+        self._constants: dict[Hashable, list[Tensor]] = {}
+        """Indices that decisions depend on, entry by entry."""
+        self._indices: list[Tensor] = []
+        """Those of the operation at hand."""
 
     def form(self, value: Traced) -> Form | None:
         """Return the form of a tensor of the batch at hand; None if examples do not lie regularly in it."""
@@ -79,12 +86,13 @@ class Decisions:
     def premises(self, kind: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
         """Return all that a decision depends on; None where it depends on more than can be listed.
 
-        A tensor that is not of the batch may be an index, whose values decide; the same tensor twice may be told apart
-        from two that are alike. Neither is remembered (but for functions of single entries, where it does not matter),
-        nor is anything about a tensor of another batch or about a trained one.
+        A tensor that is not of the batch may be an index, whose values decide: they are kept and compared. The same
+        tensor twice may be told apart from two that are alike. That is not remembered (but for functions of single
+        entries, where it does not matter), nor is anything about a tensor of another batch or about a trained one.
         """
         recorder = self._recorder
         found: list[Any] = [func, recorder.batch]
+        self._indices = []
         epoch, entrywise, seen = recorder.epoch, kind.is_entrywise, list[Traced]()
         left: list[Any] = list(args)
         if kwargs:
@@ -114,15 +122,24 @@ class Decisions:
             elif of is slice:
                 found.append(slice)
                 left.extend((value.start, value.stop, value.step))
-            elif of in _PLAIN and (entrywise or kind.by_shapes):
-                if value.requires_grad:
-                    return None
+            elif of in _PLAIN and not value.requires_grad:
                 found += (value.shape, value.dtype)
+                if not entrywise and not kind.by_shapes:
+                    if kind.name != "getitem" or value.is_floating_point() or value.numel() > LARGEST_INDEX:
+                        return None
+                    self._indices.append(value)
             else:
                 return None
         return tuple(found) if seen else None
 
-    def remember(self, key: Hashable, out: Any) -> None:
+    def look_up(self, key: Hashable) -> tuple[Form | list[Form] | None, list[Tensor]]:
+        """Return what was decided about an operation with these premises, and the indices that are among them."""
+        found, indices = self.found.get(key), self._indices
+        if found is None or not indices:
+            return found, indices
+        return found if all(map(torch.equal, indices, self._constants[key])) else None, indices
+
+    def remember(self, key: Hashable, out: Any, indices: list[Tensor]) -> None:
         """Remember the layouts of an operation's outputs, if they are regular."""
         form: Form | list[Form] | None
         if type(out) is Traced:
@@ -135,6 +152,8 @@ class Decisions:
         if form is None:
             return
         if len(self.found) >= MOST:
-            self.found.clear()
-            self._forms.clear()
+            for table in (self.found, self._forms, self._constants):
+                table.clear()
         self.found[key] = form
+        if indices:
+            self._constants[key] = [index.detach().clone() for index in indices]

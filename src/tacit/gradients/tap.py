@@ -87,7 +87,10 @@ class LinearTap(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
         if write_count(ctx.weight) != ctx.version:
-            raise RuntimeError("a weight was modified in place between the forward and the backward pass")
+            raise RuntimeError(
+                "a weight that the gradient has to pass has been modified by an inplace operation since the forward pass; "
+                "take the optimizer's step after backward"
+            )
         if not torch.is_autocast_enabled(grad.device.type):
             return None, batch_invariant_matmul.linear_backward(grad, ctx.weight), None, None
         with unmixed(grad.device):

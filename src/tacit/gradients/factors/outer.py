@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tacit._compiled import LEAST_COLUMNS
 from tacit.gradients.factors import gram
 from tacit.gradients.factors.contribution import (
     Contribution,
@@ -221,7 +222,8 @@ class Outer(Contribution):
     def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
         """`assign` for one term an example where a compiled sum serves."""
         a, g = self.factors(0, self.batch)
-        if min(self.width_in, self.width_out) > MOST_ROWS:
+        narrow_side, wide_side = sorted((self.width_in, self.width_out))
+        if narrow_side > MOST_ROWS or wide_side < LEAST_COLUMNS:
             return weighted_sum(g, a, weights, total, records)
         turned = self.width_in < self.width_out
         narrow, wide = (a, g) if turned else (g, a)

@@ -54,9 +54,9 @@ def squares_each(several: Sequence[Tensor]) -> Tensor | None:
 
 
 def rows_added_up_each(several: Sequence[Tensor], weights: Tensor, out: Sequence[Tensor], records: int) -> bool:
-    """out[k] = Σ_i weights[i]·several[k][i] for every k, by the same rules, or False, and nothing done."""
+    """out[k] = Σ_i weights[i]·several[k][i] for every k, which `squares_each` has read; or False, and nothing done."""
     sums = getattr(kernels, "row_sums", None)  # which a library built from older sources lacks
-    if sums is None or not all(map(readable, out)) or not all(map(readable, several)):
+    if sums is None or not all(map(readable, out)):
         return False
     pairs = itertools.chain.from_iterable(zip(several, out))
     sums(weights.to(torch.float32).contiguous(), records, threads(), *pairs)
