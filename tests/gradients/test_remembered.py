@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tacit.gradients import attach
 from tacit.gradients.engine import Engine
+from tacit.gradients.passes import Familiar
 
 
 class Flat:
@@ -90,6 +91,23 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
         lambda h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0],
         lambda h: F.scaled_dot_product_attention(h, h, h),
     ),
+    "the values of a constant index": (
+        lambda h: h + h[torch.arange(len(h))],
+        lambda h: h + h[torch.arange(len(h)).roll(1)],
+    ),
+    "the dimension of a mean": (lambda h: h + h.mean(1, keepdim=True), lambda h: h + h.mean(0, keepdim=True)),
+    "the dimension of a running sum": (lambda h: h.cumsum(1), lambda h: h.cumsum(0)),
+    "the dimension of a flip": (lambda h: h + h.flip(1), lambda h: h + h.flip(0)),
+    "the dimension of chunks": (
+        lambda h: torch.cat([*reversed(h.chunk(2, 1))], 1),
+        lambda h: h + torch.cat([*reversed(h.chunk(2, 0))], 0),
+    ),
+    "the largest entries": (lambda h: h - h.amax(1, keepdim=True), lambda h: h - h.amax(0, keepdim=True)),
+    "a constant that becomes another example": (
+        lambda h: torch.where(h > 0, h, torch.zeros(len(h), 6)),
+        lambda h: torch.where(h > 0, h, h.t()),
+    ),
+    "a transposition in place": (lambda h: h.clone() * 2, lambda h: h * h.clone().t_()),
     "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
 }
 
@@ -161,6 +179,33 @@ def test_gradients_are_exact_after_a_change_between_batches(change: str) -> None
     engine = trained(model)
     HONEST[change](model)
     expect_exact(engine, model, *batch(model))
+
+
+def test_a_hidden_read_that_begins_in_a_later_batch_is_refused_in_the_next() -> None:
+    """Passes are watched again after one whose operations are others: that one itself is not."""
+    torch.manual_seed(0)
+    model = Changing()
+    engine = trained(model)
+    model.between = lambda h: h.sin() * torch.tensor(h[:, 0].sum())
+    step(engine, model)
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_hook_that_is_set_in_a_later_batch_is_refused() -> None:
+    model = Changing()
+    engine = trained(model)
+    model.last.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="backward hook"):
+        step(engine, model)
+
+
+def test_passes_are_watched_until_an_unfamiliar_one_was_seen() -> None:
+    familiar = Familiar()
+    assert familiar.watches
+    for trail, watches in (("a", False), ("b", True), ("a", True), ("b", False), ("a", False), ("b", False)):
+        familiar.note(trail)
+        assert familiar.watches is watches
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13])

@@ -201,7 +201,7 @@ class Measured:
                 sizes = [self.shapes[name].numel() for name in names]
                 flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
                 shapes = [self.shapes[name] for name in names]
-                out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, flat.split(sizes))]
+                out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, torch.split(flat, sizes))]
             else:
                 out = [given[name] for name in names]
             if rows_added_up_each(several, weights[names[0]], out, CALLS[0]):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.capture import Capture
+from tacit.gradients.direct import direct_rule
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
@@ -35,8 +36,6 @@ from tacit.gradients.traced import Traced, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
-
-_CONTAINERS = frozenset((tuple, list, dict))
 
 _REASONS: dict[type, str] = {
     Total: "a mean or sum over examples is fed to trainable parameters",
@@ -78,13 +77,13 @@ class Recorder(Capture):
             return self.guard.metadata(kind.name, func, args, kwargs)
         if self.free:
             self.guard.before(kind.name, args, kwargs)
-        key = self.decisions.premises(kind, func, args, kwargs) if kind.is_decided and self._remembers() else None
+        known_before, key = self.decisions, None
         try:
-            if key is not None:
-                form, indices = self.decisions.look_up(key)
-                if form is not None:
+            if kind.is_decided and self.is_plain() and (key := known_before.premises(kind, func, args, kwargs)):
+                form, indices = known_before.found.get(key), known_before.indices
+                if form is not None and (not indices or known_before.are_kept(key, indices)):
                     return self._as_decided(form, func, args, kwargs)
-            rule = self._direct(kind.name, args, kwargs) if kind.is_direct and own_rule else None
+            rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
             if rule is not None:
                 return rule(self, func, args, kwargs)
             out = self._operate(kind, func, args, kwargs, own_rule)
@@ -95,32 +94,10 @@ class Recorder(Capture):
         if self.free or kind.name in self.guard.deciding:
             self.guard.after(kind.name, func, args, kwargs, out)
         if key is not None and out is self._carried_out and not self.free:
-            self.decisions.remember(key, out, indices)
+            known_before.remember(key, out, indices)
         return out
 
-    def _direct(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-        """Return the rule of an operation on a tensor of the batch, its first argument, and parameters; None elsewhere.
-
-        It is asked before arguments are gathered, for speed: `_operate` would come to the same rule.
-        """
-        first = args[0] if args else None
-        if type(first) is not Traced or first._recorder is not self or first._epoch != self.epoch:
-            return None
-        if type(first._tag) is not Layout or not self._remembers() or not torch.is_grad_enabled():
-            return None
-        trained = False
-        for value in (*args[1:], *kwargs.values()) if kwargs else args[1:]:
-            of = type(value)
-            if of is nn.Parameter:
-                if value.is_complex():
-                    return None
-                trained = trained or value.requires_grad
-            elif of in _CONTAINERS or isinstance(value, Tensor):
-                if of is not tuple or any(type(v) is not int for v in value):
-                    return None
-        return OPERATIONS.get(name) if trained else FROZEN.get(name)
-
-    def _remembers(self) -> bool:
+    def is_plain(self) -> bool:
         """Return whether decisions are remembered here: not where sizes are data, nor for a batch of one."""
         return not self.free and self.batch is not None and self.batch > 1 and in_transform() is None
 

@@ -185,6 +185,10 @@ class Recording(ABC):
         return self.handle(func, args, kwargs, own_rule=False)
 
     @abstractmethod
+    def is_plain(self) -> bool:
+        """Return whether several examples are followed, no sizes are data, and no transform is at work."""
+
+    @abstractmethod
     def follows(self, value: Any) -> bool:
         """Return whether a value is a tensor of the current batch."""
 

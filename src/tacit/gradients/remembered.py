@@ -66,7 +66,7 @@ class Decisions:
         self.found: dict[Hashable, Form | list[Form]] = {}
         self._constants: dict[Hashable, list[Tensor]] = {}
         """Indices that decisions depend on, entry by entry."""
-        self._indices: list[Tensor] = []
+        self.indices: list[Tensor] = []
         """Those of the operation at hand."""
 
     def form(self, value: Traced) -> Form | None:
@@ -92,7 +92,7 @@ class Decisions:
         """
         recorder = self._recorder
         found: list[Any] = [func, recorder.batch]
-        self._indices = []
+        self.indices = []
         epoch, entrywise, seen = recorder.epoch, kind.is_entrywise, list[Traced]()
         left: list[Any] = list(args)
         if kwargs:
@@ -127,17 +127,14 @@ class Decisions:
                 if not entrywise and not kind.by_shapes:
                     if kind.name != "getitem" or value.is_floating_point() or value.numel() > LARGEST_INDEX:
                         return None
-                    self._indices.append(value)
+                    self.indices.append(value)
             else:
                 return None
         return tuple(found) if seen else None
 
-    def look_up(self, key: Hashable) -> tuple[Form | list[Form] | None, list[Tensor]]:
-        """Return what was decided about an operation with these premises, and the indices that are among them."""
-        found, indices = self.found.get(key), self._indices
-        if found is None or not indices:
-            return found, indices
-        return found if all(map(torch.equal, indices, self._constants[key])) else None, indices
+    def are_kept(self, key: Hashable, indices: list[Tensor]) -> bool:
+        """Return whether indices have the entries with which the decision was made."""
+        return all(map(torch.equal, indices, self._constants[key]))
 
     def remember(self, key: Hashable, out: Any, indices: list[Tensor]) -> None:
         """Remember the layouts of an operation's outputs, if they are regular."""

@@ -88,7 +88,7 @@ class LinearTap(torch.autograd.Function):
             return None, None, None, None
         if write_count(ctx.weight) != ctx.version:
             raise RuntimeError(
-                "a weight that the gradient has to pass has been modified by an inplace operation since the forward pass; "
+                "a weight that the gradient has to pass was modified by an inplace operation since the forward pass; "
                 "take the optimizer's step after backward"
             )
         if not torch.is_autocast_enabled(grad.device.type):

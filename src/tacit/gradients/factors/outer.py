@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -275,26 +274,6 @@ class Outer(Contribution):
     def transposed(self) -> Outer:
         """The same gradients for the transposed matrix."""
         return Outer(self.g, self.a, (self.width_in, self.width_out))
-
-
-def formed_at_once(a: Tensor, g: Tensor) -> Dense | None:
-    """Return Σ_t g[i,t,:] ⊗ a[i,t,:] for every example, formed, where `Outer.settle` would, with nothing more to ask."""
-    if a.dtype is not torch.float32 or g.dtype is not torch.float32 or not g.is_cpu:
-        return None
-    at_once, turned = _at_once(a.shape[1], a.shape[2], g.shape[2])
-    if not at_once:
-        return None
-    if turned:
-        return Dense(torch.bmm(a.transpose(1, 2), g).transpose(1, 2))
-    return Dense(torch.bmm(g.transpose(1, 2), a))
-
-
-@functools.lru_cache(1024)
-def _at_once(positions: int, width_in: int, width_out: int) -> tuple[bool, bool]:
-    """Return whether so many terms of this size are formed for all examples by one product, and whether turned."""
-    one = Outer(torch.empty(1, 1, positions, width_in), torch.empty(1, 1, positions, width_out), (width_out, width_in))
-    small = positions > 1 and one.size <= 2 * one.factor_numel() and one.bytes_each <= AT_ONCE
-    return small and one.alike(), one.turned(NARROW)
 
 
 def concatenated(parts: Sequence[Outer]) -> Outer:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
-from tacit.gradients.factors.outer import Outer, formed_at_once
+from tacit.gradients.factors.formed import formed_at_once
+from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.layers.generic import fallback, finish
 from tacit.gradients.layers.registry import (
