@@ -299,11 +299,11 @@ def test_several_tensors_are_measured_and_summed_as_each_alone(threads: int, mon
     found = narrow.squares_each(several)
     assert found is not None
     out = [torch.full((width,), torch.nan) for width in WIDTHS]
-    assert narrow.rows_added_up_each(several, weights, out, 192)
+    narrow.add_rows_up(several, weights, out, 192)
     for rows, squares, total in zip(several, found, out):
         assert torch.equal(squares, row_squares(rows))
         alone = torch.empty_like(total)
-        assert narrow.rows_added_up_each([rows], weights, [alone], 192)
+        narrow.add_rows_up([rows], weights, [alone], 192)
         assert torch.equal(total, alone)
         if len(total) >= 64:
             assert narrow.rows_added_up(rows, weights, alone, 192)

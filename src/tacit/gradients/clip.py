@@ -12,11 +12,10 @@ from tacit._transfer import sent
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.factors.cancellation import bounded_squares
 from tacit.gradients.factors.complex_parts import real
-from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
-from tacit.gradients.factors.parameter_uses import Part
+from tacit.gradients.factors.contribution import Contribution, Dense, added, cleared, precise
 from tacit.gradients.factors.uses import Uses
 from tacit.gradients.isolation.isolate import gather_gradients
-from tacit.gradients.kernels.loops import roots, rows_added_up_each, squares_each
+from tacit.gradients.kernels.loops import add_rows_up, roots, squares_each
 from tacit.gradients.layers import loss_mean
 from tacit.gradients.precision import CALLS, NORM_SHARE, UNIT, check_precision, unmixed
 from tacit.gradients.recording import Recording
@@ -182,39 +181,41 @@ class Measured:
         self, weights: Mapping[str, Tensor], finite: Tensor | None, given: Mapping[str, Tensor] | None, overwrite: bool
     ) -> dict[str, Tensor]:
         """Σ_i w_i·G_i of every parameter: new tensors, or `given`, in the place of what they hold or added to it."""
-        result = self._sum_formed(weights, given) if finite is None and (given is None or overwrite) else {}
+        result: dict[str, Tensor] = {}
+        groups: dict[int, list[str]] = {}
+        for name in self._formed:
+            groups.setdefault(id(weights[name]), []).append(name)
+        for names in groups.values():
+            result.update(zip(names, self._sums_formed(names, weights[names[0]], finite)))
+        if given is not None:
+            for name, total in result.items():
+                result[name] = given[name].copy_(total) if overwrite else given[name].add_(total)
         for name in self._recorder.parameters:
             if name not in result:
                 out = None if given is None else given[name]
                 result[name] = self.sum_up(name, weights[name], finite, out, overwrite=given is None or overwrite)
         return {name: result[name] for name in self._recorder.parameters}
 
-    def _sum_formed(self, weights: Mapping[str, Tensor], given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """The sums of gradients that lie formed in memory: one call for each norm group."""
-        result: dict[str, Tensor] = {}
-        groups: dict[int, list[str]] = {}
-        for name in self._formed:
-            groups.setdefault(id(weights[name]), []).append(name)
-        for names in groups.values():
-            several = [self._formed[name].grads for name in names]
-            if given is None:  # one piece of memory for all
-                sizes = [self.shapes[name].numel() for name in names]
-                flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
-                shapes = [self.shapes[name] for name in names]
-                out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, torch.split(flat, sizes))]
-            else:
-                out = [given[name] for name in names]
-            if rows_added_up_each(several, weights[names[0]], out, CALLS[0]):
-                result.update(zip(names, out))
-        return result
+    def _sums_formed(self, names: Sequence[str], weights: Tensor, finite: Tensor | None) -> list[Tensor]:
+        """The sums of gradients that lie formed in memory, by one call, in one piece of memory."""
+        several = [self._formed[name].grads for name in names]
+        if finite is not None:
+            several = [cleared(each, ~finite) for each in several]
+        shapes = [self.shapes[name] for name in names]
+        sizes = [shape.numel() for shape in shapes]
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
+        out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, torch.split(flat, sizes))]
+        add_rows_up(several, weights, out, CALLS[0])
+        return out
 
     def sum_up(
         self, name: str, weights: Tensor, finite: Tensor | None, out: Tensor | None = None, *, overwrite: bool = True
     ) -> Tensor:
         """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
-        uses = self.uses.get(name)
         if name in self._formed:
-            uses = Uses([Part(self._formed[name], None)], self.shapes[name])
+            (total,) = self._sums_formed([name], weights, finite)
+            return total if out is None else out.copy_(total) if overwrite else out.add_(total)
+        uses = self.uses.get(name)
         if out is None:
             device = self._recorder.parameters[name].device
             out = torch.empty(self.shapes[name], dtype=self._dtypes[name], device=device)

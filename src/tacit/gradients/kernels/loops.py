@@ -45,23 +45,19 @@ def rows_added_up(rows: Tensor, weights: Tensor, out: Tensor, records: int) -> b
 
 def squares_each(several: Sequence[Tensor]) -> Tensor | None:
     """Return the squared norms of the rows of float32 tensors, [tensors, rows]; or None, and nothing done."""
-    each = getattr(kernels, "squares_each", None)  # as in `rows_added_up_each`
-    if each is None or not several or not all(map(readable, several)):
-        return None
+    if not hasattr(kernels, "squares_each") or not several or not all(map(readable, several)):
+        return None  # none are compiled, or they were from older sources
     found = torch.empty(len(several), several[0].shape[0], dtype=torch.float32, device="cpu")
-    each(found, threads(), *several)
+    kernels.squares_each(found, threads(), *several)  # type: ignore[union-attr]
     return found
 
 
-def rows_added_up_each(several: Sequence[Tensor], weights: Tensor, out: Sequence[Tensor], records: int) -> bool:
-    """out[k] = Σ_i weights[i]·several[k][i] for every k, which `squares_each` has read; or False, and nothing done."""
-    sums = getattr(kernels, "row_sums", None)  # which a library built from older sources lacks
-    if sums is None or not all(map(readable, out)):
-        return False
+def add_rows_up(several: Sequence[Tensor], weights: Tensor, out: Sequence[Tensor], records: int) -> None:
+    """out[k] = Σ_i weights[i]·several[k][i] for every k, by the same rules, of tensors that `squares_each` can read."""
+    each = weights.to(torch.float32).contiguous()
     pairs = itertools.chain.from_iterable(zip(several, out))
-    sums(weights.to(torch.float32).contiguous(), records, threads(), *pairs)
+    kernels.row_sums(each, records, threads(), *pairs)  # type: ignore[union-attr]
     increment_version(out)
-    return True
 
 
 def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, records: int) -> bool:
