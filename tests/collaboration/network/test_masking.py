@@ -168,6 +168,7 @@ def test_replayed_and_forged_shares_are_refused(five: Path) -> None:
         (replayed, "not sealed by it for us"),  # of another round
         (deals[1].entries[2], "not sealed by it for us"),  # for somebody else
         (deals[2].entries[0], "not sealed by it for us"),  # by somebody else
+        (deals[0].entries[1], "not sealed by it for us"),  # our own to it, sent back: the same secret, the other way
         (flipped, "not sealed by it for us"),
         (bytes(32) + entries[1][32:], "not those whose digests it shows"),
         (entries[1][1:], "have 145 bytes"),

@@ -95,6 +95,8 @@ def test_a_round_goes_on_when_a_participant_vanishes_without_a_goodbye(
     if silent == "before sending":
         refused(Reason.WAIT, lambda: table.ask("ann", "Survivors"))
         clock.now += 61
+        table.ask("ann", "Survivors")
+        assert "did not arrive in time" in refused(Reason.ROUND, lambda: table.ask("carl", "Masked", late))
     assert table.finish("ann", "bob") == [HELD, APPLIED]
     assert table.ask("ann", "Outcome") == APPLIED
     assert applied(service, table.round_id, 0.125 if silent != "after sending" else 0.625)
