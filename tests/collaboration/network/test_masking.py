@@ -82,7 +82,7 @@ def test_below_the_threshold_nothing_is_signed_or_revealed(five: Path) -> None:
         people[0].reveal(vouchers)
 
 
-def test_what_two_reveal_of_five_says_nothing_about_a_mask(five: Path) -> None:
+def test_two_shares_of_five_say_nothing_about_a_mask(five: Path) -> None:
     """With two shares of three, each seed is as likely as any other: unmasking with made-up ones gives noise."""
     people, roster = entered(five, NAMES)
     deals = dealt(people, range(5))
@@ -205,7 +205,7 @@ def test_signatures_of_others_and_of_other_survivors_do_not_count(five: Path) ->
     assert len(people[0].reveal(good)) == 5 * SHARE_BYTES
 
 
-def test_somebody_who_deals_shares_that_do_not_fit_is_named(five: Path) -> None:
+def test_a_dealer_of_shares_that_do_not_fit_is_named(five: Path) -> None:
     """carl deals shares of another key: nobody can know before he falls silent; then the round is abandoned."""
     people, _ = entered(five, NAMES)
     people[2]._key, honest = masks(five, ("carl",))[0]._key, people[2]._key

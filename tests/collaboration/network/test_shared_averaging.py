@@ -33,7 +33,7 @@ def build() -> nn.Module:
 
 
 def averaging(folder: Path, **changes: Any) -> Averaging:
-    terms: dict[str, Any] = {"population": 3, "lot_size": 3, "clip_norm": 0.5, "rounds": 3, "least": 2}
+    terms: dict[str, Any] = {"population": 3, "lot_size": 3, "clip_norm": 0.5, "rounds": 2, "least": 2}
     terms |= {"network": build, "folder": folder, "budget": Budget(200.0, 1e-5), "noise_by": "participants"}
     return Averaging(**(terms | changes))
 
@@ -68,12 +68,12 @@ def test_a_whole_run_says_both_guarantees_of_its_own_ledgers(tmp_path: Path, key
                                      masked=True, learning_rate=0.5)  # fmt: skip
 
         assert in_threads(*(partial(take_part, number, name) for number, name in enumerate(PEOPLE))) == []
-        assert server.service.rounds == 3
+        assert server.service.rounds == 2
     central = account(Ledger.load(tmp_path / "server" / "ledger.jsonl"), delta=1e-5)
     assert central.unit == "participant" and 100 < central.epsilon <= 200.0
     for name, one in found.items():
         own = Ledger.load(tmp_path / name / LEDGER)
-        assert len(own) == 3 and account(own, delta=1e-5).epsilon == central.epsilon == one.central_epsilon
+        assert len(own) == 2 and account(own, delta=1e-5).epsilon == central.epsilon == one.central_epsilon
         assert "our own ledger; if at most 0 of 2 tell the server theirs" in one.report()
         assert str(central) in one.report() and (one.local is not None) == (name == "ann")
     assert found["ann"].local.whole.unit == "example" and found["ann"].local.whole.epsilon <= 8.0

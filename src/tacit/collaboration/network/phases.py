@@ -13,7 +13,7 @@ from tacit.collaboration.refusals import Reason, Refused
 
 
 class Phase(IntEnum):
-    """What a round waits for."""
+    """The phases, in order."""
 
     ENROLLING = 0
     DEALING = 1
@@ -56,7 +56,7 @@ class Round:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """Whose uploads are in the sum."""
+        """The places whose uploads are in the sum."""
         return tuple(sorted(self.digests))
 
     def done(self) -> Collection[int]:

@@ -110,7 +110,7 @@ class Pool:
         self._advance(now)
 
     def shares(self, name: str, round_id: bytes, now: float) -> bytes:
-        """What every dealer has sealed for this participant, once it is known who the dealers are."""
+        """The shares that every dealer has sealed for this participant, once it is known who the dealers are."""
         found, place = self._member(name, round_id, now)
         if found.phase <= Phase.DEALING:
             raise self._wait(found)
@@ -141,7 +141,7 @@ class Pool:
         self._advance(now)
 
     def survivors(self, name: str, round_id: bytes, now: float) -> bytes:
-        """Whose uploads are in the sum, once no more are taken."""
+        """The places whose uploads are in the sum, once no more are taken."""
         found, place = self._member(name, round_id, now)
         if found.phase <= Phase.SENDING:
             raise self._wait(found)
