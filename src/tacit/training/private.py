@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, Discrete, Strategy
-from tacit.sampling import CyclicSampler, LotReader, UserSampler
+from tacit.sampling import CyclicSampler, LotReader, Owners, UserSampler
 from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
@@ -63,6 +63,9 @@ def make_private(
     adjacency: str | None = None,
     users: Sequence[int] | None = None,
     examples_per_user: int | None = None,
+    owners: Owners | None = None,
+    records_per_owner: int | None = None,
+    ownership: Literal["public", "private"] = "public",
     microbatch_size: int = 1,
     metrics: Mapping[str, Metric] | None = None,
     reduction: str | None = None,
@@ -103,6 +106,10 @@ def make_private(
       then exactly ``batch_size`` rows; ``run.real_rows`` says how many of them count.
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
+    * ``owners`` lists the owners of each example, one or several: the unit is then the owner, of whom at most
+      ``records_per_owner`` examples take part in the run, each by its own coin. With ``ownership="public"`` who owns
+      which example is taken to be known, examples beyond the bound are left out, and neighbours differ in what is in
+      the examples of one owner. With ``"private"`` every owner must have so few already (`tacit.sampling.owners`).
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another. An
@@ -171,6 +178,9 @@ def make_private(
         microbatch_size=microbatch_size,
         participations=participations,
         max_lot_size=max_lot_size,
+        owners=owners,
+        records_per_owner=records_per_owner,
+        ownership=ownership,
     )
     if max_lot_size is not None and team.size > 1:
         raise ValueError(
@@ -179,7 +189,7 @@ def make_private(
     if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
         raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     team.agree("number of records", lambda: str(people.records))
-    team.agree("data set", lambda: data_facts(dataset, users))
+    team.agree("data set", lambda: data_facts(dataset, users if people.owned is None else people.owned.chosen))
     team.agree("model", lambda: model_facts(model, optimizer))
     team.begin_alike(model)
     correlation = check_correlated(

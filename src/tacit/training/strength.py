@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
 from tacit.accounting.plan import gradients
-from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step, TruncatedPoisson
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, OwnedPoisson, Poisson, Step, TruncatedPoisson
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
@@ -82,6 +82,7 @@ def least_noise(
             sampling=population.sampling,
             participations=population.participations,
             max_lot_size=population.max_lot_size,
+            records_per_owner=None if population.owned is None else population.owned.most,
             adjacency=population.adjacency.value,
             accountant=accountant,
             noise=noise,
@@ -118,9 +119,12 @@ def _coarse(sizes: Counter[int]) -> Counter[int]:
     return coarse
 
 
-def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | FixedSize:
+def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | OwnedPoisson | FixedSize:
     if population.sampling == "fixed-size":
         return FixedSize(size=size, records=population.records, unit=population.unit)
+    if population.owned is not None:
+        rate, most = size / population.records, population.owned.most
+        return OwnedPoisson(rate=rate, records=population.records, most=most)
     if population.max_lot_size is not None:
         rate, most = size / population.records, population.max_lot_size
         return TruncatedPoisson(rate=rate, records=population.records, most=most, unit=population.unit)

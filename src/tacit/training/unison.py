@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.ledger import GaussianSum
+from tacit.randomness import Integers
 from tacit.training.held import bit_sum
 from tacit.training.pieces import is_shard
 from tacit.training.team import Parallel
@@ -23,8 +24,8 @@ log = logging.getLogger("tacit")
 _EXAMPLES = 32
 
 
-def data_facts(dataset: Any, users: Sequence[int] | None) -> str:
-    """Some examples, evenly spaced, and the users: another order of the records would show.
+def data_facts(dataset: Any, users: Sequence[int] | Integers | None) -> str:
+    """Some examples, evenly spaced, and the users, or which records take part: another order would show.
 
     In another order one person would be record 3 here and record 7 there, and be counted twice. Examples that are not
     the same when they are read twice (random augmentation) cannot be compared.
