@@ -170,7 +170,7 @@ def test_sums_over_everyone_of_the_same_owners_are_charged_once_for_each_owner()
     assert find("pld").epsilon(composition, 1e-5).upper > bounds(mixed[:1], "add/remove", delta=1e-5).epsilon
 
 
-def test_what_has_no_proof_for_owners_is_refused_by_name() -> None:
+def test_owners_are_refused_by_name_where_there_is_no_proof() -> None:
     composition = compose(entries(0.01, 1.0, 3, 10), "add/remove")  # type: ignore[arg-type]
     with pytest.raises(Unproved, match="up to 3 records"):
         composition.parts  # noqa: B018
