@@ -135,7 +135,7 @@ def test_noise_is_solved_for_with_a_changing_lot_size(make: Any, train: Any, sam
     again = make(  # with less noise it would not have fitted
         steps=12,
         lot_size=lambda step: 4 if step < 6 else 20,
-        noise_multiplier=run.recipe.solved * 0.995,
+        noise_multiplier=run.settings.solved * 0.995,
         sampling=sampling,
         ledger=None if ledger is None else copied(ledger, 5),
         accountant="rdp",
@@ -162,7 +162,7 @@ def test_noise_is_solved_for_with_many_lot_sizes(make: Any) -> None:
         budget=tacit.Budget(2.0, 1e-5),
         accountant="rdp",
     )
-    z = run.recipe.solved
+    z = run.settings.solved
     exact = [
         (Step(Poisson(rate=(20 + 3 * step) / 1000), (GaussianSum(group="g", clip_norm=1.0, noise_std=z),)), 1)
         for step in range(100)

@@ -25,10 +25,10 @@ from torch import Tensor
 from tacit._files import sync
 from tacit.ledger import Ledger
 from tacit.training.checkpoint_files import FORMAT, first_line, positive, read_facts, read_tensors
-from tacit.training.held import bit_sum
-from tacit.training.pieces import cut_like, whole
-from tacit.training.plain import Stateful, pack, unpack
+from tacit.training.dtensor_local import cut_like, whole
+from tacit.training.json_state import Stateful, pack, unpack
 from tacit.training.run import PrivateRun
+from tacit.training.snapshot import bit_sum
 
 log = logging.getLogger("tacit")
 
@@ -73,7 +73,7 @@ def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
         "clipping": run.clipping_state(),
         "metrics": run.metrics,
         "others": packed,
-        "noise_multiplier": run.recipe.solved,
+        "noise_multiplier": run.settings.solved,
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
     weights = {name: together(tensor).contiguous() for name, tensor in _unshared(run.model).items()}
@@ -170,13 +170,13 @@ def _undo(run: PrivateRun, others: Mapping[str, Stateful]) -> Callable[[], None]
     """Puts everything that `load` changes back, but for the sampler, which takes a state whole or not at all."""
     weights = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
     optimizer = copy.deepcopy(run.optimizer.state_dict())
-    step, recipe, clipping = run.step, run.recipe, run.clipping_state()
+    step, settings, clipping = run.step, run.settings, run.clipping_state()
     states = {name: copy.deepcopy(other.state_dict()) for name, other in others.items()}
 
     def undo() -> None:
         run.model.load_state_dict(weights)
         run.optimizer.load_state_dict(optimizer)
-        run.step, run.recipe = step, recipe
+        run.step, run.settings = step, settings
         if clipping:
             run.restore_clipping(clipping)
         for name, other in others.items():

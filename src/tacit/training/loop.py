@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tacit.ledger import BudgetExceeded
-from tacit.training.recipe import Recipe
+from tacit.training.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from tacit.training.run import PrivateRun
@@ -103,7 +103,7 @@ class Epoch(Batches):
 
 def epochs(run: PrivateRun, *, whole_lots: bool) -> Iterator[Epoch]:
     """Yield the epochs that are left; the first is the rest of one where a checkpoint was loaded in its middle."""
-    ends = epoch_ends(run.recipe, run.sampler.records, whole_lots=whole_lots)
+    ends = epoch_ends(run.settings, run.sampler.records, whole_lots=whole_lots)
     at = run.step
     if at >= run.steps:
         log.warning("this loop has no epochs: the run has taken all its %d steps. %s", run.steps, _REMEDY)
@@ -119,21 +119,21 @@ def epochs(run: PrivateRun, *, whole_lots: bool) -> Iterator[Epoch]:
         at = end
 
 
-def epoch_ends(recipe: Recipe, records: int, *, whole_lots: bool) -> list[int]:
+def epoch_ends(settings: RunSettings, records: int, *, whole_lots: bool) -> list[int]:
     """Return after how many steps each epoch is over: as soon as its lots have as many records as there are.
 
     With ``whole_lots`` an epoch is a partition of the records into lots, of which the last may be smaller.
 
     >>> from tacit import Flat
     >>> from tacit.mechanisms import Proportional
-    >>> recipe = Recipe(steps=11, clipping=Flat, noise=Proportional, lot_size=lambda step: 11, batch_size=11)
-    >>> epoch_ends(recipe, 60, whole_lots=False), epoch_ends(recipe, 24, whole_lots=True)
+    >>> settings = RunSettings(steps=11, clipping=Flat, noise=Proportional, lot_size=lambda step: 11, batch_size=11)
+    >>> epoch_ends(settings, 60, whole_lots=False), epoch_ends(settings, 24, whole_lots=True)
     ([6, 11], [3, 6, 9, 11])
     """
     ends, seen = [], 0
-    for step in range(recipe.steps):
-        seen += recipe.lot_size(step)
+    for step in range(settings.steps):
+        seen += settings.lot_size(step)
         if seen >= records:
             ends.append(step + 1)
             seen = 0 if whole_lots else seen - records
-    return ends if ends and ends[-1] == recipe.steps else [*ends, recipe.steps]
+    return ends if ends and ends[-1] == settings.steps else [*ends, settings.steps]

@@ -35,20 +35,20 @@ from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
 from tacit.training.first_rows import FirstRows
-from tacit.training.heap import freed_memory_kept
+from tacit.training.json_state import Stateful
 from tacit.training.loop import Batches, Epoch, epochs
 from tacit.training.lot import Lot
+from tacit.training.malloc_tuning import freed_memory_kept
 from tacit.training.parameters import WatchedParameters
-from tacit.training.plain import Stateful
-from tacit.training.questions import Questionnaire
-from tacit.training.recipe import Recipe
+from tacit.training.rank_agreement import state_facts
+from tacit.training.run_settings import RunSettings
 from tacit.training.shards import ShardedSums
 from tacit.training.statement import statement
+from tacit.training.step_queries import StepQueryMaker
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Drawn, Team
 from tacit.training.trial import Trial
-from tacit.training.unison import state_facts
 from tacit.training.updates import Updates
 
 log = logging.getLogger("tacit")
@@ -71,7 +71,7 @@ class PrivateRun:
         sums: GradientSums,
         sampler: Sampler | UserSampler,
         reader: LotReader,
-        recipe: Recipe,
+        settings: RunSettings,
         ledger: Ledger,
         source: Source,
         metrics: Mapping[str, Metric],
@@ -83,12 +83,12 @@ class PrivateRun:
         trial: Trial,
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
-        self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
+        self.settings, self.ledger, self.budget, self.accountant = settings, ledger, budget, accountant
         self.step, self.abandoned = 0, 0
         self.metrics: dict[str, float] = {}
         self._reader, self._source, self.team = reader, source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
-        self._questionnaire = Questionnaire(
+        self._query_maker = StepQueryMaker(
             shapes=engine.shapes,
             sampler=sampler,
             metrics=metrics,
@@ -130,7 +130,7 @@ class PrivateRun:
     @property
     def steps(self) -> int:
         """How many steps are planned; `step` is how many are taken."""
-        return self.recipe.steps
+        return self.settings.steps
 
     @property
     def lot_finished(self) -> bool:
@@ -160,18 +160,18 @@ class PrivateRun:
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
         self._weights.refuse_lost()
-        questions = self._questionnaire.at(self.step, self.recipe)
+        queries = self._query_maker.at(self.step, self.settings)
         if self.abandoned and self.team.size > 1:
             raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
-        receipt = self.team.record(self.ledger, questions.step, lambda: state_facts(self))
-        lot = self._lot = Lot(receipt=receipt, questions=questions)
+        receipt = self.team.record(self.ledger, queries.step, lambda: state_facts(self))
+        lot = self._lot = Lot(receipt=receipt, queries=queries)
         left_as_found = False
         try:
             self._sums.clear()
             self._updates.begin_lot()
             indices = self.team.share(lambda: self._draw(lot.receipt))
             real, indices = len(indices), self._filled(indices)
-            least = -(-len(indices) // self.recipe.batch_size) or 1
+            least = -(-len(indices) // self.settings.batch_size) or 1
             if self._shards:  # every forward and backward pass gathers parameters from all processes
                 least = self.team.most(least)
             for size, rows, batch, last in self._handed_out(indices, real, least):
@@ -206,21 +206,21 @@ class PrivateRun:
 
     def _handed_out(self, indices: Integers, real: int, least: int) -> Iterator[tuple[int, int, Any, bool]]:
         """Yield (rows, rows that count, batch, whether it is the last): of the trial, once a run, and of the lot."""
-        for size, batch in self._trial.batches(self._reader, indices[:real], self.recipe.batch_size):
+        for size, batch in self._trial.batches(self._reader, indices[:real], self.settings.batch_size):
             yield size, size, batch, False
-        pieces = batches(indices, self.recipe.batch_size, least=least)
+        pieces = batches(indices, self.settings.batch_size, least=least)
         read = self._reader.read(indices, least=least)
         for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
-            size, before = len(piece) // self.recipe.microbatch_size, (number - 1) * self.recipe.batch_size
-            count = size if self.recipe.max_lot_size is None else min(max(real - before, 0), size)
+            size, before = len(piece) // self.settings.microbatch_size, (number - 1) * self.settings.batch_size
+            count = size if self.settings.max_lot_size is None else min(max(real - before, 0), size)
             yield size, count, batch, number == least
 
     def _filled(self, indices: Integers) -> Integers:
         """The examples of a lot, and then the data set's first one, of weight zero, up to the public number of rows."""
-        most = self.recipe.max_lot_size
+        most = self.settings.max_lot_size
         if most is None:
             return indices
-        rows = -(-most // self.recipe.batch_size) * self.recipe.batch_size
+        rows = -(-most // self.settings.batch_size) * self.settings.batch_size
         return np.concatenate([indices, np.zeros(rows - len(indices), dtype=indices.dtype)])
 
     def _undo_writes(self) -> None:
@@ -241,7 +241,7 @@ class PrivateRun:
 
         Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
         """
-        drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
+        drawn, rows = self.sampler.draw(receipt), self.settings.microbatch_size
         indices = drawn.indices if isinstance(drawn, UserLot) else drawn
         indices = indices[random_order(len(indices), self._source)]
         processes = np.arange(len(indices)) % self.team.size
@@ -290,7 +290,7 @@ class PrivateRun:
         # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
         if lot.last and not self._trial.running:
-            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.questions.lot_size)
+            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.queries.lot_size)
         try:
             self._buffers.check()
         finally:
@@ -300,10 +300,10 @@ class PrivateRun:
             for layer in self._layers.values():
                 layer.forget()
             return loss
-        clipping = lot.questions.clipping
+        clipping = lot.queries.clipping
         self._sums.add(self.engine, clipping if lot.real == lot.size else FirstRows(clipping, lot.real))
         for name, layer in self._layers.items():
-            lot.questions.tallies[name].add(layer.collect(lot.size)[: lot.real])
+            lot.queries.tallies[name].add(layer.collect(lot.size)[: lot.real])
         self._updates.compare_rates()
         if lot.last:
             self._release(lot)
@@ -311,12 +311,12 @@ class PrivateRun:
 
     def _release(self, lot: Lot) -> None:
         self._updates.refuse_raw_gradients()
-        receipt, clipping, size = lot.receipt, lot.questions.clipping, lot.questions.lot_size
+        receipt, clipping, size = lot.receipt, lot.queries.clipping, lot.queries.lot_size
         if isinstance(self.optimizer, AdamBC):
             self.optimizer.expect_noise(self._sums.noise(receipt, clipping, lot_size=size))
         with torch.no_grad():
             self._sums.release(receipt, clipping, self._source, lot_size=size)
-            for name, tally in lot.questions.tallies.items():
+            for name, tally in lot.queries.tallies.items():
                 mean = tally.mean(receipt, self._source, lot_size=size)
                 if name in self._layers:
                     self._layers[name].update(mean)
@@ -336,12 +336,12 @@ class PrivateRun:
     @property
     def contributions(self) -> int:
         """How many examples a record can bring to a lot."""
-        return self._questionnaire.contributions
+        return self._query_maker.contributions
 
     def next_step(self) -> Step:
         """Return what will be recorded for the next lot, if nothing changes before."""
         self.between_steps()
-        return self._questionnaire.at(self.step, self.recipe).step
+        return self._query_maker.at(self.step, self.settings).step
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """Return what everything in the ledger costs so far, other runs on the same ledger included."""
@@ -396,7 +396,7 @@ class PrivateRun:
 
     def clipping(self) -> Clipping:
         """How the next lot is clipped."""
-        return self._questionnaire.clipping(self.step, self.recipe)
+        return self._query_maker.clipping(self.step, self.settings)
 
     def clipping_state(self) -> dict[str, Any]:
         clipping = self.clipping()
@@ -409,10 +409,10 @@ class PrivateRun:
 
     def restore_noise(self, noise_multiplier: float) -> None:
         """Go on with the noise that was solved for when the run began; the budget is watched over all the same."""
-        if self.recipe.solved is not None:
-            assert self.recipe.allocate is not None
-            noise = self.recipe.allocate(noise_multiplier)
-            self.recipe = replace(self.recipe, noise=lambda step: noise, solved=noise_multiplier)
+        if self.settings.solved is not None:
+            assert self.settings.allocate is not None
+            noise = self.settings.allocate(noise_multiplier)
+            self.settings = replace(self.settings, noise=lambda step: noise, solved=noise_multiplier)
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""

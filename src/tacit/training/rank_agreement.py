@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.ledger import GaussianSum
-from tacit.training.held import bit_sum
-from tacit.training.pieces import is_shard
+from tacit.training.dtensor_local import is_shard
+from tacit.training.snapshot import bit_sum
 from tacit.training.team import Parallel
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> str:
     """Return what is asked of the records, how often, with how much noise and by whom."""
-    first, recipe, header = run.next_step(), run.recipe, run.ledger.header
+    first, settings, header = run.next_step(), run.settings, run.ledger.header
     asked = [
         (query.group, query.clip_norm, f"{query.noise_std:.6g}", query.noise, query.lattice)
         for query in first.queries
@@ -59,7 +59,7 @@ def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> s
     sampling = type(first.sampling).__name__, getattr(first.sampling, "rate", None)
     who = None if parallel is None else parallel.noise
     return (
-        f"{recipe.steps} {recipe.microbatch_size} {sampling} {asked} {run.contributions} {run.sampler.records} "
+        f"{settings.steps} {settings.microbatch_size} {sampling} {asked} {run.contributions} {run.sampler.records} "
         f"{header.unit} {header.adjacency} {run.budget} {run.accountant} {who} {secure} {run.clipping().groups}"
     )
 
@@ -70,9 +70,8 @@ def state_facts(run: PrivateRun) -> str:
     Of a shard there is one only, in one process: nobody can differ from it.
     """
     tensors = [each for each in (*run.model.parameters(), *run.model.buffers()) if not is_shard(each)]
-    return (
-        f"{run.step} {run.recipe.lot_size(run.step)} {run.clipping().groups} {[int(bit_sum(each)) for each in tensors]}"
-    )
+    sums = [int(bit_sum(each)) for each in tensors]
+    return f"{run.step} {run.settings.lot_size(run.step)} {run.clipping().groups} {sums}"
 
 
 def _digest(example: Any) -> str:
