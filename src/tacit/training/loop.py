@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit.ledger import BudgetExceeded
+from tacit.training.open_run import OpenRun
 from tacit.training.run_settings import RunSettings
-
-if TYPE_CHECKING:
-    from tacit.training.run import PrivateRun
 
 log = logging.getLogger("tacit")
 
@@ -23,7 +21,7 @@ class Batches(Iterator[Any]):
     many is private, because it tells the lot's size. An iterator that has ended says so when a loop asks it again.
     """
 
-    def __init__(self, run: PrivateRun, lots: int | None = None) -> None:
+    def __init__(self, run: OpenRun, lots: int | None = None) -> None:
         self._run, self._progress = run, _Progress(lots)
         self._batches = _read(run, self._progress)  # which does not hold this object: it ends as soon as a loop is left
         self._over = False
@@ -65,13 +63,13 @@ class _Progress:
     end: int | None = None  # the step at which it ends, once it has begun
     stopped: bool = False
 
-    def last(self, run: PrivateRun) -> int:
+    def last(self, run: OpenRun) -> int:
         if self.end is not None:
             return self.end
         return run.steps if self.lots is None else min(run.steps, run.step + self.lots)
 
 
-def _read(run: PrivateRun, progress: _Progress) -> Generator[Any]:
+def _read(run: OpenRun, progress: _Progress) -> Generator[Any]:
     end = progress.end = progress.last(run)
     if run.step >= run.steps:
         log.warning("this loop has no batches: the run has taken all its %d steps. %s", run.steps, _REMEDY)
@@ -95,13 +93,13 @@ _REMEDY = (
 class Epoch(Batches):
     """The batches of one epoch: of as many lots as draw every record once on average."""
 
-    def __init__(self, run: PrivateRun, lots: int, number: int) -> None:
+    def __init__(self, run: OpenRun, lots: int, number: int) -> None:
         super().__init__(run, lots)
         self.number = number
         """Counted from 0, over resumptions too."""
 
 
-def epochs(run: PrivateRun, *, whole_lots: bool) -> Iterator[Epoch]:
+def epochs(run: OpenRun, *, whole_lots: bool) -> Iterator[Epoch]:
     """Yield the epochs that are left; the first is the rest of one where a checkpoint was loaded in its middle."""
     ends = epoch_ends(run.settings, run.sampler.records, whole_lots=whole_lots)
     at = run.step

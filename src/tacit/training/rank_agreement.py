@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from tacit.ledger import GaussianSum
 from tacit.training.dtensor_local import is_shard
+from tacit.training.open_run import OpenRun
 from tacit.training.snapshot import bit_sum
 from tacit.training.team import Parallel
-
-if TYPE_CHECKING:
-    from tacit.training.run import PrivateRun
 
 log = logging.getLogger("tacit")
 _EXAMPLES = 32
@@ -48,7 +46,7 @@ def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return f"{shapes} {type(optimizer).__name__} {groups}"
 
 
-def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> str:
+def plan_facts(run: OpenRun, *, parallel: Parallel | None, secure: bool) -> str:
     """Return what is asked of the records, how often, with how much noise and by whom."""
     first, settings, header = run.next_step(), run.settings, run.ledger.header
     asked = [
@@ -64,7 +62,7 @@ def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> s
     )
 
 
-def state_facts(run: PrivateRun) -> str:
+def state_facts(run: OpenRun) -> str:
     """Where the run is: the next step's number, its lot and clipping, and every parameter and buffer to the bit.
 
     Of a shard there is one only, in one process: nobody can differ from it.
