@@ -23,19 +23,19 @@ from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.collated_rows import Rows
-from tacit.training.correlation import check_correlated, correlated_strength, fitted
+from tacit.training.correlation import calibrate_correlated, check_correlated, fitted
 from tacit.training.loaders import reading
+from tacit.training.noise_calibration import calibrate, least_noise
 from tacit.training.population import population
-from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
+from tacit.training.rank_agreement import data_facts, model_facts, plan_facts
 from tacit.training.run import PrivateRun
+from tacit.training.run_settings import RunSettings, Schedule, by_step, check_sizes, length
 from tacit.training.shards import ShardedSums, has_shards
 from tacit.training.shared_ledger import open_ledger
-from tacit.training.strength import least_noise, strength
 from tacit.training.sums import CorrelatedSums, GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.trial import Trial
-from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer, tell_gradient_hooks
 from tacit.training.wrappers import unwrapped
 
@@ -255,13 +255,13 @@ def make_private(
         if correlation is not None:
             shape = fitted(correlation, people, lot_size=sizes(0), steps=total, groups=groups)
             assert not callable(noise_multiplier)
-            level = correlated_strength(shape, noise_multiplier, solve() if noise_multiplier is None else None)
+            level = calibrate_correlated(shape, noise_multiplier, solve() if noise_multiplier is None else None)
         else:
             assert not isinstance(noise, Correlation)
-            level = strength(noise, noise_multiplier, solve)
+            level = calibrate(noise, noise_multiplier, solve)
         if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
             raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
-        recipe = Recipe(
+        settings = RunSettings(
             steps=total,
             clipping=strategies(clipping),
             noise=level.noise,
@@ -273,7 +273,7 @@ def make_private(
             solved=level.solved,
         )
         if not isinstance(budget, AdaptiveBudget) and any(map(callable, (clipping, noise, noise_multiplier))):
-            recipe.check_schedules()
+            settings.check_schedules()
         sums: GradientSums
         if has_shards(model):
             sums = ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
@@ -290,7 +290,7 @@ def make_private(
             sums=sums,
             sampler=sampler,
             reader=reader,
-            recipe=recipe,
+            settings=settings,
             ledger=book,
             source=source,
             metrics=metrics or {},
@@ -323,7 +323,7 @@ def _tell(run: PrivateRun) -> None:
     first = run.next_step()
     log.info(
         "private run: %d steps, noise multiplier %.4g of a whole step; %s",
-        run.recipe.steps,
+        run.settings.steps,
         first.noise_multiplier,
         ", ".join(
             f"{query.group}: clip norm {query.clip_norm:.4g}, noise {query.noise_std:.4g}"
