@@ -10,9 +10,9 @@ from mpmath import mp
 from scipy.stats import binom, norm
 from typer.testing import CliRunner
 
-from tacit.accounting import gaussian, groups, guarantee
+from tacit.accounting import Composition, gaussian, groups, guarantee
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Term
+from tacit.accounting.composition import Gaussian, Laplace, Policy, Term
 from tacit.cli import app
 from tacit.ledger import Adjacency, Everyone, GaussianSum, Header, Ledger, Poisson, Step
 

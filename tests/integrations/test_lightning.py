@@ -15,7 +15,7 @@ from torch.utils import data
 
 import tacit
 from tacit.ledger import Ledger
-from tacit.sampling.samplers import PoissonSampler
+from tacit.sampling import PoissonSampler
 
 lightning = pytest.importorskip("lightning", reason="Lightning is not installed (extra 'lightning')")
 

@@ -14,7 +14,7 @@ import torch
 import tacit
 from integrations.tiny import task
 from tacit.ledger import Ledger
-from tacit.sampling.samplers import PoissonSampler
+from tacit.sampling import PoissonSampler
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
 pytest.importorskip("accelerate", reason="accelerate is not installed (extra 'hf')")

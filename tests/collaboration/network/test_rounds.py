@@ -18,11 +18,10 @@ from torch import nn
 
 from collaboration.network.helpers import PEOPLE, agreement, begin
 from collaboration.network.test_masking import BOUND, ROUND, Clock, enrol, hidden, masks, refused
-from tacit.collaboration import FlatParameters, Participant, Reason, Refused, SelectedUploads
-from tacit.collaboration.messages import Download
-from tacit.collaboration.network import Credentials, Service, Store, codec, make_keys
+from tacit.collaboration import Download, FlatParameters, Participant, Reason, Refused, SelectedUploads
+from tacit.collaboration.network import Credentials, Service, Shard, Store, codec, make_keys
 from tacit.collaboration.network.masking import Card, Mask, context_of, encode, pack_roster, unpack_roster
-from tacit.collaboration.network.membership import Shard, open_outbox
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.pool import APPLIED
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.selection import Agreed
