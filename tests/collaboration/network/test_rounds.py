@@ -18,11 +18,10 @@ from torch import nn
 from collaboration.network.helpers import PEOPLE, agreement, begin
 from collaboration.network.masked import BOUND, ROUND, Clock, Table, masks, refused
 from collaboration.network.test_masking import looks_uniform
-from tacit.collaboration import FlatParameters, Participant, Reason, Refused, SelectedUploads
-from tacit.collaboration.messages import Download
-from tacit.collaboration.network import Credentials, Service, Store, codec, make_keys
+from tacit.collaboration import Download, FlatParameters, Participant, Reason, Refused, SelectedUploads
+from tacit.collaboration.network import Credentials, Service, Shard, Store, codec, make_keys
 from tacit.collaboration.network.masking import Mask, encode, own_mask
-from tacit.collaboration.network.membership import Shard, open_outbox
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.pool import APPLIED
 from tacit.collaboration.network.roster import Card, context_of, pack_roster, signed_keys, unpack_roster
 from tacit.collaboration.network.rounds import MaskedMembership
