@@ -14,6 +14,7 @@ from tacit.mechanisms.strategies import (
     BandedInverse,
     BandedToeplitz,
     BufferedToeplitz,
+    SparseInverse,
     SquareRoot,
     TreeAggregation,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Proportional",
     "QuantileTracker",
     "Repeated",
+    "SparseInverse",
     "SparseVectorQuery",
     "SquareRoot",
     "Strategy",
