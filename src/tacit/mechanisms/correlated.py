@@ -107,7 +107,7 @@ def released_std(query: GaussianSum, position: int) -> float:
 
 
 class _State(Protocol):
-    """What is kept of past steps, for sums of ``sizes`` values."""
+    """The memory of past steps, for sums of ``sizes`` values."""
 
     sizes: tuple[int, ...]
 
