@@ -123,7 +123,8 @@ def _range(tree: Array, edges: Array, std: float, beyond: float) -> tuple[float,
     below, total = cumulative(tree)
     if total <= height(std, 1):
         return None
-    outer = min(max(_OUTER, 6 * std / total), 0.25)
+    moved = 6 * std / total  # the noise of a sum of cells from the first on: of 15 groups and 15 cells at most
+    outer = min(max(_OUTER, 3 * moved), 0.25)
     low, high = (float(np.interp(share, below, edges)) for share in (outer, 1 - outer))
     more = (beyond + 4 * outer) * (high - low)
     return (max(float(edges[0]), low - more), min(float(edges[-1]), high + more)) if low < high else None
