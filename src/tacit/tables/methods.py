@@ -39,11 +39,11 @@ class Method(Protocol):
 
     noise_multiplier: float
     knots: int
-    """How many knots a column of numbers may have."""
+    """The most knots that a column of numbers may have."""
     bins: bool
-    """Whether declared numbers without bins need private ones."""
+    """True if declared numbers without bins need private ones."""
     texts: bool
-    """Whether free text can be used."""
+    """True if free text can be used."""
 
     @property
     def settings(self) -> Settings | BoostSettings: ...
