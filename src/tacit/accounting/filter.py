@@ -45,11 +45,11 @@ class Filter:
     """Decides, before each step, whether it still fits; meant for `tacit.Ledger.guard`.
 
     A few costly accounts are made for a lease of many steps, of as many as fit if the steps are all alike; those that
-    cost no more than the step leased for are then counted down. A clip norm that changes together with its noise costs the same. Where the
-    steps do change in cost, the lease is for somewhat worse ones, as long as the budget has room for them, so that it
-    lasts. The lots of one shuffled epoch cost nothing beyond the first, those of an allocated one what the epoch
-    costs, so there a lease ends with the epoch; with cyclic sampling it ends with the block, whose steps are accounted
-    together.
+    cost no more than the step leased for are then counted down. A clip norm that changes together with its noise costs
+    the same. Where the steps do change in cost, the lease is for somewhat worse ones, as long as the budget has room
+    for them, so that it lasts. The lots of one shuffled epoch cost nothing beyond the first, those of an allocated one
+    what the epoch costs, so there a lease ends with the epoch; with cyclic sampling it ends with the block, whose steps
+    are accounted together.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
@@ -147,6 +147,7 @@ def _costs_no_more(kind: Composition, other: Composition) -> bool:
         and count <= most
         and ours.policy is theirs.policy in (Policy.ALWAYS, Policy.POISSON)
         and ours.rate <= theirs.rate
+        and ours.members <= theirs.members
         and ours.base.noise_multiplier >= theirs.base.noise_multiplier
     )
 

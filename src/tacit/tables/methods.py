@@ -39,11 +39,11 @@ class Method(Protocol):
 
     noise_multiplier: float
     knots: int
-    """The most knots that a column of numbers may have."""
+    """How many knots a column of numbers may have."""
     bins: bool
-    """True if declared numbers without bins need private ones."""
+    """True if declared numbers without bins need private bins."""
     texts: bool
-    """True if free text can be used."""
+    """True if the method uses columns of free text."""
 
     @property
     def settings(self) -> Settings | BoostSettings: ...

@@ -27,7 +27,7 @@ from tacit.tables.scoring import TEST_SHARE, Examination, Score, check_groups, p
 from tacit.tables.split import Progress, Split, telling
 
 DISCOVERY_SHARE = 0.25
-"""The share of ε that undeclared bounds may cost on their own; in composition about 3 % of the budget."""
+"""The share of ε that undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
 SLACK_SHARE = 0.1
 """The share of δ that undeclared values may cost."""
 _MOST_UNDISCOVERED = 0.5
