@@ -6,13 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.guard import data_sizes
 from tacit.gradients.guard.batch_rules import propagate
 from tacit.gradients.guard.in_place import COUNTING, known, refuse_counting, settle
-from tacit.gradients.guard.metadata import told
+from tacit.gradients.guard.metadata import refuse_decided_sizes, told
 from tacit.gradients.guard.stale_tensors import DROPPED, FILLED, is_filled, mark_as_before, note_fill
 from tacit.gradients.layers.registry import Call
-from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.layout import Mixed
 from tacit.gradients.names import POINTWISE
 from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
@@ -23,8 +22,6 @@ from tacit.gradients.traced import Traced
 class BatchGuard:
     """Follows where the examples of a batch lie, and finds what lets one of them influence another."""
 
-    deciding = data_sizes.DECIDING
-
     def __init__(self, recorder: Recording) -> None:
         self._recorder = recorder
 
@@ -32,23 +29,12 @@ class BatchGuard:
         """Return the answer of an operation that reads no values (shapes, types)."""
         return told(self._recorder, name, func, args, kwargs)
 
-    def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation begins."""
-        recorder = self._recorder
-        if recorder.free and recorder.inside:
-            data_sizes.before(recorder, name, args, kwargs)
-
-    def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """It is over."""
-        recorder = self._recorder
-        if recorder.free or name == data_sizes.UNPACKING or (recorder.inside and name in data_sizes.DECIDING):
-            data_sizes.after(recorder, name, func, args, kwargs, out)
-
     def tag(self, call: Call) -> Any:
         """Return the tag (or one tag per output) of a finished call."""
         if call.name in COUNTING:
             refuse_counting(self._recorder, call.name, call.args, call.kwargs)
         with without_subclasses():  # rules look at shapes only; no need to see them do so
+            refuse_decided_sizes(self._recorder, call)
             return propagate(call)
 
     def tag_written(self, call: Call, out: Any) -> Any:
@@ -63,11 +49,8 @@ class BatchGuard:
 
     def tagged(self, call: Call) -> None:
         """The outputs of a call have their tags."""
-        recorder = self._recorder
-        if call.name in FILLED and len(call.tagged) == 1 and not recorder.free:
+        if call.name in FILLED and len(call.tagged) == 1 and not call.tagged[0][1].by_data:
             note_fill(call)
-        if recorder.inside and not all(isinstance(own, Layout) for _, own in call.tagged):
-            data_sizes.told_by_data(recorder, call.name, call.args, call.kwargs, call.out)
 
     def stale(self, value: Tensor) -> Mixed | None:
         """Return the tag of a tensor that another batch left; None if it is a constant for this one."""

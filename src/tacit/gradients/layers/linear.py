@@ -30,8 +30,8 @@ from tacit.gradients.layers.registry import (
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
-from tacit.gradients.tap import put_linear_tap
-from tacit.gradients.torch_internals import differentiates_forward, without_subclasses
+from tacit.gradients.tap import differentiates_forward, put_linear_tap
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -81,7 +81,7 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     """Computes each row alike too (`alike`)."""
     x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
     layout, kwargs = layout_of(recorder, x), {}
-    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward():
+    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward(plain(x)):
         return recorder.carry_out(func, args, kwargs)
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)

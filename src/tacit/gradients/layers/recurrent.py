@@ -17,17 +17,17 @@ from tacit.gradients.layers import rnn_steps
 from tacit.gradients.layers.pointwise import personal
 from tacit.gradients.layers.registry import (
     ALWAYS,
-    BESIDE,
+    in_order,
     layout_of,
     operation,
     rule,
-    tidy,
     trainable,
     unknown_form,
 )
-from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
+from tacit.gradients.tap import OWN
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -54,7 +54,7 @@ class RecurrentLayer(torch.autograd.Function):
             out, h_last, trace = rnn_steps.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
             results = (out, h_last.clone())
         ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.memory, w_ih, w_hh, w_hr)
-        ctx.job, ctx.epoch = job, job.recorder.epoch
+        ctx.job, ctx.epoch, ctx.made_by = job, job.recorder.epoch, OWN
         ctx.set_materialize_grads(False)
         return results
 
@@ -184,8 +184,7 @@ def _columns(recorder: Recording, layout: Layout, sizes: Tensor | None) -> Layou
         return layout.at(1)
     assert layout.owner is not None
     assert recorder.batch is not None
-    owner, by_data = layout.owner[: int(sizes[0])], layout.by_data and not layout.packed
-    return tidy(Layout(1, 1, owner, by_data, before=layout.before), recorder.batch)
+    return in_order(1, layout.owner[: int(sizes[0])], recorder.batch)
 
 
 def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:
@@ -212,9 +211,6 @@ def _objection(
             or not _same_owners(own, columns, recorder.batch, state.shape[1])
         ):
             return "the initial state's examples are in another order or dimension than the input's"
-    for state in states if columns.by_data and recorder.batch != 1 else ():
-        if type(state) is not Traced and not trainable(state) and not same_everywhere(state, 1):
-            return f"the initial state of a recurrent layer {BESIDE}"
     if any(type(weight) is Traced for weight in weights):
         return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"
     return None
