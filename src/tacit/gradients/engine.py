@@ -15,11 +15,10 @@ from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.guard import backward
 from tacit.gradients.guard.guard import BatchGuard
-from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
 from tacit.gradients.passes import Passes
-from tacit.gradients.problems import refuse
+from tacit.gradients.problems import module_problems, refuse
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks

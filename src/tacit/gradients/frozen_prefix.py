@@ -45,7 +45,7 @@ _FOLLOWING: frozenset[type[nn.Module]] = frozenset(
         *(nn.GroupNorm, nn.LayerNorm, nn.Flatten),
     }
 )
-_FORWARDS: dict[type[nn.Module], Any] = {kind: kind.forward for kind in (*_FOLLOWING, nn.Sequential)}
+_FORWARDS: dict[type[nn.Module], Any] = {kind: getattr(kind, "forward") for kind in (*_FOLLOWING, nn.Sequential)}  # noqa: B009 (stubs)
 """What these classes do; somebody may have changed one."""
 
 

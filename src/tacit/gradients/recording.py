@@ -139,7 +139,7 @@ class Recording(ABC):
         self.inputs += inputs
 
     def reset(self) -> None:
-        """Forget the batch and what was captured. Its tensors take part in nothing that follows (`stale_tensors`)."""
+        """Forget the batch and what was captured. Its tensors take part in nothing that follows (`guard`)."""
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from tacit.gradients.check import check
 from tacit.gradients.engine import record
-from tacit.gradients.guard.known_modules import module_problems
+from tacit.gradients.problems import module_problems
 from tacit.gradients.guard.model_copies import copied
 from tacit.gradients.guard.standing_still import seeded
 from tacit.gradients.layout import Mixed

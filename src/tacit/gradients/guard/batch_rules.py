@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.guard import image_rules, linalg_rules, reductions, shape_rules
+from tacit.gradients.guard import leading_rules, reductions, shape_rules
 from tacit.gradients.guard.picked_examples import of_singles
 from tacit.gradients.guard.shape_rules import is_listing
 from tacit.gradients.layers.loss import BY_CLASSES, LOSSES
@@ -22,7 +22,7 @@ from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.nested import tensors
 from tacit.gradients.traced import Traced
 
-__all__ = ["image_rules", "linalg_rules", "propagate", "reductions", "shape_rules"]
+__all__ = ["leading_rules", "propagate", "reductions", "shape_rules"]
 """Rooms that register batch rules of operations without parameters."""
 
 
