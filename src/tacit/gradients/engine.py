@@ -116,7 +116,7 @@ class Engine:
         ]
         watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
         for name, tensor in watched:
-            self._handles.append(tensor.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
+            self._handles.append(tensor.register_post_accumulate_grad_hook(backward.refuse_gradient(name)))  # type: ignore[no-untyped-call]
 
     # -- following the model -----------------------------------------------------------------------------------------
 
@@ -263,20 +263,6 @@ class Engine:
 
 def _infinite(norms: Tensor) -> Tensor:
     return norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-
-
-def _refuse(name: str) -> Any:
-    def refuse(parameter: Tensor) -> None:
-        parameter.grad = None
-        raise RuntimeError(
-            f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
-            "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
-            "example (use the optimizer's weight_decay for penalties, or add it to each example's loss before the "
-            "mean), or backward ran on something not computed by calling the model, or the batch was given to it in an "
-            "object that is no tuple, list or dict"
-        )
-
-    return refuse
 
 
 class Tape(Engine, AbstractContextManager["Tape"]):

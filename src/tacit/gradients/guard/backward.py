@@ -249,3 +249,19 @@ def _layout_of_input(recorder: Recording, t: Any) -> Layout | None:
     with without_subclasses():
         given = next((alias for alias in recorder.inputs if base_of(alias) is t), None)
     return layout_of(recorder, t if given is None else given)
+
+
+def refuse_gradient(name: str) -> Any:
+    """Return a hook that raises when a gradient reaches a parameter by itself."""
+
+    def refuse(parameter: Tensor) -> None:
+        parameter.grad = None
+        raise RuntimeError(
+            f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
+            "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
+            "example (use the optimizer's weight_decay for penalties, or add it to each example's loss before the "
+            "mean), or backward ran on something not computed by calling the model, or the batch was given to it in an "
+            "object that is no tuple, list or dict"
+        )
+
+    return refuse

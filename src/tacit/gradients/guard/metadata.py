@@ -44,6 +44,7 @@ _SIZES = words(
 
 _LISTING = words("unique unique_consecutive _unique2 unique_dim bincount")
 _PARTS = words("unbind split chunk tensor_split")
+_SIZED = _LISTING | _PARTS | words("getitem repeat_interleave")
 _INDEXING = words("setitem index_select index_put gather scatter scatter_add index_add embedding")
 _OWN_FOLDERS = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent))
 _ENTRY = "handle_torch_function"
@@ -143,7 +144,10 @@ def refuse_decided_sizes(recorder: Recording, call: Call) -> None:
     if call.name == "_pad_packed_sequence":
         if not _is_length_given():
             recorder.problems.refuse_size("pad_packed_sequence")
-    elif recorder.inside and (call.name in _LISTING or _takes_sizes_of_data(call) or _takes_rows_apart(call)):
+        return
+    if not recorder.inside or (call.name not in _SIZED and all(isinstance(tag, Layout) for _, tag in call.tagged)):
+        return  # as most calls are
+    if call.name in _LISTING or _takes_sizes_of_data(call) or _takes_rows_apart(call):
         recorder.problems.refuse_size(call.name)
 
 
