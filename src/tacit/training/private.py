@@ -300,6 +300,7 @@ def make_private(
             public_buffers=public_buffers,
             until_closed=until_closed,
             trial=Trial(
+                engine,
                 model,
                 optimizer,
                 wanted=trial and not (team.rank and has_shards(model)),  # of sharded ones the first process tells

@@ -263,7 +263,7 @@ class PrivateRun:
         finally:
             self._weights.check()
         if self._trial.running:
-            self._trial.measure(self.engine)
+            self._trial.measure()
             for layer in self._layers.values():
                 layer.forget()
             return loss

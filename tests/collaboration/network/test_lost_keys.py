@@ -99,13 +99,13 @@ def test_a_revoked_certificate_cannot_vouch_for_a_key_of_a_round(folder: Path, t
     renew(folder, "ann")
     revoke(tmp_path / "server", serial(stolen))
     for credentials, refused in ((stolen, True), (Credentials.read(folder, "ann"), False)):
-        round_id = service.round("ann")
+        round_id = service.methods()["Round"]("ann", b"")
         card = Mask(credentials, collaboration=agreement().collaboration, round_id=round_id).card().pack()
         if refused:
             with pytest.raises(Refused, match="was revoked"):
-                service.enrol("ann", round_id + card)
+                service.methods()["Enrol"]("ann", round_id + card)
         else:
-            service.enrol("ann", round_id + card)
+            service.methods()["Enrol"]("ann", round_id + card)
     service.close()
 
 
