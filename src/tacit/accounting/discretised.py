@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -125,8 +125,9 @@ def _refine(
     step = _step(sketches, tilt, accuracy * max(near, _SMALL)) / (1 + 2 / total)
     found.step = step
     quick = delta is None and near < _LEAST_NEAR  # lattices of one step then give a lower bound in no time
+    share: AbstractContextManager[None] = half() if fine else nullcontext()
     try:
-        with half() if fine else nullcontext():
+        with share:
             if floor:
                 found.upper = min(found.upper, lattice.upper(max(8 * step, coarse)))
                 if found.upper <= floor:
