@@ -25,7 +25,7 @@ KINDS = {
     "currency": "amounts with a currency or thousands separators",
     "text": "free text",
 }
-"""What entries that are no plain numbers look like, for a histogram of discovery; other words are none of these."""
+"""Patterns of entries that are not plain numbers, for the histogram of discovery; other words match none of them."""
 REMEDIES = {
     "date": '{"type": "date", "low": "2020-01-01", "high": "2029-12-31"}',
     "comma": '{"type": "number", "decimal": ",", "low": …, "high": …}',
@@ -116,6 +116,17 @@ class Notation:
 
 
 PLAIN = Notation()
+
+_FORMATS = ("iso", *(f"%Y{mark}%m{mark}%d{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "-/."))
+_FORMATS += tuple(f"%d{mark}%m{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "./-")
+_FORMATS += tuple(f"%m{mark}%d{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "/-")
+
+
+def date_formats(entry: str) -> tuple[str, ...]:
+    """Return the common formats of dates that an entry can be read by: two where day and month could be either."""
+    if not _PATTERNS["date"].fullmatch(entry.strip()):
+        return ()
+    return tuple(form for form in _FORMATS if not math.isnan(Notation(date=form).number(entry)))
 
 
 def parsed(values: NDArray[Any], notation: Notation) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ class Fitted:
     term: Term
     counts: Array
     bend: Array
-    """Of each cell: its second derivative as a multiple of the mean one."""
+    """The second derivative of each cell as a multiple of the mean one."""
     prior: Array | None
     shape: Array
     measured: Array = field(init=False)
@@ -70,7 +70,7 @@ class Boosting:
     def __init__(self, cells: Cells, loss: Loss, noise: dict[str, float], ledger: Ledger, source: Source) -> None:
         self.cells, self.loss, self.noise, self.ledger, self.source = cells, loss, noise, ledger, source
         self.records = float(len(cells))
-        """How many records there are; with weights, what they count for together, from released counts."""
+        """The number of records; with weights, the sum of their weights, from released counts."""
         self.scores = np.zeros((len(cells), loss.outputs), dtype=np.float32)
 
     def look(self, kind: str, sensitivities: Sequence[tuple[str, float]]) -> tuple[Receipt, list[SumQuery]]:
