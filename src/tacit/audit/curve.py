@@ -13,7 +13,7 @@ the bound above the claim. For Gaussian sums over everyone this is the bound on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from tacit.accounting import compose
 from tacit.accounting.accountants import find
 from tacit.accounting.composition import Composition
 from tacit.audit.bounds import distinguishing_epsilon, largest
+from tacit.audit.tradeoff import TradeOff, refuted
 from tacit.ledger import GaussianSum, Ledger, Query, Step
 
 _POINTS = 16
@@ -35,14 +36,39 @@ def gaussian_epsilon(ledger: Ledger, false_rate: float, true_rate: float, delta:
         return 0.0
     losses = np.linspace(0.0, reach, _POINTS).tolist()
 
-    def refuted(log_scale: float) -> bool:
-        composition = _scaled(ledger, math.exp(log_scale))
+    def impossible(composition: Composition) -> bool:
         allowed = find("pld").deltas(composition, losses)
         return any(_excess(false_rate, true_rate, loss) > most for loss, most in zip(losses, allowed, strict=True))
 
+    return _noise_epsilon(ledger, impossible, delta)
+
+
+def one_run_curve_epsilon(
+    ledger: Ledger, *, canaries: int, guesses: int, correct: int, delta: float, level: float
+) -> float:
+    """The ε at ``delta`` that so many right guesses in one run prove of the ledger's mechanism, its noise unknown.
+
+    The bound is that of `tacit.audit.tradeoff`: the noise of different canaries need not be independent.
+    """
+    reach = 2 * find("pld").epsilon(_scaled(ledger, 1.0), delta).upper
+    losses = [reach * (place / _POINTS) ** 1.5 for place in range(_POINTS + 1)]  # closer together where they matter
+
+    def impossible(composition: Composition) -> bool:
+        curve = TradeOff.of(losses, find("pld").deltas(composition, losses))
+        return refuted(curve, canaries=canaries, guesses=guesses, correct=correct, level=level)
+
+    return _noise_epsilon(ledger, impossible, delta)
+
+
+def _noise_epsilon(ledger: Ledger, impossible: Callable[[Composition], bool], delta: float) -> float:
+    """The ε at ``delta`` of the recorded composition with the least noise that is refuted; 0 if none is."""
+
+    def with_noise(log_scale: float) -> bool:
+        return impossible(_scaled(ledger, math.exp(log_scale)))
+
     # More noise is refuted first: `largest` goes from the most towards the least.
-    quietest = -largest(lambda quiet: refuted(-quiet), -_WIDEST, _WIDEST, tolerance=1e-3)
-    if quietest == _WIDEST and not refuted(quietest):
+    quietest = -largest(lambda quiet: with_noise(-quiet), -_WIDEST, _WIDEST, tolerance=1e-3)
+    if quietest == _WIDEST and not with_noise(quietest):
         return 0.0
     return find("pld").epsilon(_scaled(ledger, math.exp(quietest)), delta).lower or 0.0
 
