@@ -6,7 +6,8 @@
     print(input_run(setting))       # the same from losses of the finished model alone
     print(language_run(setting))    # secrets in a language model, by their exposure
 
-`tacit.audit.lira` is the likelihood-ratio attack on membership, `tacit.audit.inversion` recovers records from gradients.
+`tacit.audit.lira` is the likelihood-ratio attack on membership; `tacit.audit.inversion` recovers records from
+gradients.
 
 A bound above the claim is a proof, at the stated confidence, that the code or the claim is wrong. A bound below it is
 no proof of anything.

@@ -33,7 +33,7 @@ from tacit.training import make_private
 _SYMBOLS, _PADDING, _BEGIN = 128, 0, 1
 _CONTEXT, _WIDTH = 6, 32
 _DIGITS = 6
-_WORDS = "the king and queen of france shall come to morrow with all his men or none will stay here".split()
+_WORDS = ("the", "king", "and", "queen", "of", "france", "shall", "come", "to", "morrow", "with", "all", "his", "men")
 
 
 class ByteModel(nn.Module):
@@ -88,7 +88,7 @@ class Exposure:
 
     def allowed(self, exposure: float) -> float:
         """Return the largest share of canaries in training with so much exposure that the claim allows."""
-        return min(1.0, math.exp(min(self.claim.epsilon, 700)) * 2.0**-exposure + self.claim.delta)
+        return float(min(1.0, math.exp(min(self.claim.epsilon, 700)) * 2.0**-exposure + self.claim.delta))
 
     def __str__(self) -> str:
         lines = [
@@ -120,7 +120,7 @@ class Exposure:
 
 
 def exposures(losses: Floats) -> Floats:
-    """Return each canary's exposure from losses (canaries, candidates), the true candidate first; ties count as worse."""
+    """Return each canary's exposure from losses (canaries, candidates), the true one first; ties count as worse."""
     ranks = 1 + (losses[:, 1:] <= losses[:, :1]).sum(axis=1)
     return np.asarray(math.log2(losses.shape[1]) - np.log2(ranks))
 
@@ -170,7 +170,7 @@ def language_run(
         most=math.log2(candidates),
         epsilon=epsilon,
         confidence=setting.confidence,
-        details=f"{right} of {count} guesses right about {canaries} canaries of {_DIGITS} digits, written {repeats} times",
+        details=f"{right} of {count} guesses right about {canaries} canaries of {_DIGITS} digits, written {repeats}×",
     )
 
 

@@ -17,10 +17,10 @@ _SMALLEST = 1e-30
 
 
 def invert_linear(weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the input of a linear layer from the gradients of its weight (out, in) and bias (out); NaN is not uploaded.
+    """Return the input of a linear layer from the gradients of its weight (out, in) and bias (out).
 
-    Least squares in x for weight = bias xᵀ, entry by entry over the rows that were uploaded: exact for one record, and for
-    several a mean of their inputs. An entry of x for which nothing was uploaded is zero.
+    NaN stands for what was not uploaded. Least squares in x for weight = bias xᵀ, entry by entry over the rows that
+    were uploaded: exact for one record, and for several a mean of their inputs. An entry of x without any row is zero.
     """
     known = ~(weight.isnan() | bias.isnan()[:, None])
     outer, own = torch.where(known, weight, 0.0), torch.where(known, bias.nan_to_num()[:, None], 0.0)
@@ -29,7 +29,7 @@ def invert_linear(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def guess_label(bias: Tensor) -> int:
-    """Return the label of a record from the gradient of the last bias: softmax minus one-hot is negative there alone."""
+    """Return a record's label from the gradient of the last bias: softmax minus one-hot is negative there alone."""
     return int(torch.where(bias.isnan(), torch.inf, bias).argmin())
 
 

@@ -1,7 +1,7 @@
 """The likelihood-ratio attack on membership (LiRA: Carlini, Chien, Nasr, Song, Terzis & Tramèr 2022).
 
-Shadow models are trained as the target was, each on a random half of a pool of records. The confidence φ of a model in a
-record's label, as log odds, is about normal. *Online*: a record's score is the log likelihood ratio of the target's φ
+Shadow models are trained as the target was, each on a random half of a pool of records. The confidence φ of a model in
+a record's label, as log odds, is about normal. *Online*: a record's score is the log likelihood ratio of the target's φ
 under the shadows that had it and under those that had not. *Offline*: only the shadows without it are asked, and the
 score is how far the target's φ lies above theirs, in standard deviations; shadows may then be trained before anyone
 knows whom to accuse.
@@ -27,7 +27,7 @@ Shadow: TypeAlias = Callable[[Mask], Floats]
 """Trains a model on the records of the pool that the mask picks, and returns its log odds for the whole pool."""
 
 _OWN_VARIANCE = 32
-"""From so many shadows on, each record has variances of its own; below, all share one (Carlini et al., section VI-C)."""
+"""From so many shadows on, each record has variances of its own; below, all share one (Carlini et al., VI-C)."""
 _LEAST_SPREAD = 1e-6
 
 
@@ -40,10 +40,10 @@ def log_odds(scores: Tensor, labels: Tensor) -> Floats:
 
 
 def likelihood_ratios(observed: Floats, shadows: Floats, inside: Mask, *, online: bool) -> Floats:
-    """Return the attack's score of each record: ``observed`` by the target, ``shadows`` (models, records) by the shadows.
+    """Return the attack's score of each record, from the target's log odds and those of the shadows (models, records).
 
-    ``inside`` says which shadow was trained on which record. Every record needs two shadows that had it (online) and two
-    that had not.
+    ``inside`` says which shadow was trained on which record. Every record needs two shadows that had it (online) and
+    two that had not.
     """
     if shadows.shape != inside.shape or observed.shape != shadows.shape[1:]:
         raise ValueError(f"shadows have shape {shadows.shape}, masks {inside.shape} and the target {observed.shape}.")

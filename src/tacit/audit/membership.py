@@ -21,7 +21,7 @@ _THRESHOLDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
 class Rate:
     """The share of members found when so many others are accused; ``low`` and ``high`` are Clopper–Pearson limits.
 
-    ``accused`` is the share of others that were accused, at most ``false_positive_rate``, and ``accused_high`` its upper
+    ``accused`` is the share of others that were accused, at most ``false_positive_rate``, ``accused_high`` its upper
     limit: with fewer than a thousand others, 0.1 % cannot be measured and the limit says so.
     """
 
@@ -44,7 +44,8 @@ class Membership:
     """A membership attack on natural records: rates, the area under the curve, and a lower bound on ε.
 
     The bound assumes that members and others were drawn alike (a random split): a difference between the two that
-    training did not make counts as membership. ``epsilon`` says nothing about worst-case records; see `Audit` for those.
+    training did not make counts as membership. ``epsilon`` says nothing about worst-case records; `Audit` does. The
+    rates are counted on the records without noise: no guarantee covers their publication.
     """
 
     attack: str

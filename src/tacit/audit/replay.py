@@ -14,7 +14,7 @@ def setting_of(ledger: Ledger, *, canaries: int, delta: float, confidence: float
 
     Training is the longest series of equal steps with Gaussian sums of gradients. Its groups become one, with the noise
     multiplier (Σ (S_g/σ_g)²)^(-1/2) that they have together; the sampling rate is the ledger's, to the nearest place.
-    Metrics and statistics, which the run released besides, are not repeated: the claim of the audit is that of training.
+    Metrics and statistics, which the run released besides, are not repeated: the audit's claim is that of training.
     """
     series = [(step, count) for step, count in ledger.entries if _gradients(step)]
     if not series:
@@ -26,8 +26,8 @@ def setting_of(ledger: Ledger, *, canaries: int, delta: float, confidence: float
         rate = 1.0
     else:
         raise ValueError(
-            f"the ledger's lots are drawn by {type(step.sampling).__name__}; the audit repeats Poisson lots and lots of "
-            "everyone."
+            f"the ledger's lots are drawn by {type(step.sampling).__name__}; the audit repeats Poisson lots and lots "
+            "of everyone."
         )
     multiplier = math.hypot(*(query.clip_norm / query.noise_std for query in _gradients(step))) ** -1
     return Setting(

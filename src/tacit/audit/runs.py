@@ -22,13 +22,14 @@ from tacit.audit.setting import Setting, Track, check_count
 from tacit.randomness import Floats, SecureSource, SeededSource, Source
 
 _SIMULATED = 20_000
+_USUAL = (0.3, 0.5, 0.7)
 
 
 def many_runs(setting: Setting, *, runs: int = 1000, seed: int | None = None, track: Track = iter) -> Audit:
     """Tell two neighbouring data sets apart, again and again: in each run a coin decides whether the canary is in.
 
     The test is "the score is above the threshold", the threshold fixed beforehand from what the claimed mechanism
-    would show (two of them, the best for each of the two bounds). The error rates are bounded by Clopper & Pearson
+    would show (the best for each of the two bounds, and a few others). The error rates are bounded by Clopper & Pearson
     1934, so that all bounds hold at once with the confidence of the setting.
     ``seed`` repeats an audit, of seeded runs; without it the runs are as secure, and as real, as any.
     """
@@ -99,7 +100,9 @@ class _Tested:
     wrong: tuple[int, int]
 
     def words(self, trials: str, subject: str) -> str:
-        return f"{self.right[0]} of {self.right[1]} {trials} with {subject} and {self.wrong[0]} of {self.wrong[1]} without"
+        return (
+            f"{self.right[0]} of {self.right[1]} {trials} with {subject} and {self.wrong[0]} of {self.wrong[1]} without"
+        )
 
 
 def _tests(setting: Setting, absent: Floats, present: Floats, level: float) -> _Tested:
@@ -143,15 +146,20 @@ def _ideal_scores(setting: Setting, included: float, size: int = _SIMULATED) -> 
 
 
 def _thresholds(setting: Setting, runs: int) -> list[float]:
-    """Those with the best bounds, of either kind, if ``runs`` runs of each data set come out as the claim has it."""
+    """Those with the best bounds, of either kind, if ``runs`` runs of each data set come out as the claim has it.
+
+    A broken mechanism has other scores, and the best threshold for the claimed one may be far from all of them: some
+    usual ones are tried besides.
+    """
     below, above = _ideal_scores(setting, 0.0), _ideal_scores(setting, 1.0)
-    level = (1 - setting.confidence) / 4
+    level = (1 - setting.confidence) / (2 * (2 + len(_USUAL)))
     tests = []
     for threshold in np.quantile(np.concatenate([below, above]), np.linspace(0.02, 0.98, 97)).tolist():
         wrong, right = round(float((below > threshold).mean()) * runs), round(float((above > threshold).mean()) * runs)
         most, least = at_most(wrong, runs, level), at_least(right, runs, level)
         tests.append((_separation(most, least), distinguishing_epsilon(most, least, setting.delta), threshold))
-    return sorted({max(tests)[2], max(tests, key=lambda test: test[1])[2]})
+    usual = np.quantile(np.concatenate([below, above]), _USUAL).tolist()
+    return sorted({max(tests)[2], max(tests, key=lambda test: test[1])[2], *usual})
 
 
 def _separation(false_rate: float, true_rate: float) -> float:

@@ -16,15 +16,15 @@ of the others are right. With j's coin turned round, which is a neighbouring dat
 wrong and at least c - 1 others are right. Hence P[j right, W >= c] <= b(P[j wrong, W >= c - 1]) for these coins. Take
 the mean over coins and canaries: b is concave (Jensen), W of the canaries are right, and r - W are wrong.
 
-*Use.* Let R_c and H_c be the two sums over i >= c: R_{c+1} <= b(H_c), that is H_c >= a(R_{c+1}) with a the inverse of b.
-If P[W >= v] >= t, then R_v and H_v are no less than if all of it were at v, in the sense below; `refuted` goes down from
-v and puts as little mass as the inequality allows on each number below. It ends with a lower bound of R_0 + H_0, which
-is r/m for any law of W. If the bound is larger, P[W >= v] >= t is impossible under the claimed curve.
+*Use.* Let R_c and H_c be the two sums over i >= c: R_{c+1} <= b(H_c), that is H_c >= a(R_{c+1}) with a the inverse of
+b. If P[W >= v] >= t, then R_v and H_v are no less than if all of it were at v, in the sense below; `refuted` goes down
+from v and puts as little mass as the inequality allows on each number below. It ends with a lower bound of R_0 + H_0,
+which is r/m for any law of W. If the bound is larger, P[W >= v] >= t is impossible under the claimed curve.
 
-*Why the recursion is a lower bound.* Write r_i, h_i for its values, e_i = R_i - r_i and d_i = H_i - h_i. Three facts hold
-at i = v and pass from i + 1 to i: (1) e_i >= 0; (2) e_i >= d_i i/(r-i); (3) e_i + d_i >= 0. At v they say that the tail
-weighs t or more and lies at v or above. A step adds x = (r-i) p_i/m to H and x i/(r-i) to R, the recursion y and
-y i/(r-i). Then e_i - d_i i/(r-i) = e_{i+1} - d_{i+1} i/(r-i) >= 0, by (2) if d_{i+1} > 0, because i/(r-i) grows with i,
+*Why the recursion is a lower bound.* Write r_i, h_i for its values, e_i = R_i - r_i and d_i = H_i - h_i. Three facts
+hold at i = v and pass from i + 1 to i: (1) e_i >= 0; (2) e_i >= d_i i/(r-i); (3) e_i + d_i >= 0. At v they say that the
+tail weighs t or more and lies at v or above. A step adds x = (r-i) p_i/m to H and x i/(r-i) to R, the recursion y and y
+i/(r-i). Then e_i - d_i i/(r-i) = e_{i+1} - d_{i+1} i/(r-i) >= 0, by (2) if d_{i+1} > 0, because i/(r-i) grows with i,
 and by (1) otherwise. If y = 0, (1) and (3) are as before or better. If y > 0, h_i = a(r_{i+1}) <= a(R_{i+1}) <= H_i by
 (1), so d_i >= 0, (1) follows from (2), and (3) from both. At 0, fact (3) is the claim.
 """

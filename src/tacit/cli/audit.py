@@ -48,7 +48,9 @@ def audit(
     ] = 1000,
     canaries: Annotated[
         int | None,
-        typer.Option(parser=whole, metavar="WHOLE", help="Canaries of the attacks with one run; 1000, or 5000 for RUN."),
+        typer.Option(
+            parser=whole, metavar="WHOLE", help="Canaries of the attacks with one run; 1000, or 5000 for RUN."
+        ),
     ] = None,
     shadows: Annotated[
         int, typer.Option(parser=whole, metavar="WHOLE", help="Shadow models of the attack on members.")

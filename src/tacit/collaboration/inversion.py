@@ -32,7 +32,7 @@ _DELTA = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
-    """What was recovered of the images from one kind of upload: the mean correlation over the images."""
+    """The likeness of the recovered images to the real ones for one kind of upload, averaged over the images."""
 
     upload: str
     epsilon: float | None
@@ -101,7 +101,7 @@ def _network(generator: torch.Generator) -> nn.Module:
 def _upload(
     model: nn.Module, picture: Tensor, label: int, part: float, epsilon: float | None, seed: int | None
 ) -> tuple[Upload, tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Return the upload after one local epoch on one record, by the participant's own code, and the parameters' layout."""
+    """Return the upload after one local epoch on one record, by the participant's code, and the parameters' layout."""
     source = SecureSource() if seed is None else SeededSource(seed)
     dataset = TensorDataset(picture[None], torch.tensor([label]))
     parameters = FlatParameters(model)

@@ -37,9 +37,9 @@ def attack_images(
 ) -> tuple[Membership, Membership]:
     """Attack the run in ``out``, online and offline: its training images are the members, the test images the others.
 
-    Each shadow is trained by the run's own recipe, at its sampling rate and noise, on a random half of all images, on the
-    front end that the run released. ``images`` are the run's; without them they are loaded by name. The features are in
-    a temporary directory while the attack lasts.
+    Each shadow is trained by the run's own recipe, at its sampling rate and noise, on a random half of all images, on
+    the front end that the run released. ``images`` are the run's; without them they are loaded by name. The features
+    are in a temporary directory while the attack lasts.
     """
     place = Path(out)
     facts = read_json(place / "run.json")
@@ -61,7 +61,9 @@ def attack_images(
         def train(mask: Mask) -> Floats:
             chosen = torch.from_numpy(np.flatnonzero(mask))
             part = replace(images, train=pool[chosen], train_labels=labels[chosen])
-            model = _shadow(recipe, part, rows[chosen], budget, str(facts["accountant"]), next(seeds), len(images.train))
+            model = _shadow(
+                recipe, part, rows[chosen], budget, str(facts["accountant"]), next(seeds), len(images.train)
+            )
             return _pool_odds(model, rows, labels)
 
         return attack(

@@ -1,4 +1,4 @@
-"""What attackers found of a run: lower bounds beside the claim, as `tacit audit` wrote them into run.json."""
+"""The findings of attacks on a run: lower bounds beside the claim, as `tacit audit` wrote them into run.json."""
 
 from __future__ import annotations
 

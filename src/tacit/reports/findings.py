@@ -241,7 +241,8 @@ def _alarms(
         )
     elif said.value("audit", "violated") is True:
         alarms.append(
-            "REFUTED BY ITS AUDIT. Training with the settings of this run leaked more than its ledger says. Do not release."
+            "REFUTED BY ITS AUDIT. Training with the settings of this run leaked more than its ledger says. "
+            "Do not release."
         )
     return alarms
 

@@ -113,7 +113,9 @@ def _attacked(run: Run, facts: Findings) -> str:
     found = attacks.rows(run)
     if not found:
         return ""
-    words = f"{statement.claim(facts.guarantee)}: what is claimed. {attacks.origin(run)} A lower bound proves no safety."
+    words = (
+        f"{statement.claim(facts.guarantee)}: what is claimed. {attacks.origin(run)} A lower bound proves no safety."
+    )
     return _section("What attackers found", f"<p>{escape(words)}</p>{table(attacks.HEADINGS, found)}")
 
 

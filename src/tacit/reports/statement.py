@@ -100,6 +100,8 @@ def uncovered(run: Run) -> list[str]:
     tested = score(run)
     if tested is None or not tested.paid:
         items.append("The records that accuracy was measured on, if they are about people: test figures have no noise.")
+    if any(attack.objects("rates") for attack in run.said.object("audit").objects("attacks")):
+        items.append("The rates of membership attacks, which were counted on the records without noise.")
     exposed = sorted(
         {clean(name) for entry in run.said.objects("history") for name in _exposed(entry.value("metrics"), groups(run))}
     )

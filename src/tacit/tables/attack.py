@@ -33,9 +33,9 @@ def attack_table(
 ) -> tuple[Membership, Membership]:
     """Attack the run in ``out``, online and offline, with rows that it was trained on and rows that it was not.
 
-    Only the owner can tell them apart: a run keeps no list of its records. Train with ``--test FILE``, so that every row
-    of the table is a member and the rows of the test file are the others. Shadows are trained on random halves of both
-    with the schema that the run released and its budget.
+    Only the owner can tell them apart: a run keeps no list of its records. Train with ``--test FILE``, so that every
+    row of the table is a member and the rows of the test file are the others. Shadows are trained on random halves of
+    both with the schema that the run released and its budget.
     """
     place = Path(out)
     facts, target = read_json(place / "run.json"), TableModel.load(place)
