@@ -1,4 +1,4 @@
-"""Measure the accuracy of the default recipes; write docs/accuracy.csv, the table of docs/accuracy.md and README's line.
+"""Measure the accuracy of the default recipes: docs/accuracy.csv, the table of docs/accuracy.md, the line of README.
 
     python benchmarks/accuracy.py mnist 0.5 2 8 --seeds 1 2 3
     python benchmarks/accuracy.py cifar10 1 3 --seeds 1
