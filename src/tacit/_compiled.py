@@ -21,10 +21,10 @@ class Kernels(Protocol):
     """
 
     wide: int
-    """Whether they were compiled for registers of 32 bytes or more."""
+    """True if the kernels were compiled for registers of 32 bytes or more."""
 
     aes: int
-    """Whether the processor has instructions for AES; `keystream` and `noise` need them."""
+    """True if the processor has instructions for AES; `keystream` and `noise` need them."""
 
     def keystream(self, key: Buffer, out: Buffer, /) -> None: ...
     def flushes(self, threads: int, /) -> bool | None: ...

@@ -13,8 +13,19 @@ from scipy.stats import norm
 
 from tacit.accounting import Unproved, guarantee
 from tacit.accounting.correlated import cost_of_block, head_and_tail, sensitivity
-from tacit.ledger import AdaptiveBudget, CyclicPoisson, GaussianSum, Header, LaplaceSum, Ledger, Poisson, Step
-from tacit.ledger.events import Adjacency, from_json, to_json
+from tacit.ledger import (
+    AdaptiveBudget,
+    Adjacency,
+    CyclicPoisson,
+    GaussianSum,
+    Header,
+    LaplaceSum,
+    Ledger,
+    Poisson,
+    Step,
+    from_json,
+    to_json,
+)
 
 PARAMETERS: dict[str, list[tuple[float, ...]]] = {
     "banded": [(1.0,), (1.0, 0.6), (1.0, 0.5, 0.375), (1.0, 0.2, 0.4, 0.1)],

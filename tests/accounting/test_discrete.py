@@ -8,23 +8,24 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tacit.accounting import Unproved, account, compose, discrete, guarantee, plan
-from tacit.accounting.accountants import ACCOUNTANTS
-from tacit.accounting.composition import Composition, DiscreteGaussian, Gaussian, Policy, Term
-from tacit.accounting.filter import Filter
+from tacit.accounting import ACCOUNTANTS, Composition, Filter, Unproved, account, compose, discrete, guarantee, plan
+from tacit.accounting.composition import DiscreteGaussian, Gaussian, Policy, Term
 from tacit.accounting.mixture import log_moments
 from tacit.accounting.moments import Moments
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.renyi import curve
 from tacit.accounting.smoothing import smoothed_std
-from tacit.ledger import AdaptiveBudget, Budget, BudgetExceeded, Ledger
-from tacit.ledger.events import (
+from tacit.ledger import (
+    AdaptiveBudget,
     Adjacency,
+    Budget,
+    BudgetExceeded,
     Everyone,
     FixedSize,
     GaussianSum,
     Header,
     LaplaceSum,
+    Ledger,
     Poisson,
     Sampling,
     Selection,

@@ -16,9 +16,9 @@ from mpmath import mp
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 
-from tacit.accounting import gaussian, guarantee, plan
+from tacit.accounting import Composition, compose, gaussian, guarantee, plan
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, Gaussian, Policy, Term, compose
+from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.accounting.pld import Pld
 from tacit.ledger import Adjacency, Everyone, GaussianSum, Header, Poisson, Step
 

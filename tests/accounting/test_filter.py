@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from tacit.accounting import Filter, account, compose, plan
-from tacit.accounting.composition import Unproved
+from tacit.accounting import Filter, Unproved, account, compose, plan
 from tacit.accounting.filter import filter_order, fits_adaptively, share
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp, divergences

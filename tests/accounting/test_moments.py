@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.accounting import renyi
-from tacit.accounting.composition import Best, Composition, Gaussian, Laplace, Policy, Pure, Term, Unproved
+from tacit.accounting import Composition, Unproved, renyi
+from tacit.accounting.composition import Best, Gaussian, Laplace, Policy, Pure, Term
 from tacit.accounting.moments import Moments, alpha, lemma3_bound, lemma_c1_bound
+from tacit.ledger import Adjacency
 from tacit.ledger import events as ev
-from tacit.ledger.events import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tacit.accounting import direct, discretised, inversion, lower_law, nested, upper_law
+from tacit.accounting import Composition, direct, discretised, inversion, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
-from tacit.accounting.composition import Composition, Gaussian, Policy, Term
+from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.accounting.effort import limited
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from accounting import oracle
-from tacit.accounting import gaussian
-from tacit.accounting.composition import Best, Composition, Gaussian, Laplace, Policy, Pure, Term, Unproved
+from tacit.accounting import Composition, Unproved, gaussian
+from tacit.accounting.composition import Best, Gaussian, Laplace, Policy, Pure, Term
 from tacit.accounting.convolution import TiltedSum
 from tacit.accounting.lattice import Lattice, pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, LaplaceLoss, Mirrored, Plain, Removed, ResponseLoss
 from tacit.accounting.merged import MergedSum, merged
 from tacit.accounting.pld import Pld
 from tacit.accounting.rdp import Rdp
+from tacit.ledger import Adjacency
 from tacit.ledger import events as ev
-from tacit.ledger.events import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
-from tacit.accounting import renyi
-from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Pure, Term, Unproved, compose
+from tacit.accounting import Composition, Unproved, compose, renyi
+from tacit.accounting.composition import Gaussian, Laplace, Policy, Pure, Term
 from tacit.accounting.moments import Moments
 from tacit.accounting.rdp import DEFAULT_ORDERS, Rdp
+from tacit.ledger import Adjacency
 from tacit.ledger import events as ev
-from tacit.ledger.events import Adjacency
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 ORDERS = np.array([1.001, 1.1, 1.5, 2.0, 2.5, 4.0, 16.0, 33.0])

@@ -9,7 +9,8 @@ from mpmath import mp
 from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 
-from tacit.accounting.composition import Composition, Gaussian, Policy, Term
+from tacit.accounting import Composition
+from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.accounting.pld import Pld
 from tacit.ledger import Adjacency
 

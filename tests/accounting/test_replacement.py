@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import RdpAccountant
 
-from tacit.accounting import renyi
-from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Term
+from tacit.accounting import Composition, renyi
+from tacit.accounting.composition import Gaussian, Laplace, Policy, Term
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.replacement import _absolute_moments
-from tacit.ledger.events import Adjacency
+from tacit.ledger import Adjacency
 
 REPLACE = Adjacency.REPLACE_ONE
 ORDERS = (1.3, 2.0, 2.5, 3.0, 5.0, 8.0)

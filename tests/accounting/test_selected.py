@@ -12,8 +12,7 @@ from scipy.stats import norm
 from tacit.accounting import guarantee
 from tacit.accounting.selected import stretch
 from tacit.accounting.selection import mean_trials
-from tacit.ledger import Everyone, GaussianSum, Header, Poisson, Selection, Step
-from tacit.ledger.events import Adjacency
+from tacit.ledger import Adjacency, Everyone, GaussianSum, Header, Poisson, Selection, Step
 
 RUN = Step(Everyone(), (GaussianSum(group="g", clip_norm=1.0, noise_std=2.0),))
 LAWS = [(1.0, 0.1), (0.0, 0.1), (0.5, 0.3), (-0.5, 0.2), (3.0, 0.5), (0.0, 0.01)]

@@ -6,11 +6,11 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from tacit.accounting import selection
-from tacit.accounting.composition import Best, Composition, Gaussian, Policy, Pure, Term, Unproved, compose
+from tacit.accounting import Composition, Unproved, compose, selection
+from tacit.accounting.composition import Best, Gaussian, Policy, Pure, Term
 from tacit.accounting.rdp import Rdp
+from tacit.ledger import Adjacency
 from tacit.ledger import events as ev
-from tacit.ledger.events import Adjacency
 
 ADD = Adjacency.ADD_REMOVE
 STEP = ev.Step(ev.Everyone(), (ev.GaussianSum(group="g", clip_norm=1.0, noise_std=4.0),))

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Term, Unproved
+from tacit.accounting import Composition, Unproved
+from tacit.accounting.composition import Gaussian, Laplace, Policy, Term
 from tacit.accounting.rdp import Rdp
 from tacit.accounting.strong import Strong, gaussian_epsilon, paper_epsilon, textbook_epsilon
-from tacit.ledger.events import Adjacency
+from tacit.ledger import Adjacency
 
 
 def steps(rate, noise, count):

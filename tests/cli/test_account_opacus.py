@@ -5,8 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tacit.accounting import Composition
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, Gaussian, Policy, Term
+from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.cli import app
 from tacit.ledger import Adjacency
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tacit.data import places
-from tacit.data.catalogue import CATALOGUE, File, Layout
+from tacit.data import CATALOGUE, places
+from tacit.data.catalogue import File, Layout
 from tacit.data.formats import to_idx
 
 

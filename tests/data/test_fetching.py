@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from tacit.data import fetch, fetching, load, load_table, locate
-from tacit.data.catalogue import CATALOGUE, File, Layout
+from tacit.data import CATALOGUE, fetch, fetching, load, load_table, locate
+from tacit.data.catalogue import File, Layout
 
 TRAIN = "mnist/train-images-idx3-ubyte.gz"
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.accounting import Filter, account
+from tacit.features import Pca, private_pca
 from tacit.features import pca as module
-from tacit.features.pca import Pca, private_moments, private_pca
+from tacit.features.pca import private_moments
 from tacit.ledger import Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.randomness import SecureSource
 

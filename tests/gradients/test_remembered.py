@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.gradients import attach
-from tacit.gradients.engine import Engine
+from tacit.gradients import Engine, attach
 
 
 class Flat:

@@ -98,7 +98,7 @@ def test_01_the_divisor_is_public(silence: list[tuple[Tensor, float]]) -> None:
 def test_02_rates_and_steps_are_not_rounded() -> None:
     odd = TensorDataset(torch.randn(1003, 4), torch.zeros(1003, dtype=torch.long))
     run = start(dataset=odd, lot_size=100, epochs=3, steps=None)
-    assert run.recipe.steps == math.ceil(3 * 1003 / 100) == 31  # not 3 * int(10.03)
+    assert run.settings.steps == math.ceil(3 * 1003 / 100) == 31  # not 3 * int(10.03)
     event = run.sampler.event()
     assert event.rate == 100 / 1003 and event.records == 1003
     assert run.sampler.expected == pytest.approx(100)

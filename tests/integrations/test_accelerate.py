@@ -18,7 +18,7 @@ from torch.utils import data
 
 import tacit
 from tacit.mechanisms import lattice
-from tacit.sampling.samplers import PoissonSampler
+from tacit.sampling import PoissonSampler
 
 accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed (extra 'hf')")
 

@@ -15,7 +15,7 @@ from torch.utils import data
 
 import tacit
 from tacit.ledger import Ledger
-from tacit.sampling.samplers import PoissonSampler
+from tacit.sampling import PoissonSampler
 
 lightning = pytest.importorskip("lightning", reason="Lightning is not installed (extra 'lightning')")
 
@@ -77,7 +77,7 @@ def fit(directory: Path, module: Any = None, source: Any = None, resume: Any = N
 def test_a_batch_of_the_trainer_is_a_lot(tmp_path: Path) -> None:
     trainer, module, run = fit(tmp_path)
     assert trainer.global_step == run.step == 10 == len(Ledger.load(tmp_path / "ledger.jsonl"))
-    assert trainer.current_epoch == 2 and run.abandoned == 0 and run.recipe.lot_size(0) == 12
+    assert trainer.current_epoch == 2 and run.abandoned == 0 and run.settings.lot_size(0) == 12
     assert max(module.sizes) <= 7 and len(module.sizes) > 10  # batches of at most 5, and those of the trial
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * (1 - 10 / 11))
 

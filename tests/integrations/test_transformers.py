@@ -14,7 +14,7 @@ import torch
 import tacit
 from integrations.tiny import task
 from tacit.ledger import Ledger
-from tacit.sampling.samplers import PoissonSampler
+from tacit.sampling import PoissonSampler
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
 pytest.importorskip("accelerate", reason="accelerate is not installed (extra 'hf')")
@@ -62,7 +62,7 @@ def test_each_task_trains_for_its_epochs_with_a_released_loss(name: str, tmp_pat
     output = made.train()
     assert output.global_step == made.run.step == 8 == len(Ledger.load(tmp_path / "ledger.jsonl"))
     assert made.state.epoch == 2.0 and made.run.abandoned == 0
-    assert made.run.recipe.lot_size(0) == 12 and made.run.recipe.batch_size == 6
+    assert made.run.settings.lot_size(0) == 12 and made.run.settings.batch_size == 6
     assert any(not torch.equal(before[key], value) for key, value in made.model.state_dict().items())
     assert -10 < output.training_loss < 15
     logged = {key for line in made.state.log_history for key in line}

@@ -21,7 +21,7 @@ from tacit.gradients.kernels import loops as narrow
 from tacit.gradients.kernels.loops import outer_squares, roots
 from tacit.gradients.precision import UNIT, call_error, chain_error
 from tacit.training import digests as digests_module
-from tacit.training.held import Held
+from tacit.training.snapshot import Snapshot
 
 COMPILED = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], indirect=True)
 """There is nothing to test of arrays."""
@@ -396,7 +396,7 @@ def test_roots_check_their_sizes() -> None:
 def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
     values = torch.randn(size)
     values[0] = torch.nan
-    held = Held(values, copied=copied)
+    held = Snapshot(values, copied=copied)
     assert held.same(values)
     words = values.view(torch.int32)
     for place in (0, size // 2, size - 1):
@@ -415,14 +415,14 @@ def test_any_changed_bit_is_seen(size: int, copied: bool) -> None:
 def test_values_that_change_places_are_seen(apart: int) -> None:
     """As the sum of the bits does not."""
     values = torch.randn(10_000)
-    held = Held(values, copied=False)
+    held = Snapshot(values, copied=False)
     values[[100, 100 + apart]] = values[[100 + apart, 100]]
     assert not held.same(values)
 
 
 def test_every_part_of_a_large_tensor_is_looked_at() -> None:
     values = torch.zeros(5_000_000)
-    held = Held(values, copied=False)
+    held = Snapshot(values, copied=False)
     for place in (10, 4_194_303, 4_194_304, 4_999_999):
         values[place] = 1.0
         assert not held.same(values)
@@ -432,7 +432,7 @@ def test_every_part_of_a_large_tensor_is_looked_at() -> None:
 
 def test_signs_of_float64_are_seen() -> None:
     values = torch.randn(2000, dtype=torch.float64)
-    held = Held(values, copied=False)
+    held = Snapshot(values, copied=False)
     for places in ([3, 8], [0, 1, 2, 3], slice(None)):
         values[places] = -values[places]
         assert not held.same(values)
@@ -446,13 +446,13 @@ def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:
     rows = torch.randn(2, 1024)
     values = rows[order]
     for copied in (True, False):
-        held = Held(values, copied=copied)
+        held = Snapshot(values, copied=copied)
         values.copy_(rows[[1 - each for each in order]])
         assert not held.same(values)
         values.copy_(rows[order])
         assert held.same(values)
     signs = torch.tensor(order[:128]).mul_(2).sub_(1).float().unsqueeze(1).expand(128, 1024).contiguous()
-    held = Held(signs, copied=False)
+    held = Snapshot(signs, copied=False)
     signs.data.neg_()
     assert not held.same(signs)
 
@@ -460,7 +460,7 @@ def test_rows_in_the_order_of_thue_and_morse_are_seen() -> None:
 def test_another_order_in_memory_is_no_change() -> None:
     values = torch.randn(2, 3, 4, 5)
     for copied in (True, False):
-        held = Held(values, copied=copied)
+        held = Snapshot(values, copied=copied)
         values.data = values.to(memory_format=torch.channels_last)
         assert held.same(values)
         values.data = values.contiguous()
@@ -565,7 +565,7 @@ def _digest(words: list[int], key: list[int]) -> int:
 @pytest.mark.parametrize("copied", [True, False])
 def test_tensors_of_any_kind_are_held(tensor: torch.Tensor, copied: bool) -> None:
     tensor = tensor.clone() if tensor.layout is torch.strided and tensor.is_contiguous() else tensor
-    held = Held(tensor, copied=copied)
+    held = Snapshot(tensor, copied=copied)
     assert held.same(tensor)
     assert not held.same(tensor.clone())
     if tensor.layout is torch.strided and tensor.numel():

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.ledger.events import Everyone, GaussianSum, LaplaceSum, Step
+from tacit.ledger import Everyone, GaussianSum, LaplaceSum, Step
 from tacit.mechanisms import DimensionAdjusted, Explicit, Flat, Groups, Proportional, remaining
 
 groups = st.lists(st.tuples(st.floats(1e-3, 1e3), st.integers(1, 10**6)), min_size=1, max_size=8)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.ledger.events import Everyone, Step
+from tacit.ledger import Everyone, Step
 from tacit.mechanisms import (
     Adaptive,
     Automatic,

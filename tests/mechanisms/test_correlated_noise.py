@@ -9,7 +9,8 @@ from scipy.linalg import toeplitz
 
 from tacit.ledger import CyclicPoisson, GaussianSum
 from tacit.ledger.correlation import nodes_after
-from tacit.mechanisms.correlated import CorrelatedNoise, released_std
+from tacit.mechanisms import CorrelatedNoise
+from tacit.mechanisms.correlated import released_std
 from tacit.randomness import KeyedSource, SecureSource, SeededSource
 
 STEPS, STD = 6, 3.0

@@ -8,8 +8,21 @@ from statistics import NormalDist
 import pytest
 
 from tacit.accounting import Unproved, account, compose
-from tacit.ledger import Adjacency, Budget, BudgetExceeded, Everyone, Header, Ledger, Poisson, Step, ThresholdedCounts
-from tacit.ledger.events import GaussianSum, Selection, from_json, to_json
+from tacit.ledger import (
+    Adjacency,
+    Budget,
+    BudgetExceeded,
+    Everyone,
+    GaussianSum,
+    Header,
+    Ledger,
+    Poisson,
+    Selection,
+    Step,
+    ThresholdedCounts,
+    from_json,
+    to_json,
+)
 from tacit.mechanisms import CountsQuery
 from tacit.randomness import SeededSource
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tacit.ledger.events import Everyone, GaussianSum, Step, from_json, to_json
+from tacit.ledger import Everyone, GaussianSum, Step, from_json, to_json
 from tacit.mechanisms import (
     Adaptive,
     DimensionAdjusted,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.ledger.events import Everyone, GaussianSum, LaplaceSum, Poisson
+from tacit.ledger import Everyone, GaussianSum, LaplaceSum, Poisson
 from tacit.mechanisms import LaplaceQuery, SumQuery, WeightedMean
 from tacit.randomness import SecureSource
 

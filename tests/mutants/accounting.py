@@ -9,7 +9,7 @@ from typing import Any
 from mutants.registry import HISTORY, Patch, mutant
 from tacit.accounting import composition, gaussian, pld, rdp
 from tacit.ledger import Poisson, Step
-from tacit.training import strength
+from tacit.training import noise_calibration
 
 
 @mutant(
@@ -19,9 +19,11 @@ from tacit.training import strength
     note=8,
 )
 def calibration_overshoots(patch: Patch) -> None:
-    real = strength.plan
+    real = noise_calibration.plan
     patch.setattr(
-        strength, "plan", lambda **settings: replace(p := real(**settings), noise_multiplier=0.97 * p.noise_multiplier)
+        noise_calibration,
+        "plan",
+        lambda **settings: replace(p := real(**settings), noise_multiplier=0.97 * p.noise_multiplier),
     )
 
 

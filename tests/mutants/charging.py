@@ -12,7 +12,7 @@ import torch
 from mutants.registry import HISTORY, Patch, mutant
 from tacit.ledger import Ledger, Receipt, Step, journal
 from tacit.mechanisms import adaptive, groups, lattice, quantile, sums
-from tacit.training import batch_norm, questions, run
+from tacit.training import batch_norm, run, step_queries
 from tacit.training import sums as gradient_sums
 
 
@@ -55,7 +55,7 @@ def quantile_divided_by_the_realised_lot(patch: Patch) -> None:
     "tests/training/test_batch_norm.py::test_statistics_are_charged_with_the_noise_that_is_added",
 )
 def metrics_not_charged(patch: Patch) -> None:
-    real = questions.Questionnaire.at
+    real = step_queries.StepQueryMaker.at
 
     def at(self: Any, number: int, recipe: Any) -> Any:
         found = real(self, number, recipe)
@@ -68,8 +68,8 @@ def metrics_not_charged(patch: Patch) -> None:
         lattice.add_gaussian_([(total, self._query.noise_std)], source)
         return total / lot_size
 
-    patch.setattr(questions.Questionnaire, "at", at)
-    patch.setattr(questions.Tally, "mean", release)
+    patch.setattr(step_queries.StepQueryMaker, "at", at)
+    patch.setattr(step_queries.Tally, "mean", release)
 
 
 @mutant(

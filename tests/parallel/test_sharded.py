@@ -91,7 +91,7 @@ run = tacit.make_private(
 )
 for bx, by in run.batches():
     loss = losses(model, bx, by)
-    run.observe(loss=loss.detach().view(-1, run.recipe.microbatch_size).mean(1))
+    run.observe(loss=loss.detach().view(-1, run.settings.microbatch_size).mean(1))
     loss.sum().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -13,9 +13,8 @@ from tacit.data import Images
 from tacit.features import Pca
 from tacit.ledger import Budget, GaussianSum, Header, Poisson, Step
 from tacit.mechanisms import PerLayer
-from tacit.recipes import Ema, Mlp, Recipe, abadi
+from tacit.recipes import Ema, Linear, Mlp, Recipe, abadi
 from tacit.recipes.catalogue import RECIPES, head, recipe
-from tacit.recipes.recipe import Linear
 from tacit.recipes.schedule import schedule
 
 

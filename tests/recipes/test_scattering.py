@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import tacit
-from tacit.data import load
-from tacit.data.places import locate
+from tacit.data import load, locate
 from tacit.recipes import best, train
 from tacit.recipes.scattering import scattering
 from tacit.recipes.schedule import schedule

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tacit.accounting import plan
-from tacit.accounting.guarantee import Guarantee, guarantee
+from tacit.accounting import Guarantee, guarantee, plan
 from tacit.cli import main
 from tacit.ledger import events as ev
 from tacit.reports.planner import mathematics, planner_page

@@ -25,9 +25,8 @@ import tacit
 from safety.damage import altered, damaged
 from tacit.features import RandomProjection
 from tacit.ledger import GaussianSum, Header, Ledger, LedgerCorrupt, Poisson, Step
+from tacit.recipes import Linear, Trained
 from tacit.recipes.outcome import described
-from tacit.recipes.recipe import Linear
-from tacit.recipes.trained import Trained
 from tacit.reports import report
 from tacit.tables.model import TableModel
 from tacit.tables.reading import columns_of, read

@@ -15,7 +15,7 @@ import torch
 import tacit
 from tacit.features.cache import cached
 from tacit.ledger import Ledger
-from tacit.recipes.trained import Trained
+from tacit.recipes import Trained
 from tacit.reports import report
 from tacit.tables.model import TableModel
 from tacit.tables.reading import columns_of

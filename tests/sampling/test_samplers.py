@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tacit.ledger.events import Everyone, FixedSize, Poisson
+from tacit.ledger import Everyone, FixedSize, Poisson
 from tacit.randomness import SecureSource, SeededSource
 from tacit.sampling import EveryoneSampler, FixedSizeSampler, PoissonSampler, ShuffledSampler
 

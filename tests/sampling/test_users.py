@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tacit.ledger.events import Poisson
+from tacit.ledger import Poisson
 from tacit.randomness import SecureSource
 from tacit.sampling import PoissonSampler, UserSampler
 

@@ -11,7 +11,8 @@ from tables.conftest import SCHEMA, people, write_csv
 from tacit.accounting import account
 from tacit.cli import main
 from tacit.ledger import Budget, Ledger
-from tacit.tables.boosting.plan import STAGES, planned, schedule, weight_left
+from tacit.tables.boosting import planned, weight_left
+from tacit.tables.boosting.plan import STAGES, schedule
 from tacit.tables.columns import Category, Undeclared
 from tacit.tables.registry import Registry
 from tacit.tables.run import TableFile, run_table

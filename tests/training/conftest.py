@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 
 import tacit
 from tacit.mechanisms import lattice
-from tacit.training import PrivateRun
-from tacit.training import run as run_module
+from tacit.training import PrivateRun, drawing
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +51,7 @@ class Noise:
 @pytest.fixture
 def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     """All noise is drawn from a generator that the test can read, and lots keep the order of the data set."""
-    monkeypatch.setattr(run_module, "random_order", lambda records, source: np.arange(records))
+    monkeypatch.setattr(drawing, "random_order", lambda records, source: np.arange(records))
     known = Noise()
     monkeypatch.setattr(lattice, "add_gaussian_", known)
     return known

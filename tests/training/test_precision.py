@@ -15,7 +15,7 @@ from tacit.gradients import attach
 from tacit.gradients.precision import LARGEST_BATCH, LARGEST_LOT, MARGIN
 from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource, SeededSource
-from tacit.training.joined import _joined
+from tacit.training.distributed_noise import _joined
 from tacit.training.private import _batch_size
 from tacit.training.shards import ShardedSums
 from tacit.training.statement import _arithmetic

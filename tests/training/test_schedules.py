@@ -86,9 +86,9 @@ def test_a_lot_size_that_a_later_step_cannot_have_is_refused_at_the_start(make: 
 
 
 def test_epochs_count_records_whatever_the_schedule(make: Any) -> None:
-    assert make(epochs=2, lot_size=lambda step: 12 if step < 5 else 30)[2].recipe.steps == 7
-    assert make(epochs=0.5, lot_size=7)[2].recipe.steps == 5
-    assert make(epochs=3, lot_size=7)[2].recipe.steps == 26
+    assert make(epochs=2, lot_size=lambda step: 12 if step < 5 else 30)[2].settings.steps == 7
+    assert make(epochs=0.5, lot_size=7)[2].settings.steps == 5
+    assert make(epochs=3, lot_size=7)[2].settings.steps == 26
 
 
 def test_allocations_by_step(make: Any, train: Any) -> None:
@@ -135,7 +135,7 @@ def test_noise_is_solved_for_with_a_changing_lot_size(make: Any, train: Any, sam
     again = make(  # with less noise it would not have fitted
         steps=12,
         lot_size=lambda step: 4 if step < 6 else 20,
-        noise_multiplier=run.recipe.solved * 0.995,
+        noise_multiplier=run.settings.solved * 0.995,
         sampling=sampling,
         ledger=None if ledger is None else copied(ledger, 5),
         accountant="rdp",
@@ -162,7 +162,7 @@ def test_noise_is_solved_for_with_many_lot_sizes(make: Any) -> None:
         budget=tacit.Budget(2.0, 1e-5),
         accountant="rdp",
     )
-    z = run.recipe.solved
+    z = run.settings.solved
     exact = [
         (Step(Poisson(rate=(20 + 3 * step) / 1000), (GaussianSum(group="g", clip_norm=1.0, noise_std=z),)), 1)
         for step in range(100)
@@ -174,7 +174,7 @@ def test_noise_is_solved_for_by_the_accountant_of_the_run(make: Any) -> None:
     solved = {
         name: make(
             budget=tacit.Budget(2.0, 1e-5), steps=10, lot_size=lambda step: 3 if step < 5 else 9, accountant=name
-        )[2].recipe.solved
+        )[2].settings.solved
         for name in ("pld", "rdp")
     }
     assert 0.5 * solved["rdp"] < solved["pld"] < solved["rdp"]

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import tacit
-from tacit.training import held as held_module
-from tacit.training.held import Held
+from tacit.training import snapshot as held_module
 from tacit.training.parameters import WatchedParameters
+from tacit.training.snapshot import Snapshot
 
 Write = Callable[[Any, Tensor], None]
 
@@ -545,7 +545,7 @@ def test_a_run_that_diverged_is_not_taken_for_a_write(make: Any, train: Any) -> 
 @pytest.mark.parametrize("copied", [True, False])
 def test_one_changed_value_is_seen_in_every_type(dtype: torch.dtype, size: int, copied: bool) -> None:
     tensor = torch.zeros(2, size, dtype=dtype).T
-    held = Held(tensor, copied=copied)
+    held = Snapshot(tensor, copied=copied)
     assert held.same(tensor)
     tensor.data[size - 1, 1] = 1
     assert not held.same(tensor)

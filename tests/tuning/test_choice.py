@@ -15,7 +15,8 @@ import torch
 from scipy import stats
 
 import tacit
-from tacit.accounting.composition import Composition, Gaussian, Laplace, Policy, Term
+from tacit.accounting import Composition
+from tacit.accounting.composition import Gaussian, Laplace, Policy, Term
 from tacit.accounting.selected import dominates
 from tacit.ledger import Adjacency, Budget, BudgetExceeded, Everyone, GaussianSum, Header, Ledger, Poisson, Step
 from tacit.randomness import SeededSource

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as theirs
 
-from tacit.accounting import selection
-from tacit.accounting.composition import compose
+from tacit.accounting import compose, selection
 from tacit.accounting.rdp import DEFAULT_ORDERS, Rdp
 from tacit.ledger import Adjacency, Everyone, GaussianSum, Poisson, Step
 from tacit.tuning import PoissonTrials, TruncatedNegativeBinomial

@@ -39,6 +39,8 @@ class Slackened:
         return Slackened(Rdp() if composition.smooth is None else Smoothed(self.method))
 
     def epsilon(self, composition: Composition, delta: float) -> Interval:
+        if composition.members > 1:
+            return self.group(composition, 1, delta=delta)
         if (moved := _removed_and_added(composition)) is not None:
             return self.group(moved, 2, delta=delta)
         method = self.used(composition).method
@@ -48,6 +50,8 @@ class Slackened:
         return Interval(method.epsilon(_tight(composition), left).upper if left > 0 else math.inf)
 
     def delta(self, composition: Composition, epsilon: float) -> Interval:
+        if composition.members > 1:
+            return self.group(composition, 1, epsilon=epsilon)
         if (moved := _removed_and_added(composition)) is not None:
             return self.group(moved, 2, epsilon=epsilon)
         found = self.used(composition).method.delta(_tight(composition), epsilon)
@@ -55,7 +59,7 @@ class Slackened:
 
     def deltas(self, composition: Composition, epsilons: Sequence[float]) -> list[float]:
         """An upper bound on δ at each ε."""
-        if _removed_and_added(composition) is not None:
+        if composition.members > 1 or _removed_and_added(composition) is not None:
             return [self.delta(composition, epsilon).upper for epsilon in epsilons]
         tight, method = _tight(composition), self.used(composition).method
         if isinstance(method, Pld | Smoothed | Selected):
@@ -67,7 +71,7 @@ class Slackened:
     def group(
         self, composition: Composition, size: int, *, delta: float | None = None, epsilon: float | None = None
     ) -> Interval:
-        """Bounds on ε at ``delta``, or on δ at ``epsilon``, for ``size`` records together (see `groups`)."""
+        """Bounds on ε at ``delta``, or on δ at ``epsilon``, for ``size`` records or owners together (see `groups`)."""
         if size < 1:
             raise ValueError(f"group is {size}; it must be a whole number of records, at least 1.")
         # Records of different groups of a block share noise; for them together only the general rule is proved.
@@ -76,6 +80,7 @@ class Slackened:
             found = self.method.group(composition, size, delta=delta, epsilon=epsilon)
             if found is not None:
                 return _attained(composition, found)
+        size, composition = size * composition.members, composition.alone
         if delta is not None:
             return groups.epsilon(lambda least: self.epsilon(composition, least).upper, delta, size)
         assert epsilon is not None

@@ -83,7 +83,8 @@ Base = Gaussian | DiscreteGaussian | Laplace | Pure | Best
 class Term:
     """One elementary mechanism on a sample; ``rate`` is 1 when every record takes part.
 
-    With random allocation it is an epoch of ``lots`` answers, of which ``taken`` were given.
+    With random allocation it is an epoch of ``lots`` answers, of which ``taken`` were given. ``members``: so many
+    records may be one unit's, each in the sample by its own coin (`tacit.ledger.events.OwnedPoisson`).
     """
 
     base: Base
@@ -91,6 +92,7 @@ class Term:
     rate: float = 1.0
     lots: int = 1
     taken: int = 1
+    members: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,30 @@ class Composition:
 
     @property
     def parts(self) -> tuple[tuple[Term, int], ...]:
-        """The terms, where they are all there is."""
+        """The terms, where they are all there is, of one record each."""
+        if self.members > 1:
+            raise Unproved(
+                f"an owner has up to {self.members} records here; that is accounted for as a group, and this way of "
+                "accounting has no proof for it."
+            )
         if self.slack:
             raise Unproved(
                 "values found by a threshold, or lots cut to a size, add to δ; there is no proof for that here."
             )
         return self.terms
+
+    @property
+    def members(self) -> int:
+        """The largest number of records of one unit in a term."""
+        return max((term.members for term, _ in self.terms), default=1)
+
+    @property
+    def alone(self) -> Composition:
+        """The same as one record's."""
+        counts: Counter[Term] = Counter()
+        for term, count in self.terms:
+            counts[replace(term, members=1)] += count
+        return replace(self, terms=tuple(sorted(counts.items(), key=repr)))
 
     @property
     def discrete(self) -> bool:
@@ -245,7 +265,8 @@ def _terms(step: ev.Step, adjacency: Adjacency) -> list[Term]:
             )
         if bases and isinstance(bases[0], Pure | Best):
             raise Unproved(f"a {names[0]} query on a {policy} sample has no proof here; use all records (Everyone).")
-    return [Term(base, policy, rate) for base in bases]
+    members = step.sampling.most if isinstance(step.sampling, ev.OwnedPoisson) else 1
+    return [Term(base, policy, rate, members=members) for base in bases]
 
 
 def _one_kind(block: str, steps: Counter[ev.Step]) -> tuple[ev.Step, int]:
@@ -309,7 +330,7 @@ def _policy(sampling: ev.Sampling, adjacency: Adjacency) -> tuple[Policy, float]
                 "its lot, as sampling='shuffled' does."
             )
         return Policy.ALWAYS, 1.0
-    if isinstance(sampling, ev.Poisson | ev.TruncatedPoisson):
+    if isinstance(sampling, ev.Poisson | ev.TruncatedPoisson | ev.OwnedPoisson):
         return (Policy.POISSON, sampling.rate) if sampling.rate < 1 else (Policy.ALWAYS, 1.0)
     if isinstance(sampling, ev.FixedSize):
         if sampling.size == sampling.records:

@@ -138,6 +138,7 @@ def _costs_no_more(kind: Composition, other: Composition) -> bool:
         and count <= most
         and ours.policy is theirs.policy in (Policy.ALWAYS, Policy.POISSON)
         and ours.rate <= theirs.rate
+        and ours.members <= theirs.members
         and ours.base.noise_multiplier >= theirs.base.noise_multiplier
     )
 

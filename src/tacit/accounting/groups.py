@@ -1,15 +1,18 @@
-"""Group privacy: what is known of several records together, a family of four or one person's five visits.
+"""Group privacy: what is known of several records together, a family of four or one owner's five records.
 
 Two ways, both proved:
 
-1. *Gaussian sums*, over everyone or Poisson samples under add/remove, have a pair of their own. Let D' have k records
+1. *Gaussian sums*, over everyone or Poisson samples, have pairs of their own. Under add/remove, let D' have k records
    more than D. Given which of D's records are drawn, a step's answer is N(c) for D and, for D', the mixture over the
    sets s of the k records, drawn each with probability q, of N(c + v_s), |v_s| <= |s| contributions. For a set S with
    N(c)-mass r Neyman & Pearson give Φ(Φ^-1(r) - |s| μ) <= N(c + v_s)(S) <= Φ(Φ^-1(r) + |s| μ), μ one contribution over
    the noise, and one half-line attains all the upper (or all the lower) bounds at once. So the mixture of N(jμ) with
    binomial weights, against N(0), has the largest hockey-stick divergence of every order, in both directions: it
    dominates, k records that all contribute the same attain it, and steps compose as any dominating pairs do (Zhu, Dong
-   & Wang 2022). The mixture is that of Choquette-Choo et al. (arXiv 2310.15526), here for a group.
+   & Wang 2022). The mixture is that of Choquette-Choo et al. (arXiv 2310.15526), here for a group. Under replace-one
+   the k records have the same coins in both, so the answers are mixtures of N(c + v_s) and of N(c + v'_s) with equal
+   weights, and the same half-line attains Φ(Φ^-1(r) + |s| μ) and Φ(Φ^-1(r) - |s| μ) for all s at once: the mixtures
+   of N(jμ) and of N(-jμ) dominate, and k records that are replaced by their opposites attain them.
 2. *Anything else*: if D_0, ..., D_k differ by one record each, P_0(S) <= e^ε P_1(S) + δ <= e^2ε P_2(S) + (1 + e^ε) δ
    and so on: (ε, δ) for one record is (kε, δ (e^(kε) - 1) / (e^ε - 1)) for k.
 """
@@ -25,6 +28,7 @@ import numpy as np
 from tacit.accounting.composition import Composition, Gaussian, Interval, Policy
 from tacit.accounting.effort import spend
 from tacit.accounting.losses import ROUNDING, Array, Cells, GaussianLoss, Pair, base_cells
+from tacit.accounting.mixture import log_sum
 from tacit.accounting.sides import LEAST_RATE, Side
 from tacit.accounting.tail import LEAST_NOISE, MOST_NOISE
 from tacit.ledger.events import Adjacency
@@ -111,6 +115,89 @@ class Several:
         return Cells((1 - self._sampled) * none + mixed, none, rise, 2 * ROUNDING * scale)
 
 
+@dataclass(frozen=True)
+class SeveralReplaced:
+    """``size`` records, each in the sample with probability ``rate``: Σ_j w_j N(j shift) against Σ_j w_j N(-j shift).
+
+    With A(x) = Σ_j w_j e^(jμx - j²μ²/2) the loss L(x) = log A(x) - log A(-x) is odd and grows with x. For l > 0,
+    L(x) = l is log N(x) - log A(-x) = log(e^l - 1), N(x) = A(x) - A(-x) = 2 Σ_j w_j e^(-j²μ²/2) sinh(jμx): sums of
+    positive terms, in which nothing cancels. Newton's method in log x, kept between bounds: A(-x) <= 1, so x is at most
+    where one term of A reaches e^l; and with N(x) <= x N'(most) at least (e^l - 1) A(-most) / N'(most).
+    """
+
+    base: GaussianLoss
+    rate: float
+    size: int
+
+    @property
+    def records(self) -> int:
+        return 2 * self.size
+
+    @property
+    def _log_weights(self) -> list[float]:
+        return Several(self.base, self.rate, self.size)._log_weights
+
+    def _where(self, loss: Array) -> Array:
+        """x at which L is ``loss``."""
+        spend(200.0 * self.size * len(loss))
+        size = np.abs(loss)
+        mu, logs = self.base.shift, np.array(self._log_weights)
+        j = np.arange(self.size + 1, dtype=np.float64)[:, None]
+        heights = logs[:, None] - j * j * (mu * mu / 2)
+        finite = np.isfinite(size) & (size > 0)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            target = size[finite] + np.log(-np.expm1(-size[finite]))
+            most = np.min((size[finite] - heights[1:]) / (j[1:] * mu), axis=0)
+            slope = log_sum(heights[1:] + np.log(2 * j[1:] * mu) + j[1:] * mu * most, axis=0)
+            low = np.minimum(target + log_sum(heights - j * mu * most, axis=0) - slope, np.log(most))
+            high = np.log(most)
+            t = high
+            for _ in range(100):
+                x = np.exp(t)
+                turn = j[1:] * mu * x
+                # log(2 sinh(y)) = y + log(1 - e^-2y), and its derivative is y coth(y) / x.
+                sines = heights[1:] + turn + np.log(-np.expm1(-2 * turn))
+                back = heights - j * mu * x
+                gap = log_sum(sines, axis=0) - log_sum(back, axis=0) - target
+                rise = _mean(sines, turn / np.tanh(turn)) + _mean(back, j * mu * x)
+                high, low = np.where(gap >= 0, t, high), np.where(gap <= 0, t, low)
+                onward = t - gap / rise
+                onward = np.where((onward > low) & (onward < high), onward, (low + high) / 2)
+                onward = np.where(gap == 0, t, onward)
+                done = np.abs(onward - t).max(initial=0.0) < 1e-12
+                t = onward
+                if done:
+                    break
+        found = np.where(size > 0, np.inf, 0.0)
+        found[finite] = np.exp(t)
+        return np.asarray(np.copysign(found, loss))
+
+    def cells(self, edges: Array) -> Cells:
+        x, low = self._where(edges), edges[:-1]
+        factor, logs = np.exp(low), self._log_weights
+        p = q = rise = scale = np.zeros(len(low))
+        none = none_scale = p
+        for j, log_weight in enumerate(logs[1:], start=1):
+            shift, weight = j * self.base.shift, math.exp(log_weight)
+            half = shift * shift / 2
+            towards, none, towards_scale, none_scale = base_cells(GaussianLoss(shift), shift * x - half)
+            away, _, away_scale, _ = (part[::-1] for part in base_cells(GaussianLoss(shift), -shift * x[::-1] - half))
+            p, q = p + weight * towards, q + weight * away
+            rise = rise + weight * (towards - factor * away)
+            scale = scale + weight * (towards_scale + factor * away_scale)
+        stay = math.exp(logs[0])
+        rise = rise - stay * np.expm1(low) * none
+        scale = scale + stay * np.abs(np.expm1(low)) * none_scale
+        # The edges are off by rounding; there P = e^l Q, so that only the difference of the sides counts.
+        return Cells(p + stay * none, q + stay * none, rise, 2 * ROUNDING * scale)
+
+
+def _mean(logs: Array, values: Array) -> Array:
+    """The mean of ``values`` with weights of these logarithms, column by column."""
+    weights = np.exp(logs - logs.max(axis=0))
+    return np.asarray((weights * values).sum(axis=0) / weights.sum(axis=0))
+
+
 def largest_loss(side: Side) -> float:
     """No loss of this direction is larger: records that are added have at most -log w_0 a step."""
     if side.shift or not all(isinstance(pair, Several) and pair.added for pair, _ in side.pairs):
@@ -120,23 +207,25 @@ def largest_loss(side: Side) -> float:
 
 
 def sides(composition: Composition, size: int) -> list[Side] | None:
-    """The two directions for a group of ``size`` records, or None where only the rule for anything is proved."""
+    """The two directions for a group of ``size`` units, or None where only the rule for anything is proved."""
     replace = composition.adjacency is Adjacency.REPLACE_ONE
     pairs: tuple[list[tuple[Pair, int]], list[tuple[Pair, int]]] = ([], [])
     squared = 0.0
-    for term, count in composition.parts:
+    for term, count in composition.terms:
         if not isinstance(term.base, Gaussian) or not LEAST_NOISE <= term.base.noise_multiplier <= MOST_NOISE:
             return None
-        shift = 1 / term.base.noise_multiplier
+        shift, records = 1 / term.base.noise_multiplier, size * term.members
         if term.policy is Policy.ALWAYS:
-            squared += count * (composition.shift_factor * size * shift) ** 2
-        elif term.policy is Policy.POISSON and not replace and size <= MOST and term.rate >= LEAST_RATE:
+            squared += count * (composition.shift_factor * records * shift) ** 2
+        elif term.policy is Policy.POISSON and records <= MOST and term.rate >= LEAST_RATE:
             for side, added in zip(pairs, (False, True), strict=True):
-                side.append((Several(GaussianLoss(shift), term.rate, size, added), count))
+                base = GaussianLoss(shift)
+                replaced, several = SeveralReplaced(base, term.rate, records), Several(base, term.rate, records, added)
+                side.append((replaced if replace else several, count))
         else:
             return None
     both = [Side(tuple(side), math.sqrt(squared), 0.0) for side in pairs]
-    return both[:1] if not pairs[0] else both
+    return both[:1] if both[0] == both[1] else both
 
 
 def epsilon(single: Callable[[float], float], delta: float, size: int) -> Interval:

@@ -230,6 +230,7 @@ _POLICIES: dict[type, str] = {
     ev.Everyone: "no sampling",
     ev.Poisson: "Poisson",
     ev.TruncatedPoisson: "Poisson, cut to a largest size",
+    ev.OwnedPoisson: "Poisson, records bounded by owner",
     ev.FixedSize: "fixed size without replacement",
     ev.Shuffled: "shuffled (no amplification claimed)",
     ev.Allocated: "random allocation",

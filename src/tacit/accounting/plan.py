@@ -56,6 +56,7 @@ def plan(
     noise: str | Correlation = "gaussian",
     participations: int = 1,
     max_lot_size: int | None = None,
+    records_per_owner: int | None = None,
     also: Sequence[tuple[ev.Step, int]] = (),
 ) -> Plan:
     """Solve for the one of lot size, length (epochs or steps), noise multiplier, ε and δ that is left out.
@@ -63,6 +64,7 @@ def plan(
     ``noise`` is "gaussian" or "discrete"; the noise multiplier of the latter is that of the sum after rounding. A
     strategy for correlated noise (`tacit.mechanisms.strategies`) is fitted to the length, which must then be given, and
     to the lot size; the noise multiplier is that of the fresh noise.
+    ``records_per_owner``: an owner has at most so many of the records of Poisson lots, and the unit is the owner.
     ``max_lot_size`` drops records from Poisson lots that are larger, which adds to δ.
     With ``sampling`` "allocation" a record is in ``participations`` of the lots of an epoch.
     ``also`` lists other steps on the same records, all of one unit, that the budget has to pay for.
@@ -71,7 +73,15 @@ def plan(
     True
     """
     draft = _Draft(
-        records, sampling, ev.Adjacency(adjacency), accountant, tuple(also), noise, participations, max_lot_size
+        records,
+        sampling,
+        ev.Adjacency(adjacency),
+        accountant,
+        tuple(also),
+        noise,
+        participations,
+        max_lot_size,
+        records_per_owner,
     )
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
@@ -85,6 +95,10 @@ def plan(
     _check(records, lot_size, epochs, steps, noise_multiplier, epsilon, delta)
     if max_lot_size is not None and sampling != "poisson":
         raise ValueError(f"max_lot_size is {max_lot_size!r}; it is for sampling 'poisson' only.")
+    if records_per_owner is not None and (sampling != "poisson" or max_lot_size is not None):
+        raise ValueError(
+            f"records_per_owner is {records_per_owner!r}; it is for sampling 'poisson', and not with max_lot_size."
+        )
     if participations != 1 and sampling != "allocation":
         raise ValueError(f"participations is {participations!r}; it is for sampling 'allocation' only.")
     if not isinstance(noise, Correlation):
@@ -136,11 +150,14 @@ class _Draft:
     noise: str | Correlation = "gaussian"
     participations: int = 1
     max_lot_size: int | None = None
+    records_per_owner: int | None = None
     made: dict[tuple[object, ...], Guarantee] = field(default_factory=dict, compare=False)
 
     @property
     def unit(self) -> str:
         """That of the other steps; `guarantee` refuses steps of different units."""
+        if self.records_per_owner is not None:
+            return "owner"
         return self.also[0][0].sampling.unit if self.also else "example"
 
     def entries(self, lot_size: int, steps: int, noise_multiplier: float) -> list[tuple[ev.Step, int]]:
@@ -158,6 +175,9 @@ class _Draft:
         return ev.Step(event, (correlated_gradients(z, noise.fitted(steps, groups, rate)),)), steps
 
     def _events(self, lot_size: int, steps: int) -> list[tuple[ev.Sampling, int]]:
+        if self.sampling == "poisson" and self.records_per_owner is not None:
+            rate, most = lot_size / self.records, self.records_per_owner
+            return [(ev.OwnedPoisson(rate=rate, records=self.records, most=most), steps)]
         if self.sampling == "poisson" and self.max_lot_size is not None:
             rate, most = lot_size / self.records, self.max_lot_size
             return [(ev.TruncatedPoisson(rate=rate, records=self.records, most=most, unit=self.unit), steps)]

@@ -266,7 +266,7 @@ def _sampled_gaussians(side: Side) -> SampledGaussians | None:
 
 
 def _check_counts(composition: Composition) -> None:
-    total = sum(count for _, count in composition.parts)
+    total = sum(count for _, count in composition.terms)
     if total > _MOST_STEPS:
         shown = total if total < 10**30 else f"about 10^{math.floor(math.log10(total))}"
         raise ValueError(f"the number of steps is {shown}; the pld accountant takes at most {_MOST_STEPS}.")

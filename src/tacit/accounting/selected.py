@@ -85,7 +85,7 @@ def dominates(costly: Term, term: Term) -> bool:
         return True
     if not isinstance(costly.base, Gaussian) or not isinstance(term.base, Gaussian):
         return False
-    if term.base.noise_multiplier < costly.base.noise_multiplier:
+    if term.base.noise_multiplier < costly.base.noise_multiplier or term.members > costly.members:
         return False
     same = costly.policy is term.policy
     rarer = same and costly.policy is Policy.POISSON and term.rate <= costly.rate

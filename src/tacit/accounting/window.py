@@ -15,7 +15,7 @@ from tacit.accounting.tilted import Tilted
 
 _EPS = sys.float_info.epsilon
 EXCESS = 5e-8
-"""What aliasing and what the frequencies left out may each add to δ, relative to it, where that can be had."""
+"""The relative error that aliasing, and the frequencies left out, may each add to δ, where that can be reached."""
 _MOST_WORK = 4e8
 _LEAST = sys.float_info.min
 

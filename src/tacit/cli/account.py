@@ -38,6 +38,10 @@ def account(
     ] = False,
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one (plans only).")] = "add/remove",
+    records_per_owner: Annotated[
+        int | None,
+        typer.Option(parser=whole, metavar="WHOLE", help="An owner has at most so many of the records (plans only)."),
+    ] = None,
     noise: Annotated[str, typer.Option(help=f"{NOISE_HELP} For plans only.")] = "gaussian",
     bands: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=BANDS_HELP)] = None,
     groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
@@ -73,6 +77,7 @@ def account(
       tacit account runs/mnist/ledger.jsonl --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --epsilon 1 --json
       tacit account runs/mnist/ledger.jsonl --delta 1e-5 --group 5
+      tacit account --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5 --records-per-owner 3
       tacit account --from-opacus history.json --delta 1e-5
       tacit account --sampling shuffled --compare --sampling-rate 0.01 --noise-multiplier 1 --steps 100 --delta 1e-5
       tacit account runs/mnist/ledger.jsonl --expect 5b2c…
@@ -98,6 +103,7 @@ def account(
             raise ValueError(f"--from-opacus is given beside the ledger {ledger}; give one of them.")
         given += ["--adjacency"] * (adjacency != "add/remove") + ["--noise"] * (noise != "gaussian")
         given += ["--sampling"] * (sampling != "poisson") + ["--compare"] * compare
+        given += ["--records-per-owner"] * (records_per_owner is not None)
         if given:
             raise ValueError(f"{', '.join(given)} is for plans; the ledger {ledger} says it itself.")
         book = Ledger.load(ledger)
@@ -111,7 +117,7 @@ def account(
             raise ValueError("--expect compares a ledger with a receipt; give the ledger file as well.")
         receipt, lines = {}, []
         others = [*given, *["--noise"] * (noise != "gaussian"), *["--sampling"] * (sampling != "poisson")]
-        others += ["--compare"] * compare
+        others += ["--compare"] * compare + ["--records-per-owner"] * (records_per_owner is not None)
         if from_opacus is not None and others:
             raise ValueError(f"{', '.join(others)} is for plans; the history {from_opacus} says it itself.")
     if from_opacus is not None:
@@ -125,17 +131,22 @@ def account(
             raise ValueError(f"give a ledger file, or a plan: {', '.join(missing)} missing.")
         if not 1 <= steps <= 10**12:
             raise ValueError(f"--steps is {steps}; it must be a whole number from 1 to {10**12}.")
-        header = Header(adjacency=adjacency)  # type: ignore[arg-type]
+        owned = records_per_owner is not None
+        header = Header(adjacency=adjacency, unit="owner" if owned else "example")  # type: ignore[arg-type]
         strategy = correlation(noise, bands, groups)
         if strategy is not None and (compare or sampling != "poisson"):
             raise ValueError(f"--sampling is {sampling!r}; correlated noise has its own: leave it and --compare out.")
+        if owned and (strategy is not None or sampling != "poisson"):
+            raise ValueError(f"--records-per-owner is {records_per_owner}; it is for Poisson lots of plain noise.")
         if compare:
             if sampling != "shuffled" or delta is None or noise != "gaussian" or plot is not None or group > 1:
                 raise ValueError("--compare is for --sampling shuffled and --delta, with Gaussian noise and no plot.")
             show(*compared(sampling_rate, noise_multiplier, steps, delta, accountant=accountant), as_json=as_json)
             return
         if strategy is None:
-            entries = planned_entries(sampling, sampling_rate, noise_multiplier, steps, noise, adjacency)
+            entries = planned_entries(
+                sampling, sampling_rate, noise_multiplier, steps, noise, adjacency, records_per_owner
+            )
         else:
             step = planned_block(strategy, sampling_rate=sampling_rate, noise_multiplier=noise_multiplier, steps=steps)
             entries = [(step, steps)]

@@ -32,6 +32,20 @@ def average(
         typer.Option(parser=whole, metavar="WHOLE", help="Of the participants, drawn in a round on average [all]."),
     ] = None,
     delta: Delta = 1e-5,
+    noise_by: Annotated[
+        str,
+        typer.Option(
+            help="server: it sees the changes. participants: it sees one sum, masked, with their noise in it."
+        ),
+    ] = "server",
+    least: Annotated[
+        int | None,
+        typer.Option(parser=whole, metavar="WHOLE", help="Participants that a round needs; others may vanish [all]."),
+    ] = None,
+    colluding: Annotated[
+        int,
+        typer.Option(parser=whole, metavar="WHOLE", help="Of them may tell the server their noise (participants)."),
+    ] = 0,
     patience: Annotated[
         float, typer.Option(parser=number, metavar="SECONDS", help="The longest that a round waits for answers.")
     ] = 600.0,
@@ -41,11 +55,12 @@ def average(
     log_format: LogFormat = "text",
     as_json: Json = False,
 ) -> None:
-    """Average the changes of whole participants with the server's noise, until it is interrupted.
+    """Average the changes of whole participants, with the server's noise or their own, until it is interrupted.
 
     \b
-    The server is trusted: it sees the changes before noise. What it releases, the model after each round, protects
-    every participant as a whole. Started again with the same options, it goes on.
+    With the server's noise the server is trusted: it sees the changes before noise. With --noise-by participants it
+    sees only sums of masked changes that have the noise in them. What it releases, the model after each round,
+    protects every participant as a whole. Started again with the same options, it goes on.
 
     \b
     Example:
@@ -68,8 +83,10 @@ def average(
         clip_norm=clip_norm,
         rounds=rounds,
         budget=Budget(epsilon, delta),
-        least=len(admit) if lot_size is None else 1,
+        least=least or (len(admit) if lot_size is None else 1),
         patience=patience,
+        noise_by=noise_by,  # type: ignore[arg-type]  # checked there
+        colluding=colluding,
     )
     ended = threading.Event()
     with collaboration.average(averaging, admit=admit, keys=keys, listen=listen) as server:
@@ -100,13 +117,14 @@ def contribute(
         float | None,
         typer.Option(parser=number, metavar="NUMBER", help="Refuse a server that promises a participant a larger ε."),
     ] = None,
+    masked: Annotated[bool, typer.Option("--masked", help="Refuse a server that would see one's own change.")] = False,
     delta: Delta = 1e-5,
     learning_rate: Rate = 0.02,
     batch_size: Batch = 32,
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Take part in averaging whose noise is the server's; prints its ε beside that of one's own noise.
+    """Take part in averaging; prints the ε of a whole participant beside that of an example, by one's own noise.
 
     \b
     Example:
@@ -130,6 +148,7 @@ def contribute(
         folder=folder,
         privacy=None if epsilon is None else collaboration.LocalDpSgd(epsilon=epsilon, delta=delta),
         most_epsilon=most_epsilon,
+        masked=masked,
         tell=lambda text: print(text, file=sys.stderr),
         learning_rate=learning_rate,
         batch_size=batch_size,

@@ -35,6 +35,9 @@ def plan(
     max_lot_size: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="Drop records of larger Poisson lots; adds to δ.")
     ] = None,
+    records_per_owner: Annotated[
+        int | None, typer.Option(parser=whole, metavar="WHOLE", help="An owner has at most so many of the records.")
+    ] = None,
     adjacency: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
     accountant: Annotated[str, typer.Option(help="pld, rdp, moments or strong.")] = "pld",
     noise: Annotated[str, typer.Option(help=NOISE_HELP)] = "gaussian",
@@ -69,6 +72,7 @@ def plan(
         sampling=sampling,
         participations=participations,
         max_lot_size=max_lot_size,
+        records_per_owner=records_per_owner,
         adjacency=adjacency,
         accountant=accountant,
         noise=strategy or noise,

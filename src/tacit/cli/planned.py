@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def planned_entries(
-    sampling: str, rate: float, noise_multiplier: float, steps: int, noise: str, adjacency: str
+    sampling: str,
+    rate: float,
+    noise_multiplier: float,
+    steps: int,
+    noise: str,
+    adjacency: str,
+    records_per_owner: int | None = None,
 ) -> list[tuple[Step, int]]:
     """The steps of a plan. An epoch has 1/rate steps, rounded: the rate of lots that are dealt out is one over that.
 
@@ -18,9 +24,11 @@ def planned_entries(
     proof, each record's own coin chooses its lot.
     """
     from tacit.accounting.plan import gradients
-    from tacit.ledger.events import Allocated, Poisson, Shuffled, Step
+    from tacit.ledger.events import Allocated, OwnedPoisson, Poisson, Shuffled, Step
 
     query = gradients(noise_multiplier, noise)
+    if records_per_owner is not None:
+        return [(Step(OwnedPoisson(rate=rate, records=records_per_owner, most=records_per_owner), (query,)), steps)]
     if sampling == "poisson":
         return [(Step(Poisson(rate=rate), (query,)), steps)]
     if sampling not in ("allocation", "shuffled"):

@@ -77,7 +77,7 @@ class Architecture:
 
 
 NONE = Architecture()
-"""Of the networks that their name describes."""
+"""The architecture of a network that its name describes."""
 
 
 def _is_close(one: Constant, other: Constant) -> bool:

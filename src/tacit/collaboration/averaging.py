@@ -21,6 +21,18 @@ hides nothing, and the guarantee is that of q = 1. Flower shows it too: ``flwr l
 ``flwr log`` repeats what a ServerApp logs; both are for those who are trusted. *Not trusted*: participants, and whoever
 sees every released model. They can spoil the model, but not what is promised to others. *Not covered*: when a round
 ends, which depends on who answers and how fast.
+
+Noise by the participants
+-------------------------
+With ``noise_by="participants"`` the server is not trusted with the changes either: each participant clips its own, adds
+its share of discrete noise and masks it (`tacit.collaboration.network.masking`), and the server learns one sum over at
+least t participants, t >= ``least``, with the noise of all of them. *Record*, *sensitivity* and *theorem* are those of
+`tacit.mechanisms.shared_noise`: neighbouring federations have a participant's change, or zeros in its place; nobody is
+sampled; each adds 1/(least - colluding) of the variance σ², so that the noise of those who remain suffices whoever
+vanishes and if ``colluding`` of them tell the server theirs. *Trusted*: that at most so many do, and the authority that
+tells participants apart; for a server that does not keep to the protocol also least > (population + colluding) / 2.
+Every participant charges a ledger of its own before it sends. *Not trusted*: the server. A dishonest participant can
+send a vector that is too long: that spoils the model, and weakens nobody else's guarantee.
 """
 
 from __future__ import annotations
@@ -31,9 +43,10 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -42,10 +55,11 @@ from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.database import Sole, connect, transaction
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.privacy import UNIT
-from tacit.ledger import Budget, Header, Ledger, Poisson, Receipt, Step
-from tacit.mechanisms import SumQuery
+from tacit.collaboration.refusals import Reason, Refused
+from tacit.ledger import Budget, Everyone, Header, Ledger, Poisson, Receipt, Step
+from tacit.mechanisms import SharedSum, SumQuery
 from tacit.mechanisms.sums import Total
-from tacit.randomness import SecureSource, SeededSource, Source
+from tacit.randomness import Integers, SecureSource, SeededSource, Source
 from tacit.sampling import PoissonSampler
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS state (
@@ -65,6 +79,9 @@ class Averaging:
 
     State and ledger are in ``folder``. The first round waits for ``least`` nodes, a round for ``patience`` seconds at
     most. With a ``seed`` everything is repeatable and protects nobody; the ledger says so.
+
+    ``noise_by`` "participants" needs masks, and so our own service: every round has at least ``least`` participants, of
+    whom ``colluding`` may tell the server everything; all take part in every round (``lot_size`` is the population).
     """
 
     network: Callable[[], nn.Module]
@@ -80,6 +97,8 @@ class Averaging:
     patience: float = 600.0
     pause: float = 0.2
     seed: int | None = None
+    noise_by: Literal["server", "participants"] = "server"
+    colluding: int = 0
 
     def __post_init__(self) -> None:
         for name in ("population", "lot_size", "rounds", "least"):
@@ -91,6 +110,32 @@ class Averaging:
         for name in ("clip_norm", "learning_rate", "patience", "pause"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a finite number above 0.")
+        if self.noise_by not in ("server", "participants"):
+            raise ValueError(f"noise_by is {self.noise_by!r}; choose 'server' or 'participants'.")
+        if self.noise_by == "participants":
+            self._check_shared()
+
+    def _check_shared(self) -> None:
+        if self.lot_size != self.population or self.seed is not None:
+            raise ValueError(
+                f"lot_size is {self.lot_size} of {self.population} and seed {self.seed!r}; noise by the participants "
+                "is for rounds of all of them, without a seed."
+            )
+        if not 2 <= self.least <= self.population or not 0 <= self.colluding < self.least:
+            raise ValueError(
+                f"least is {self.least} and colluding {self.colluding}; at least two of {self.population} are in a "
+                "sum, and fewer collude than are in it."
+            )
+
+    def shared_sum(self, parameters: int) -> SharedSum:
+        """The sum of a round in which participants add the noise."""
+        return SharedSum(
+            group="update",
+            clip_norm=self.clip_norm,
+            noise_multiplier=self.noise,
+            parts=self.least - self.colluding,
+            dimension=parameters,
+        )
 
     @property
     def noise(self) -> float:
@@ -103,6 +148,7 @@ class Averaging:
             steps=self.rounds,
             epsilon=self.budget.epsilon,
             delta=self.budget.delta,
+            noise="gaussian" if self.noise_by == "server" else "discrete",
         ).noise_multiplier
 
 
@@ -143,10 +189,13 @@ class Averager:
         norm = averaging.clip_norm
         self._query = SumQuery(group="update", clip_norm=norm, noise_std=averaging.noise * norm)
         self._event = Poisson(rate=averaging.lot_size / averaging.population, unit=UNIT)
-        self._terms = json.dumps(
-            [averaging.population, averaging.lot_size, norm, averaging.noise, *astuple(averaging.budget)]
-        )
+        terms = [averaging.population, averaging.lot_size, norm, averaging.noise, *astuple(averaging.budget)]
         initial = FlatParameters(averaging.network()).vector
+        self._shared: SharedSum | None = None
+        if averaging.noise_by == "participants":
+            self._shared = averaging.shared_sum(initial.size)
+            terms += [averaging.noise_by, averaging.least, averaging.colluding]
+        self._terms = json.dumps(terms)
         self._sole = Sole(averaging.folder)
         self._db = connect(averaging.folder / "averaging.sqlite")
         try:
@@ -195,7 +244,25 @@ class Averager:
 
     def end(self, current: Round) -> None:
         """Release the round's mean change and take the step; on the disk when this returns."""
-        mean = current.release(self._source).numpy() / self._averaging.lot_size
+        self._step(current.release(self._source).numpy())
+
+    def take(self, steps: Integers, people: int) -> None:
+        """Charge a round whose sum, over ``people`` participants, has their noise in it already, and take the step.
+
+        A sum that is longer than clipped vectors and their noise can be is not taken: P(|noise| > σ (√d + 10)) < 2^-70.
+        """
+        if self._shared is None:
+            raise ValueError("noise is added by the server here; use begin and end.")
+        query = self._shared.event()
+        self.ledger.record(Step(Everyone(unit=UNIT), (query,)), secure=self._source.secure)
+        total = self._shared.total(steps).numpy()
+        noise = query.noise_std * math.sqrt(people / self._shared.parts) * (math.sqrt(total.size) + 10)
+        if not float(np.linalg.norm(total)) <= people * query.clip_norm + noise:
+            raise Refused(Reason.BOUND, "the sum of the round is longer than what its participants could have sent.")
+        self._step(total)
+
+    def _step(self, total: npt.NDArray[np.float64]) -> None:
+        mean = total / self._averaging.lot_size
         self.parameters = (self.parameters + self._averaging.learning_rate * mean).astype(np.float32)
         self.rounds += 1
         self._save()

@@ -16,7 +16,7 @@ _BOUNDS = (0.9, 0.99, 0.999)  # γ is tried at these quantiles of the changes
 _THRESHOLDS = (0.5, 1, 2)  # τ is tried where so many times the upload are above it, but not above γ
 _UNBOUNDED = 1e6
 CLOSE = 0.005
-"""Of the best accuracy; among the bounds that come so close the smallest is taken, which needs least noise."""
+"""The share of the best accuracy that a bound must reach; the smallest such bound is taken: it needs least noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

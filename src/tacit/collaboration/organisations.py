@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tacit.collaboration.network.hosting import Terms
     from tacit.collaboration.network.joining import Stand
     from tacit.collaboration.network.running import Server
+    from tacit.collaboration.network.shared_averaging import SharedAveragingService
     from tacit.collaboration.network.status import Access
 
 Network = Callable[[], nn.Module]
@@ -163,7 +164,9 @@ def join(
 class AveragingServer:
     """A server of private averaging that listens, until `stop`; also a context manager."""
 
-    def __init__(self, service: AveragingService, listen: str, credentials: Credentials | None) -> None:
+    def __init__(
+        self, service: AveragingService | SharedAveragingService, listen: str, credentials: Credentials | None
+    ) -> None:
         from tacit.collaboration.network import GrpcServer
 
         self.service, self._grpc = service, GrpcServer(service, listen, credentials)
@@ -184,15 +187,20 @@ class AveragingServer:
 def average(
     averaging: Averaging, *, admit: Sequence[str], keys: Folder | None = None, listen: str = "127.0.0.1:8470"
 ) -> AveragingServer:
-    """Start a server that averages the changes of whole participants with its own noise, and return it.
+    """Start a server that averages the changes of whole participants, and return it.
 
-    The guarantee is for whole participants, against everybody but the server; state and ledger are in
-    ``averaging.folder``. `contribute` takes part.
+    The guarantee is for whole participants: by the server's noise against everybody but the server, by the
+    participants' own (``averaging.noise_by``) against the server too. State and ledger are in ``averaging.folder``.
+    `contribute` takes part.
     """
     from tacit.collaboration.network import Credentials
     from tacit.collaboration.network.averaging import AveragingService
+    from tacit.collaboration.network.shared_averaging import SharedAveragingService
 
-    service = AveragingService(averaging, admit)
+    shared = averaging.noise_by == "participants"
+    if shared and keys is None:
+        raise ValueError("noise by the participants needs certificates, which their masks are made with: give keys.")
+    service = SharedAveragingService(averaging, admit) if shared else AveragingService(averaging, admit)
     try:
         return AveragingServer(service, listen, None if keys is None else Credentials.read(Path(keys), "server"))
     except BaseException:
@@ -211,14 +219,16 @@ def contribute(
     folder: Folder | None = None,
     privacy: LocalDpSgd | None = None,
     most_epsilon: float | None = None,
+    masked: bool = False,
     tell: Callable[[str], None] | None = None,
     ended: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> Contribution:
     """Take part in private averaging until it is over; return the model and both guarantees.
 
-    Arguments are those of `join`. Here ``privacy`` is for local training alone, beside the server's noise, and
-    ``most_epsilon`` the largest ε of a whole participant that is agreed to.
+    Arguments are those of `join`. Here ``privacy`` is for local training alone, beside the noise of the sums, and
+    ``most_epsilon`` the largest ε of a whole participant that is agreed to. ``masked`` refuses a server that would see
+    this participant's change.
     """
     from tacit.collaboration.network import Credentials, Link
     from tacit.collaboration.network.contributing import contribute as take_part
@@ -235,6 +245,8 @@ def contribute(
             loss=loss,
             privacy=privacy,
             most_epsilon=most_epsilon,
+            credentials=credentials,
+            masked=masked,
             ended=ended,
             **settings,
         )

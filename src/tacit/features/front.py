@@ -18,7 +18,7 @@ from tacit.ledger import Ledger, Step
 from tacit.randomness import Source
 
 Shape = tuple[int, ...]
-"""Of one image: (channels, height, width). Of one row of features: any."""
+"""The shape of one image (channels, height, width), or of one row of features (any)."""
 
 ROWS = 4096
 """How many images are transformed at once."""

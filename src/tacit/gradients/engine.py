@@ -18,6 +18,7 @@ from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
+from tacit.gradients.layers.loss_mean import is_learned_mean
 from tacit.gradients.passes import Passes
 from tacit.gradients.problems import refuse
 from tacit.gradients.recorder import Recorder
@@ -141,6 +142,15 @@ class Engine:
             yield
         finally:
             self._recorder.learning = False
+
+    def learn_mean(self) -> bool:
+        """Take the loss as a mean if `learning` has shown that it is a sum divided by the number of examples."""
+        recorder = self._recorder
+        found = recorder.reduction is None and is_learned_mean(recorder)
+        if found:
+            recorder.reduction = "mean"
+            recorder.learned.clear()
+        return found
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -75,8 +75,9 @@ class Passes:
         isolated = self._recorder.is_isolated()
         if not isolated and divisions(marked):
             raise ValueError(
-                "the batch is one object (a batch of graphs), and the model gives other outputs for its examples one "
-                "at a time than together: somewhere examples influence each other"
+                "the batch is one object or a list with an entry for each example (graphs, boxes of images), and the "
+                "model gives other outputs for its examples one at a time than together: somewhere examples influence "
+                "each other, or a loss of the batch is no mean of the examples' own losses"
             )
         if not isolated:  # alone, examples cannot influence each other
             self._comparison.begin(*marked)

@@ -95,8 +95,12 @@ class Recording(ABC):
         """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
         self.learning = False
         """Whether the batches at hand count for nothing, and only show by what the loss is scaled."""
-        self.learned: dict[int, set[frozenset[float] | None]] = {}
-        """The scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
+        self.learned: dict[int, set[frozenset[tuple[str, float]] | None]] = {}
+        """The kinds and scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
+        self.divided = False
+        """Whether a sum over the examples of this batch was divided by their number."""
+        self.divides: bool | None = None
+        """The same of the first batch: so must be all others."""
         self.captures = 0
         """How many times gradients of the current batch arrived."""
         self.capturing = True
@@ -155,6 +159,7 @@ class Recording(ABC):
         self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.aliases, self.inner_seeds, self.output_seeds = [], [], []
+        self.divided = False
         self.problems.forget()
 
     def is_isolated(self) -> bool:

@@ -16,6 +16,7 @@ from tacit.ledger.events import (
     FixedSize,
     GaussianSum,
     LaplaceSum,
+    OwnedPoisson,
     Poisson,
     Query,
     Sampling,
@@ -80,7 +81,9 @@ def _sampled(dp: Any, sampling: Sampling, event: Any) -> Any:
         return dp.PoissonSampledDpEvent(sampling.rate, event)
     if isinstance(sampling, FixedSize):
         return dp.SampledWithoutReplacementDpEvent(sampling.records, sampling.size, event)
-    what = "its slack" if isinstance(sampling, TruncatedPoisson) else "its steps, which are charged together,"
+    what = "its steps, which are charged together,"
+    if isinstance(sampling, TruncatedPoisson | OwnedPoisson):
+        what = "its slack" if isinstance(sampling, TruncatedPoisson) else "its bound on an owner's records"
     raise ValueError(f"{type(sampling).__name__} sampling has no DpEvent; {what} would be lost.")
 
 

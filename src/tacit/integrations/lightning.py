@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tacit.integrations.trainer_lots import LotNumbers
+from tacit.integrations.trainer_settings import records
 from tacit.ledger import BudgetExceeded
 from tacit.training import Parallel, PrivateRun, make_private
 from tacit.training.loaders import check_sampler, no_records_by_number
@@ -88,9 +89,12 @@ class Private:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"lot_size is {size!r}; it must be a whole number, at least 1.")
         self._lot_size = size * (1 if "lot_size" in self.privacy else trainer.world_size)
-        users, rows = self.privacy.get("users"), self.privacy.get("microbatch_size", 1)
-        records = len(dataloader.dataset) // rows if users is None else len(set(users))
-        lots = LotNumbers(math.ceil(records / self._lot_size), self._begin_lot, self._skipped, skipped=True)
+        lots = LotNumbers(
+            math.ceil(records(dataloader.dataset, self.privacy) / self._lot_size),
+            self._begin_lot,
+            self._skipped,
+            skipped=True,
+        )
         self._lots = DataLoader(lots, batch_sampler=lots, collate_fn=_one)
         return self._lots
 

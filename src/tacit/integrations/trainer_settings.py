@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
+from tacit.sampling import chosen_records
 from tacit.training import Metric, Parallel
 from tacit.training.loaders import no_records_by_number
 
@@ -114,6 +115,9 @@ def records(dataset: Any, privacy: Mapping[str, Any]) -> int:
         raise no_records_by_number(dataset)
     if privacy.get("users") is not None:
         return len(set(privacy["users"]))
+    if privacy.get("owners") is not None:
+        most, ownership = privacy.get("records_per_owner", 1), privacy.get("ownership", "public")
+        return len(chosen_records(privacy["owners"], most, ownership))
     return len(dataset) // int(privacy.get("microbatch_size", 1))
 
 

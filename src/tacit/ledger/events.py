@@ -119,6 +119,34 @@ class TruncatedPoisson:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnedPoisson:
+    """As `Poisson`, of records that have one owner or several; no owner has more than ``most`` of the ``records``.
+
+    The unit is the owner. ``ownership`` says what neighbours are under add/remove (under replace-one the owner's
+    records hold something else instead):
+
+    * ``"public"``: the lists of owners are the same for both, and the records of one owner, shared ones with them, are
+      empty in one of the two. An empty record adds nothing to any sum.
+    * ``"private"``: every owner has at most ``most`` records in both, and one of the two lacks an owner and all records
+      that this owner has a share in.
+    """
+
+    rate: float
+    records: int
+    most: int
+    ownership: Literal["public", "private"] = "public"
+    unit: str = "owner"
+
+    def __post_init__(self) -> None:
+        _positive("sampling rate", self.rate, most=1)
+        _count("records", self.records)
+        _count("records of an owner", self.most)
+        if self.ownership not in ("public", "private"):
+            raise ValueError(f"ownership is {self.ownership!r}; it must be 'public' or 'private'.")
+        _text("unit", self.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FixedSize:
     """``size`` of the ``records`` slots, uniformly without replacement, independently at each step."""
 
@@ -221,7 +249,7 @@ class CyclicPoisson:
         _text("unit", self.unit)
 
 
-Sampling = Everyone | Poisson | TruncatedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
+Sampling = Everyone | Poisson | TruncatedPoisson | OwnedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +446,7 @@ _EVENTS: dict[str, type[Any]] = {
     "everyone": Everyone,
     "poisson": Poisson,
     "truncated-poisson": TruncatedPoisson,
+    "owned-poisson": OwnedPoisson,
     "fixed-size": FixedSize,
     "shuffled": Shuffled,
     "allocated": Allocated,

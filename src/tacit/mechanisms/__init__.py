@@ -9,6 +9,7 @@ from tacit.mechanisms.groups import Clipping
 from tacit.mechanisms.lattice import Discrete
 from tacit.mechanisms.microbatch import Microbatches, Repeated, assign
 from tacit.mechanisms.quantile import QuantileTracker
+from tacit.mechanisms.shared_noise import SharedSum
 from tacit.mechanisms.sparse_vector import Chosen, SparseVectorQuery
 from tacit.mechanisms.strategies import (
     BandedInverse,
@@ -45,6 +46,7 @@ __all__ = [
     "Proportional",
     "QuantileTracker",
     "Repeated",
+    "SharedSum",
     "SparseVectorQuery",
     "SquareRoot",
     "Strategy",

@@ -15,7 +15,7 @@ from typing import Protocol
 from tacit.ledger.events import Everyone, Query, Step
 
 Sensitivity = tuple[str, float, int]
-"""Of a group: name, sensitivity, dimension."""
+"""The name, sensitivity and dimension of a group."""
 
 
 class Allocation(Protocol):

@@ -229,11 +229,11 @@ class _Bounds:
         self.scales = torch.tensor([v.scale for g in groups for v in g.vectors], dtype=torch.float64, device=device)
         self.norms = torch.tensor([g.clip_norm for g in groups], dtype=torch.float64, device=device) * (1 - MARGIN)
         self.simple = all(len(g.vectors) == 1 and g.stability is None for g in groups)
-        """Whether every group is one vector, clipped: its factor is a quotient."""
+        """True if every group is one clipped vector: its factor is a quotient."""
         self.largest = 2.0**100 * min([g.clip_norm * g.vectors[0].scale for g in groups], default=0.0)
         self._quotients: dict[torch.dtype, torch.Tensor] = {}
         self.single = float(self.quotient(torch.float32)[0]) if len(groups) == 1 and self.simple else math.nan
-        """What to divide by the norms of one simple group in float32."""
+        """The number that is divided by the norms of one simple group in float32."""
 
     def quotient(self, dtype: torch.dtype) -> torch.Tensor:
         """Return what to divide by the norms of simple groups."""

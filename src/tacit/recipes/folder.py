@@ -14,7 +14,7 @@ from tacit.recipes.outcome import read_json, read_tensors, write_json, write_ten
 from tacit.training import PrivateRun
 
 _FIXED = ("dataset", "recipe", "budget", "accountant", "seed")
-"""What a resumed run must have in common with the one that was begun."""
+"""Settings that a resumed run must share with the run that was begun."""
 
 
 class Folder:

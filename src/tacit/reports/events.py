@@ -13,6 +13,7 @@ from tacit.ledger import (
     FixedSize,
     GaussianSum,
     LaplaceSum,
+    OwnedPoisson,
     Poisson,
     Query,
     Sampling,
@@ -166,6 +167,8 @@ def sampling(event: Sampling) -> str:
         return f"Poisson, q = {event.rate:.6g}" + (f" of {event.records}" if event.records else "")
     if isinstance(event, TruncatedPoisson):
         return f"Poisson, q = {event.rate:.6g} of {event.records}, at most {event.most} records"
+    if isinstance(event, OwnedPoisson):
+        return f"Poisson, q = {event.rate:.6g} of {event.records}, at most {event.most} records of an owner"
     if isinstance(event, FixedSize):
         return f"{event.size} of {event.records} without replacement"
     if isinstance(event, Allocated):

@@ -3,7 +3,7 @@
 from tacit.sampling.cyclic import CyclicSampler
 from tacit.sampling.epochs import AllocationSampler, EpochSampler, ShuffledSampler
 from tacit.sampling.lots import LotReader, batches
-from tacit.sampling.owners import bounded_by_owner
+from tacit.sampling.owners import Owners, OwnerSampler, bounded_by_owner, chosen_records
 from tacit.sampling.samplers import EveryoneSampler, FixedSizeSampler, PoissonSampler, Sampler
 from tacit.sampling.truncated import TruncatedPoissonSampler
 from tacit.sampling.users import UserLot, UserSampler
@@ -15,6 +15,8 @@ __all__ = [
     "EveryoneSampler",
     "FixedSizeSampler",
     "LotReader",
+    "OwnerSampler",
+    "Owners",
     "PoissonSampler",
     "Sampler",
     "ShuffledSampler",
@@ -23,4 +25,5 @@ __all__ = [
     "UserSampler",
     "batches",
     "bounded_by_owner",
+    "chosen_records",
 ]

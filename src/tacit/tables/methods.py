@@ -41,9 +41,9 @@ class Method(Protocol):
     knots: int
     """How many knots a column of numbers may have."""
     bins: bool
-    """Whether declared numbers without bins need private ones."""
+    """True if declared numbers without bins need private bins."""
     texts: bool
-    """Whether free text can be used."""
+    """True if the method uses columns of free text."""
 
     @property
     def settings(self) -> Settings | BoostSettings: ...

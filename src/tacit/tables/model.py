@@ -52,7 +52,7 @@ class TableModel:
     encoding: Encoding
     network: nn.Module
     provenance: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Of every column of the table: its ``type``, and its ``origin`` (declared, discovered and charged, dropped)."""
+    """The ``type`` and the ``origin`` (declared, discovered and charged, dropped) of every column of the table."""
 
     @classmethod
     def new(cls, kind: str, schema: Schema, *, seed: int | None = None) -> TableModel:

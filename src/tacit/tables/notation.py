@@ -25,7 +25,7 @@ KINDS = {
     "currency": "amounts with a currency or thousands separators",
     "text": "free text",
 }
-"""What entries that are no plain numbers look like, for a histogram of discovery; other words are none of these."""
+"""Patterns of entries that are not plain numbers, for the histogram of discovery; other words match none of them."""
 REMEDIES = {
     "date": '{"type": "date", "low": "2020-01-01", "high": "2029-12-31"}',
     "comma": '{"type": "number", "decimal": ",", "low": …, "high": …}',

@@ -22,7 +22,7 @@ from tacit.tables.records import Records, encode
 from tacit.tables.schema import Schema
 
 TEST_SHARE = 0.25
-"""What of ε a private test may cost on its own."""
+"""The share of ε that a private test may cost on its own."""
 _BASELINE = 2.0
 """How much louder the baseline is than the score: together they cost about an eighth more ε than the score."""
 

@@ -27,9 +27,9 @@ from tacit.tables.scoring import TEST_SHARE, Examination, Score, check_groups, p
 from tacit.tables.split import Progress, Split, telling
 
 DISCOVERY_SHARE = 0.25
-"""What of ε undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
+"""The share of ε that undeclared bounds may cost on their own; in composition it takes about 3 % of the budget."""
 SLACK_SHARE = 0.1
-"""What of δ undeclared values may cost."""
+"""The share of δ that undeclared values may cost."""
 _MOST_UNDISCOVERED = 0.5
 _MOST_NUMBERS = 30
 _NAME = "schema"

@@ -101,7 +101,7 @@ def noise_advice(run: PrivateRun) -> list[str]:
             break
     noise = math.sqrt(sum(queries[group.name].noise_std ** 2 * group.dimension for group in clipping.groups))
     bound = math.sqrt(sum(group.sensitivity**2 for group in clipping.groups))
-    size = run.recipe.lot_size(0)
+    size = run.settings.lot_size(0)
     ratio = noise / (bound * size)
     if ratio > MOST_NOISE:
         trained = sum(group.dimension for group in clipping.groups)

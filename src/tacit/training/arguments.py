@@ -47,7 +47,7 @@ _ELSEWHERE = {
     "workers": "write num_workers={value}",
     "collate": "write collate_fn=",
 }
-"""What to write for keywords that other libraries (Opacus, first of all) have."""
+"""Remedies for keywords of other libraries, Opacus first of all."""
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:

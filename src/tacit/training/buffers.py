@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tacit.gradients.traced import Traced
 from tacit.training.batch_norm import PrivateBatchNorm
-from tacit.training.held import Held, members, put_back
+from tacit.training.snapshot import Snapshot, members, put_back
 
 
 class WatchedBuffers:
@@ -31,7 +31,7 @@ class WatchedBuffers:
 
     def hold(self) -> None:
         """The buffers of now are right: the run begins, or a checkpoint was loaded."""
-        self._held = {name: Held(buffer, copied=True) for name, buffer in self._find().items()}
+        self._held = {name: Snapshot(buffer, copied=True) for name, buffer in self._find().items()}
 
     def _find(self) -> dict[str, Tensor]:
         """All that are watched, read anew: an assignment in ``forward`` puts another object in a buffer's place."""
@@ -45,7 +45,7 @@ class WatchedBuffers:
             if type(buffer) is not Traced and any(fnmatchcase(name, pattern) for pattern in self._patterns):
                 held = self._held.get(name)
                 if held is None or held.tensor is not buffer:
-                    self._held[name] = Held(buffer, copied=True)
+                    self._held[name] = Snapshot(buffer, copied=True)
                 else:
                     held.renew()
         return put_back(self._model, "_buffers", self._held, found)[0] if found or self._held else []

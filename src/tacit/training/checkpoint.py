@@ -25,10 +25,10 @@ from torch import Tensor
 from tacit._files import sync
 from tacit.ledger import Ledger
 from tacit.training.checkpoint_files import FORMAT, first_line, positive, read_facts, read_tensors
-from tacit.training.held import bit_sum
-from tacit.training.pieces import cut_like, whole
-from tacit.training.plain import Stateful, pack, unpack
-from tacit.training.run import PrivateRun
+from tacit.training.dtensor_local import cut_like, whole
+from tacit.training.json_state import Stateful, pack, unpack
+from tacit.training.open_run import OpenRun
+from tacit.training.snapshot import bit_sum
 
 log = logging.getLogger("tacit")
 
@@ -54,7 +54,7 @@ class Content:
     stamp: dict[str, str]
 
 
-def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
+def collect(run: OpenRun, others: Mapping[str, Stateful]) -> Content:
     """Return the content of a checkpoint. Shards are put together, the whole is kept in the first process only.
 
     With shards, all processes must ask together.
@@ -73,7 +73,7 @@ def collect(run: PrivateRun, others: Mapping[str, Stateful]) -> Content:
         "clipping": run.clipping_state(),
         "metrics": run.metrics,
         "others": packed,
-        "noise_multiplier": run.recipe.solved,
+        "noise_multiplier": run.settings.solved,
         "ledger": {"steps": len(run.ledger), "digest": run.ledger.digest},
     }
     weights = {name: together(tensor).contiguous() for name, tensor in _unshared(run.model).items()}
@@ -103,7 +103,7 @@ def save(content: Content, directory: str | Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful]) -> str:
+def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) -> str:
     """Continue from a checkpoint, in a run made with the same settings on the same ledger; returns what was read, in
     short: each of several processes must have read the same.
     """
@@ -155,7 +155,7 @@ def load(run: PrivateRun, directory: str | Path, others: Mapping[str, Stateful])
     return f"{facts} {[(name, int(bit_sum(each))) for name, each in sorted((weights | slots | parts).items())]}"
 
 
-def _tell(run: PrivateRun, lost: int) -> None:
+def _tell(run: OpenRun, lost: int) -> None:
     log.log(
         logging.WARNING if lost else logging.INFO,
         "resumed at step %d of %d; the ledger has %d steps that were charged after the checkpoint was written: what "
@@ -166,17 +166,17 @@ def _tell(run: PrivateRun, lost: int) -> None:
     )
 
 
-def _undo(run: PrivateRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
+def _undo(run: OpenRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
     """Puts everything that `load` changes back, but for the sampler, which takes a state whole or not at all."""
     weights = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
     optimizer = copy.deepcopy(run.optimizer.state_dict())
-    step, recipe, clipping = run.step, run.recipe, run.clipping_state()
+    step, settings, clipping = run.step, run.settings, run.clipping_state()
     states = {name: copy.deepcopy(other.state_dict()) for name, other in others.items()}
 
     def undo() -> None:
         run.model.load_state_dict(weights)
         run.optimizer.load_state_dict(optimizer)
-        run.step, run.recipe = step, recipe
+        run.step, run.settings = step, settings
         if clipping:
             run.restore_clipping(clipping)
         for name, other in others.items():
@@ -216,7 +216,7 @@ def _tied(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tenso
     return tied
 
 
-def _cut_slots(state: dict[int, dict[str, Any]], run: PrivateRun) -> dict[int, dict[str, Any]]:
+def _cut_slots(state: dict[int, dict[str, Any]], run: OpenRun) -> dict[int, dict[str, Any]]:
     """The optimizer's state with what it has for each entry of a sharded parameter cut up like that."""
     parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
     return {
@@ -253,7 +253,7 @@ def _join(tensors: dict[str, Tensor], plain: dict[str, dict[str, Any]]) -> dict[
     return state
 
 
-def _groups(run: PrivateRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _groups(run: OpenRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """JSON has no tuples: those of the live optimizer (betas) are put back, and so is what was not written down."""
     live = run.optimizer.state_dict()["param_groups"]
     return [

@@ -7,8 +7,8 @@ from typing import Any
 from tacit.ledger import AdaptiveBudget
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Adaptive, Correlated, Proportional
+from tacit.training.noise_calibration import CalibratedNoise
 from tacit.training.population import Population
-from tacit.training.strength import Strength
 
 
 def check_correlated(
@@ -60,7 +60,7 @@ def fitted(noise: Correlation, population: Population, *, lot_size: int, steps: 
     return Correlated(Proportional(1.0), *noise.fitted(steps, groups, rate))
 
 
-def correlated_strength(noise: Correlated, multiplier: float | None, solved: float | None) -> Strength:
+def calibrate_correlated(noise: Correlated, multiplier: float | None, solved: float | None) -> CalibratedNoise:
     """Return the noise of each step for the noise multiplier that was given, or else solved for."""
 
     def allocate(level: float) -> Correlated:
@@ -69,4 +69,4 @@ def correlated_strength(noise: Correlated, multiplier: float | None, solved: flo
     level = solved if multiplier is None else multiplier
     assert level is not None
     chosen = allocate(level)
-    return Strength(noise=lambda step: chosen, allocate=allocate, solved=solved)
+    return CalibratedNoise(noise=lambda step: chosen, allocate=allocate, solved=solved)

@@ -54,7 +54,7 @@ def fit(
                 step = run.step
                 optimizer.step()
                 optimizer.zero_grad()
-                if run.step != step and run.step % log_every == 0 and run.step < run.recipe.steps:
+                if run.step != step and run.step % log_every == 0 and run.step < run.settings.steps:
                     _tell(run, bar, loggers, odometer.read(run) if odometer.due else None)
             if run.step > odometer.step:
                 _tell(run, bar, loggers, odometer.read(run))
@@ -113,4 +113,4 @@ def _bar(run: PrivateRun, wanted: bool) -> _Bar:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return _Bar(progress, progress.add_task("starting", total=run.recipe.steps))
+    return _Bar(progress, progress.add_task("starting", total=run.settings.steps))

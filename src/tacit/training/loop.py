@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tacit.ledger import BudgetExceeded
-from tacit.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from tacit.training.run import PrivateRun
+from tacit.training.open_run import OpenRun
+from tacit.training.run_settings import RunSettings
 
 log = logging.getLogger("tacit")
 
@@ -23,7 +21,7 @@ class Batches(Iterator[Any]):
     many is private, because it tells the lot's size. An iterator that has ended says so when a loop asks it again.
     """
 
-    def __init__(self, run: PrivateRun, lots: int | None = None) -> None:
+    def __init__(self, run: OpenRun, lots: int | None = None) -> None:
         self._run, self._progress = run, _Progress(lots)
         self._batches = _read(run, self._progress)  # which does not hold this object: it ends as soon as a loop is left
         self._over = False
@@ -65,13 +63,13 @@ class _Progress:
     end: int | None = None  # the step at which it ends, once it has begun
     stopped: bool = False
 
-    def last(self, run: PrivateRun) -> int:
+    def last(self, run: OpenRun) -> int:
         if self.end is not None:
             return self.end
         return run.steps if self.lots is None else min(run.steps, run.step + self.lots)
 
 
-def _read(run: PrivateRun, progress: _Progress) -> Generator[Any]:
+def _read(run: OpenRun, progress: _Progress) -> Generator[Any]:
     end = progress.end = progress.last(run)
     if run.step >= run.steps:
         log.warning("this loop has no batches: the run has taken all its %d steps. %s", run.steps, _REMEDY)
@@ -95,15 +93,15 @@ _REMEDY = (
 class Epoch(Batches):
     """The batches of one epoch: of as many lots as draw every record once on average."""
 
-    def __init__(self, run: PrivateRun, lots: int, number: int) -> None:
+    def __init__(self, run: OpenRun, lots: int, number: int) -> None:
         super().__init__(run, lots)
         self.number = number
         """Counted from 0, over resumptions too."""
 
 
-def epochs(run: PrivateRun, *, whole_lots: bool) -> Iterator[Epoch]:
+def epochs(run: OpenRun, *, whole_lots: bool) -> Iterator[Epoch]:
     """Yield the epochs that are left; the first is the rest of one where a checkpoint was loaded in its middle."""
-    ends = epoch_ends(run.recipe, run.sampler.records, whole_lots=whole_lots)
+    ends = epoch_ends(run.settings, run.sampler.records, whole_lots=whole_lots)
     at = run.step
     if at >= run.steps:
         log.warning("this loop has no epochs: the run has taken all its %d steps. %s", run.steps, _REMEDY)
@@ -119,21 +117,21 @@ def epochs(run: PrivateRun, *, whole_lots: bool) -> Iterator[Epoch]:
         at = end
 
 
-def epoch_ends(recipe: Recipe, records: int, *, whole_lots: bool) -> list[int]:
+def epoch_ends(settings: RunSettings, records: int, *, whole_lots: bool) -> list[int]:
     """Return after how many steps each epoch is over: as soon as its lots have as many records as there are.
 
     With ``whole_lots`` an epoch is a partition of the records into lots, of which the last may be smaller.
 
     >>> from tacit import Flat
     >>> from tacit.mechanisms import Proportional
-    >>> recipe = Recipe(steps=11, clipping=Flat, noise=Proportional, lot_size=lambda step: 11, batch_size=11)
-    >>> epoch_ends(recipe, 60, whole_lots=False), epoch_ends(recipe, 24, whole_lots=True)
+    >>> settings = RunSettings(steps=11, clipping=Flat, noise=Proportional, lot_size=lambda step: 11, batch_size=11)
+    >>> epoch_ends(settings, 60, whole_lots=False), epoch_ends(settings, 24, whole_lots=True)
     ([6, 11], [3, 6, 9, 11])
     """
     ends, seen = [], 0
-    for step in range(recipe.steps):
-        seen += recipe.lot_size(step)
+    for step in range(settings.steps):
+        seen += settings.lot_size(step)
         if seen >= records:
             ends.append(step + 1)
             seen = 0 if whole_lots else seen - records
-    return ends if ends and ends[-1] == recipe.steps else [*ends, recipe.steps]
+    return ends if ends and ends[-1] == settings.steps else [*ends, settings.steps]

@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit.gradients.layout import Layout
 from tacit.gradients.traced import Traced
 from tacit.ledger import Receipt
-from tacit.training.questions import Questions
+from tacit.training.step_queries import StepQueries
 
 if TYPE_CHECKING:
     from tacit.training.trial import Trial
@@ -22,7 +22,7 @@ class Lot:
     """A lot: its receipt, and how far its batches have come. The number of its records is private."""
 
     receipt: Receipt
-    questions: Questions
+    queries: StepQueries
     size: int = 0  # of the current batch
     real: int = 0  # its first rows that are records; the rest fill it up, with weight zero
     observed: set[str] = field(default_factory=set)
@@ -53,7 +53,7 @@ class Lot:
 
     def check_observed(self) -> None:
         """Refuse to release as a metric what would be noise alone, or noise and a part of the lot."""
-        declared = {name.removeprefix("metrics/") for name in self.questions.tallies if name.startswith("metrics/")}
+        declared = {name.removeprefix("metrics/") for name in self.queries.tallies if name.startswith("metrics/")}
         missing = sorted(declared - self.observed)
         if missing:
             raise RuntimeError(
@@ -63,7 +63,7 @@ class Lot:
 
     def observe(self, name: str, rows: Tensor, trial: Trial | None) -> None:
         """Add one value for each example of the batch to a metric; in a trial, hand it over to be compared."""
-        tallies, group = self.questions.tallies, f"metrics/{name}"
+        tallies, group = self.queries.tallies, f"metrics/{name}"
         if group not in tallies:
             known = ", ".join(sorted(each.removeprefix("metrics/") for each in tallies if each.startswith("metrics/")))
             raise ValueError(f"metric {name!r} was not declared; make_private was given metrics: {known or 'none'}.")

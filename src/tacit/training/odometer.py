@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tacit.training.run import PrivateRun
+from tacit.training.open_run import OpenRun
 
 
 class Odometer:
@@ -20,7 +18,7 @@ class Odometer:
         """True if enough time has passed since the last reading."""
         return time.perf_counter() >= self._rest
 
-    def read(self, run: PrivateRun) -> float:
+    def read(self, run: OpenRun) -> float:
         """Return ε of everything in the run's ledger, at the budget's δ (1e-5 without a budget)."""
         start = time.perf_counter()
         epsilon = run.guarantee(run.budget.delta if run.budget else 1e-5).epsilon

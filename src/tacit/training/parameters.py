@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from tacit.gradients.shards import cut_up, sharded_modules
-from tacit.training.held import Held, members, put_back, renew_all
+from tacit.training.snapshot import Snapshot, members, put_back, renew_all
 
 
 class WatchedParameters:
@@ -18,8 +18,8 @@ class WatchedParameters:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._sharded = model, sharded_modules(model)
-        self._held: dict[str, Held] = {}
-        self._lost: dict[str, tuple[Held, int]] = {}
+        self._held: dict[str, Snapshot] = {}
+        self._lost: dict[str, tuple[Snapshot, int]] = {}
         """And the version of the tensor, which loading raises, whatever is loaded."""
         self._watching = False
 
@@ -27,12 +27,12 @@ class WatchedParameters:
         """A batch is handed out."""
         self.check()  # the batch before may have ended with an error
         before = {id(held.tensor): held for held in self._held.values()}
-        now: dict[int, Held] = {}  # a parameter with several names is held once
-        names: dict[str, Held] = {}
+        now: dict[int, Snapshot] = {}  # a parameter with several names is held once
+        names: dict[str, Snapshot] = {}
         cut_up(self._sharded)
         for name, parameter in members(self._model, "_parameters").items():
             if id(parameter) not in now:
-                now[id(parameter)] = before.get(id(parameter)) or Held(parameter, copied=False)
+                now[id(parameter)] = before.get(id(parameter)) or Snapshot(parameter, copied=False)
             names[name] = now[id(parameter)]
         renew_all(list(now.values()))
         self._held, self._watching = names, True
@@ -49,7 +49,7 @@ class WatchedParameters:
         changed, lost = put_back(self._model, "_parameters", self._held, found)
         for name in lost:
             tensor = self._held[name].tensor
-            self._lost[name] = Held(tensor, copied=False), tensor._version
+            self._lost[name] = Snapshot(tensor, copied=False), tensor._version
         self._watching = False
         return changed
 

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tacit.ledger import Adjacency
-from tacit.randomness import Source
+from tacit.randomness import Integers, Source
 from tacit.sampling import (
     AllocationSampler,
     CyclicSampler,
     FixedSizeSampler,
+    Owners,
+    OwnerSampler,
     PoissonSampler,
     Sampler,
     ShuffledSampler,
     TruncatedPoissonSampler,
     UserSampler,
+    chosen_records,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owned:
+    """The owners of each record, and how many records one of them may have."""
+
+    owners: Owners
+    most: int
+    ownership: Literal["public", "private"]
+
+    @property
+    def chosen(self) -> Integers:
+        """The numbers of the records that take part."""
+        return chosen_records(self.owners, self.most, self.ownership)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +52,15 @@ class Population:
     examples_per_user: int | None = None
     participations: int = 1
     max_lot_size: int | None = None
+    owned: Owned | None = None
 
     def sampler(self, lot_size: int, source: Source, groups: int = 1) -> Sampler | UserSampler:
         """Draws lots of about ``lot_size`` records; ``groups`` is for cyclic sampling."""
         drawer: Sampler
-        if self.sampling == "poisson" and self.max_lot_size is not None:
+        if self.owned is not None:
+            rate, own = lot_size / self.records, self.owned
+            drawer = OwnerSampler(own.owners, rate, most=own.most, ownership=own.ownership, source=source)
+        elif self.sampling == "poisson" and self.max_lot_size is not None:
             drawer = TruncatedPoissonSampler(
                 self.records, lot_size / self.records, most=self.max_lot_size, source=source, unit=self.unit
             )
@@ -73,8 +94,11 @@ def population(
     microbatch_size: int,
     participations: int = 1,
     max_lot_size: int | None = None,
+    owners: Owners | None = None,
+    records_per_owner: int | None = None,
+    ownership: Literal["public", "private"] = "public",
 ) -> Population:
-    """The records of ``dataset``: its examples, its users, or its microbatches."""
+    """The records of ``dataset``: its examples, owned or not, its users, or its microbatches."""
     policies = ("poisson", "fixed-size", "shuffled", "allocation", "cyclic")
     if sampling not in policies:
         raise ValueError(f"sampling is {sampling!r}; choose one of {', '.join(map(repr, policies))}.")
@@ -85,10 +109,10 @@ def population(
     if max_lot_size is not None:
         if isinstance(max_lot_size, bool) or not isinstance(max_lot_size, int) or max_lot_size < 1:
             raise ValueError(f"max_lot_size is {max_lot_size!r}; it must be a whole number, at least 1.")
-        if sampling != "poisson" or users is not None or microbatch_size > 1:
+        if sampling != "poisson" or users is not None or owners is not None or microbatch_size > 1:
             raise ValueError(
                 f"max_lot_size is {max_lot_size}; it is for Poisson lots of single examples: leave it out, or leave "
-                "out sampling, users and microbatch_size."
+                "out sampling, users, owners and microbatch_size."
             )
     known = [each.value for each in Adjacency]
     if adjacency is not None and adjacency not in known:
@@ -108,16 +132,50 @@ def population(
         raise ValueError(
             f"examples_per_user is {examples_per_user} but users is missing; give the user of each example."
         )
+    records = _records(dataset, users, microbatch_size)
+    owned = None
+    if owners is not None or records_per_owner is not None:
+        owned = _owned(owners, records_per_owner, ownership, records)
+        if sampling != "poisson" or users is not None or microbatch_size > 1:
+            raise ValueError(
+                f"owners are given with sampling={sampling!r}, users or microbatch_size; several owners of a record "
+                "have a proof with Poisson lots of single examples: leave these out."
+            )
+        records = len(owned.chosen)
+    elif ownership != "public":
+        raise ValueError(f"ownership is {ownership!r} but owners is missing; list the owners of each record.")
     return Population(
-        records=_records(dataset, users, microbatch_size),
-        unit="user" if users is not None else "example" if microbatch_size == 1 else "microbatch",
+        records=records,
+        unit=_unit(users, owned, microbatch_size),
         adjacency=chosen,
         sampling=sampling,
         users=users,
         examples_per_user=examples_per_user,
         participations=participations,
         max_lot_size=max_lot_size,
+        owned=owned,
     )
+
+
+def _unit(users: Sequence[int] | None, owned: Owned | None, microbatch_size: int) -> str:
+    if users is not None:
+        return "user"
+    if owned is not None:
+        return "owner"
+    return "example" if microbatch_size == 1 else "microbatch"
+
+
+def _owned(owners: Owners | None, most: int | None, ownership: Literal["public", "private"], records: int) -> Owned:
+    if owners is None:
+        raise ValueError(f"records_per_owner is {most} but owners is missing; list the owners of each record.")
+    if most is None:
+        raise ValueError("records_per_owner is missing; say how many records of an owner may take part.")
+    if len(owners) != records:
+        raise ValueError(f"owners has {len(owners)} entries; the data set has {records} examples.")
+    for number, each in enumerate(owners):
+        if isinstance(each, str) or not isinstance(each, Iterable):
+            raise ValueError(f"owners[{number}] is {each!r}; list the owners of each record: [['ann', 'bob'], ...].")
+    return Owned(owners=owners, most=most, ownership=ownership)
 
 
 def _records(dataset: Any, users: Sequence[int] | None, microbatch_size: int) -> int:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,24 +18,24 @@ from tacit.gradients.precision import LARGEST_BATCH
 from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, Discrete, Strategy
-from tacit.sampling import CyclicSampler, LotReader, UserSampler
+from tacit.sampling import CyclicSampler, LotReader, Owners, UserSampler
 from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.collated_rows import Rows
-from tacit.training.correlation import check_correlated, correlated_strength, fitted
+from tacit.training.correlation import calibrate_correlated, check_correlated, fitted
 from tacit.training.loaders import reading
+from tacit.training.noise_calibration import calibrate, least_noise
 from tacit.training.population import population
-from tacit.training.recipe import Recipe, Schedule, by_step, check_sizes, length
+from tacit.training.rank_agreement import data_facts, model_facts, plan_facts
 from tacit.training.run import PrivateRun
+from tacit.training.run_settings import RunSettings, Schedule, by_step, check_sizes, length
 from tacit.training.shards import ShardedSums, has_shards
 from tacit.training.shared_ledger import open_ledger
-from tacit.training.strength import least_noise, strength
 from tacit.training.sums import CorrelatedSums, GradientSums
 from tacit.training.tally import Metric
 from tacit.training.team import Parallel, assemble
 from tacit.training.trial import Trial
-from tacit.training.unison import data_facts, model_facts, plan_facts
 from tacit.training.updates import check_optimizer, tell_gradient_hooks
 from tacit.training.wrappers import unwrapped
 
@@ -63,6 +63,9 @@ def make_private(
     adjacency: str | None = None,
     users: Sequence[int] | None = None,
     examples_per_user: int | None = None,
+    owners: Owners | None = None,
+    records_per_owner: int | None = None,
+    ownership: Literal["public", "private"] = "public",
     microbatch_size: int = 1,
     metrics: Mapping[str, Metric] | None = None,
     reduction: str | None = None,
@@ -103,6 +106,10 @@ def make_private(
       then exactly ``batch_size`` rows; ``run.real_rows`` says how many of them count.
     * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
       in a lot, each clipped alone and charged together.
+    * ``owners`` lists the owners of each example, one or several: the unit is then the owner, of whom at most
+      ``records_per_owner`` examples take part in the run, each by its own coin. With ``ownership="public"`` who owns
+      which example is taken to be known, examples beyond the bound are left out, and neighbours differ in what is in
+      the examples of one owner. With ``"private"`` every owner must have so few already (`tacit.sampling.owners`).
     * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
       whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
       microbatch; a change of one example replaces one, which costs as much as removing one and adding another. An
@@ -171,6 +178,9 @@ def make_private(
         microbatch_size=microbatch_size,
         participations=participations,
         max_lot_size=max_lot_size,
+        owners=owners,
+        records_per_owner=records_per_owner,
+        ownership=ownership,
     )
     if max_lot_size is not None and team.size > 1:
         raise ValueError(
@@ -179,7 +189,7 @@ def make_private(
     if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
         raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     team.agree("number of records", lambda: str(people.records))
-    team.agree("data set", lambda: data_facts(dataset, users))
+    team.agree("data set", lambda: data_facts(dataset, users if people.owned is None else people.owned.chosen))
     team.agree("model", lambda: model_facts(model, optimizer))
     team.begin_alike(model)
     correlation = check_correlated(
@@ -245,13 +255,13 @@ def make_private(
         if correlation is not None:
             shape = fitted(correlation, people, lot_size=sizes(0), steps=total, groups=groups)
             assert not callable(noise_multiplier)
-            level = correlated_strength(shape, noise_multiplier, solve() if noise_multiplier is None else None)
+            level = calibrate_correlated(shape, noise_multiplier, solve() if noise_multiplier is None else None)
         else:
             assert not isinstance(noise, Correlation)
-            level = strength(noise, noise_multiplier, solve)
+            level = calibrate(noise, noise_multiplier, solve)
         if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
             raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
-        recipe = Recipe(
+        settings = RunSettings(
             steps=total,
             clipping=strategies(clipping),
             noise=level.noise,
@@ -263,7 +273,7 @@ def make_private(
             solved=level.solved,
         )
         if not isinstance(budget, AdaptiveBudget) and any(map(callable, (clipping, noise, noise_multiplier))):
-            recipe.check_schedules()
+            settings.check_schedules()
         sums: GradientSums
         if has_shards(model):
             sums = ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
@@ -280,7 +290,7 @@ def make_private(
             sums=sums,
             sampler=sampler,
             reader=reader,
-            recipe=recipe,
+            settings=settings,
             ledger=book,
             source=source,
             metrics=metrics or {},
@@ -290,6 +300,7 @@ def make_private(
             public_buffers=public_buffers,
             until_closed=until_closed,
             trial=Trial(
+                engine,
                 model,
                 optimizer,
                 wanted=trial and not (team.rank and has_shards(model)),  # of sharded ones the first process tells
@@ -313,7 +324,7 @@ def _tell(run: PrivateRun) -> None:
     first = run.next_step()
     log.info(
         "private run: %d steps, noise multiplier %.4g of a whole step; %s",
-        run.recipe.steps,
+        run.settings.steps,
         first.noise_multiplier,
         ", ".join(
             f"{query.group}: clip norm {query.clip_norm:.4g}, noise {query.noise_std:.4g}"

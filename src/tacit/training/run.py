@@ -19,36 +19,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tacit.accounting import Guarantee, account
 from tacit.gradients import Engine
-from tacit.ledger import AdaptiveBudget, Budget, Ledger, Receipt, Step
+from tacit.ledger import AdaptiveBudget, Budget, Ledger, Step
 from tacit.mechanisms import AdaptiveClipping, Clipping
-from tacit.randomness import Integers, SeededSource, Source
-from tacit.sampling import EpochSampler, LotReader, Sampler, UserLot, UserSampler, batches
+from tacit.randomness import SeededSource, Source
+from tacit.sampling import EpochSampler, LotReader, Sampler, UserSampler
+from tacit.training import checkpoint
 from tacit.training.adam import AdamBC
 from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
+from tacit.training.drawing import Drawing
 from tacit.training.first_rows import FirstRows
-from tacit.training.heap import freed_memory_kept
+from tacit.training.json_state import Stateful
 from tacit.training.loop import Batches, Epoch, epochs
 from tacit.training.lot import Lot
+from tacit.training.malloc_tuning import freed_memory_kept
 from tacit.training.parameters import WatchedParameters
-from tacit.training.plain import Stateful
-from tacit.training.questions import Questionnaire
-from tacit.training.recipe import Recipe
+from tacit.training.rank_agreement import state_facts
+from tacit.training.run_settings import RunSettings
 from tacit.training.shards import ShardedSums
 from tacit.training.statement import statement
+from tacit.training.step_queries import StepQueryMaker
 from tacit.training.sums import GradientSums
 from tacit.training.tally import Metric
-from tacit.training.team import Drawn, Team
+from tacit.training.team import Team
 from tacit.training.trial import Trial
-from tacit.training.unison import state_facts
 from tacit.training.updates import Updates
 
 log = logging.getLogger("tacit")
@@ -71,7 +72,7 @@ class PrivateRun:
         sums: GradientSums,
         sampler: Sampler | UserSampler,
         reader: LotReader,
-        recipe: Recipe,
+        settings: RunSettings,
         ledger: Ledger,
         source: Source,
         metrics: Mapping[str, Metric],
@@ -83,12 +84,12 @@ class PrivateRun:
         trial: Trial,
     ) -> None:
         self.model, self.optimizer, self.engine, self.sampler = model, optimizer, engine, sampler
-        self.recipe, self.ledger, self.budget, self.accountant = recipe, ledger, budget, accountant
+        self.settings, self.ledger, self.budget, self.accountant = settings, ledger, budget, accountant
         self.step, self.abandoned = 0, 0
         self.metrics: dict[str, float] = {}
-        self._reader, self._source, self.team = reader, source, team
+        self._source, self.team = source, team
         self._layers = {f"statistics/{n}": m for n, m in model.named_modules() if isinstance(m, PrivateBatchNorm)}
-        self._questionnaire = Questionnaire(
+        self._query_maker = StepQueryMaker(
             shapes=engine.shapes,
             sampler=sampler,
             metrics=metrics,
@@ -98,6 +99,8 @@ class PrivateRun:
         self._sums, self._shards = sums, isinstance(sums, ShardedSums)
         self._buffers, self._weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
         self._trial = trial
+        # With shards every forward and backward pass gathers parameters from all processes: equally many batches.
+        self._drawing = Drawing(sampler, reader, source, team, trial, even=self._shards)
         self._lot: Lot | None = None
         self._loop: weakref.ref[Batches] | None = None
         self._attached = True
@@ -130,7 +133,7 @@ class PrivateRun:
     @property
     def steps(self) -> int:
         """How many steps are planned; `step` is how many are taken."""
-        return self.recipe.steps
+        return self.settings.steps
 
     @property
     def lot_finished(self) -> bool:
@@ -160,26 +163,21 @@ class PrivateRun:
         if self._lot is not None:
             raise RuntimeError("the previous lot is still being worked on; finish its batches first.")
         self._weights.refuse_lost()
-        questions = self._questionnaire.at(self.step, self.recipe)
+        queries = self._query_maker.at(self.step, self.settings)
         if self.abandoned and self.team.size > 1:
             raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
-        receipt = self.team.record(self.ledger, questions.step, lambda: state_facts(self))
-        lot = self._lot = Lot(receipt=receipt, questions=questions)
+        receipt = self.team.record(self.ledger, queries.step, lambda: state_facts(self))
+        lot = self._lot = Lot(receipt=receipt, queries=queries)
         left_as_found = False
         try:
             self._sums.clear()
             self._updates.begin_lot()
-            indices = self.team.share(lambda: self._draw(lot.receipt))
-            real, indices = len(indices), self._filled(indices)
-            least = -(-len(indices) // self.recipe.batch_size) or 1
-            if self._shards:  # every forward and backward pass gathers parameters from all processes
-                least = self.team.most(least)
-            for size, rows, batch, last in self._handed_out(indices, real, least):
-                lot.turn(size, real=rows, last=last)
+            for batch in self._drawing.batches(lot.receipt, self.settings):
+                lot.turn(batch.rows, real=batch.real, last=batch.last)
                 for layer in self._layers.values():
                     layer.expect()
                 self._weights.hold()
-                yield self.engine.trace(batch, size)
+                yield self.engine.trace(batch.data, batch.rows)
                 lot.check_taken(backward_run=self.engine.ready)
             self._buffers.check()  # the model may have seen the last batch once more, after its step
             left_as_found = lot.done
@@ -204,25 +202,6 @@ class PrivateRun:
         self._sums.clear()
         self.engine.discard()
 
-    def _handed_out(self, indices: Integers, real: int, least: int) -> Iterator[tuple[int, int, Any, bool]]:
-        """Yield (rows, rows that count, batch, whether it is the last): of the trial, once a run, and of the lot."""
-        for size, batch in self._trial.batches(self._reader, indices[:real], self.recipe.batch_size):
-            yield size, size, batch, False
-        pieces = batches(indices, self.recipe.batch_size, least=least)
-        read = self._reader.read(indices, least=least)
-        for number, (piece, batch) in enumerate(zip(pieces, read, strict=True), start=1):
-            size, before = len(piece) // self.recipe.microbatch_size, (number - 1) * self.recipe.batch_size
-            count = size if self.recipe.max_lot_size is None else min(max(real - before, 0), size)
-            yield size, count, batch, number == least
-
-    def _filled(self, indices: Integers) -> Integers:
-        """The examples of a lot, and then the data set's first one, of weight zero, up to the public number of rows."""
-        most = self.recipe.max_lot_size
-        if most is None:
-            return indices
-        rows = -(-most // self.recipe.batch_size) * self.recipe.batch_size
-        return np.concatenate([indices, np.zeros(rows - len(indices), dtype=indices.dtype)])
-
     def _undo_writes(self) -> None:
         """Undo what a lot that was left half-way wrote into the model (which is the caller's own after `close`)."""
         if not self._attached:
@@ -235,19 +214,6 @@ class PrivateRun:
         if changed:
             lost = self._weights.what_is_lost()
             log.warning("%s changed in a lot that was not completed; that was undone%s", ", ".join(changed), lost)
-
-    def _draw(self, receipt: Receipt) -> Drawn:
-        """Draw the examples of the lot, in random order, and the process of each, by its place in that order.
-
-        Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
-        """
-        drawn, rows = self.sampler.draw(receipt), self.recipe.microbatch_size
-        indices = drawn.indices if isinstance(drawn, UserLot) else drawn
-        indices = indices[random_order(len(indices), self._source)]
-        processes = np.arange(len(indices)) % self.team.size
-        if rows == 1:
-            return indices, processes
-        return (indices[:, None] * rows + np.arange(rows)).reshape(-1), np.repeat(processes, rows)
 
     def observe(self, **values: Tensor) -> None:
         """Report one value for each example of the current batch, for metrics declared in `make_private`."""
@@ -290,20 +256,20 @@ class PrivateRun:
         # model was written to, since each example's gradient then depends on the others.
         lot.taken = True
         if lot.last and not self._trial.running:
-            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.questions.lot_size)
+            self._sums.draw_ahead(lot.receipt, self._source, lot_size=lot.queries.lot_size)
         try:
             self._buffers.check()
         finally:
             self._weights.check()
         if self._trial.running:
-            self._trial.measure(self.engine)
+            self._trial.measure()
             for layer in self._layers.values():
                 layer.forget()
             return loss
-        clipping = lot.questions.clipping
+        clipping = lot.queries.clipping
         self._sums.add(self.engine, clipping if lot.real == lot.size else FirstRows(clipping, lot.real))
         for name, layer in self._layers.items():
-            lot.questions.tallies[name].add(layer.collect(lot.size)[: lot.real])
+            lot.queries.tallies[name].add(layer.collect(lot.size)[: lot.real])
         self._updates.compare_rates()
         if lot.last:
             self._release(lot)
@@ -311,12 +277,12 @@ class PrivateRun:
 
     def _release(self, lot: Lot) -> None:
         self._updates.refuse_raw_gradients()
-        receipt, clipping, size = lot.receipt, lot.questions.clipping, lot.questions.lot_size
+        receipt, clipping, size = lot.receipt, lot.queries.clipping, lot.queries.lot_size
         if isinstance(self.optimizer, AdamBC):
             self.optimizer.expect_noise(self._sums.noise(receipt, clipping, lot_size=size))
         with torch.no_grad():
             self._sums.release(receipt, clipping, self._source, lot_size=size)
-            for name, tally in lot.questions.tallies.items():
+            for name, tally in lot.queries.tallies.items():
                 mean = tally.mean(receipt, self._source, lot_size=size)
                 if name in self._layers:
                     self._layers[name].update(mean)
@@ -336,12 +302,12 @@ class PrivateRun:
     @property
     def contributions(self) -> int:
         """How many examples a record can bring to a lot."""
-        return self._questionnaire.contributions
+        return self._query_maker.contributions
 
     def next_step(self) -> Step:
         """Return what will be recorded for the next lot, if nothing changes before."""
         self.between_steps()
-        return self._questionnaire.at(self.step, self.recipe).step
+        return self._query_maker.at(self.step, self.settings).step
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """Return what everything in the ledger costs so far, other runs on the same ledger included."""
@@ -369,22 +335,18 @@ class PrivateRun:
         ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must be
         made of plain values and tensors, and of nothing the records could be read from.
         """
-        from tacit.training.checkpoint import collect, save
-
         self.between_steps(saving=True)
         self._trial.put_back_schedule()
         self._buffers.check()
         self._weights.refuse_lost()
-        content = collect(self, others) if self._shards else None
-        self.team.first_does(lambda: save(content or collect(self, others), directory))
+        content = checkpoint.collect(self, others) if self._shards else None
+        self.team.first_does(lambda: checkpoint.save(content or checkpoint.collect(self, others), directory))
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
-        from tacit.training.checkpoint import load
-
         self.between_steps()
         self._weights.put_back()  # if an interruption left something to undo, not what is loaded
-        read = load(self, directory, others)
+        read = checkpoint.load(self, directory, others)
         self._buffers.hold()
         self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
 
@@ -396,7 +358,7 @@ class PrivateRun:
 
     def clipping(self) -> Clipping:
         """How the next lot is clipped."""
-        return self._questionnaire.clipping(self.step, self.recipe)
+        return self._query_maker.clipping(self.step, self.settings)
 
     def clipping_state(self) -> dict[str, Any]:
         clipping = self.clipping()
@@ -409,10 +371,10 @@ class PrivateRun:
 
     def restore_noise(self, noise_multiplier: float) -> None:
         """Go on with the noise that was solved for when the run began; the budget is watched over all the same."""
-        if self.recipe.solved is not None:
-            assert self.recipe.allocate is not None
-            noise = self.recipe.allocate(noise_multiplier)
-            self.recipe = replace(self.recipe, noise=lambda step: noise, solved=noise_multiplier)
+        if self.settings.solved is not None:
+            assert self.settings.allocate is not None
+            noise = self.settings.allocate(noise_multiplier)
+            self.settings = replace(self.settings, noise=lambda step: noise, solved=noise_multiplier)
 
     def renew_randomness(self) -> None:
         """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
@@ -439,12 +401,3 @@ class PrivateRun:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse copies: a second run would draw and release what the ledger holds once."""
         raise TypeError("a PrivateRun cannot be pickled or copied; write a checkpoint with run.save(directory).")
-
-
-def random_order(records: int, source: Source) -> Integers:
-    """The order in which the records of a lot are summed: Lemma 1 of docs/finite-precision.md.
-
-    In the order of the data set, one record more would shift all that follow to other places in the sum, where they may
-    be rounded another way. In random order it comes last and changes places with one other.
-    """
-    return source.permutation(records)

@@ -19,8 +19,8 @@ from tacit.gradients.shards import sharded_modules
 from tacit.ledger import Receipt
 from tacit.mechanisms import Clipping
 from tacit.randomness import Source
+from tacit.training.dtensor_local import is_shard, local
 from tacit.training.first_rows import FirstRows
-from tacit.training.pieces import is_shard, local
 from tacit.training.sums import GradientSums
 
 Scatter = Callable[[Sequence[Tensor]], list[Tensor]]

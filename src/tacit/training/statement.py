@@ -15,6 +15,7 @@ from tacit.ledger import (
     GaussianSum,
     LaplaceSum,
     Ledger,
+    OwnedPoisson,
     Poisson,
     Query,
     Sampling,
@@ -64,6 +65,7 @@ def statement(
     ]
     if any(isinstance(step.sampling, Shuffled) for step, _ in entries):
         lines.append("Shuffled lots: each record once an epoch; no amplification by sampling is claimed.")
+    lines += sorted({_ownership(step.sampling) for step, _ in entries if isinstance(step.sampling, OwnedPoisson)})
     plain = [(step, count) for step, count in entries if not _selections(step)]
     if plain:
         lines += _charges(plain, found.delta)
@@ -151,7 +153,7 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
     counts: dict[str, int] = {}
     for step, count in entries:
         event = step.sampling
-        if isinstance(event, Poisson | TruncatedPoisson | FixedSize):
+        if isinstance(event, Poisson | TruncatedPoisson | OwnedPoisson | FixedSize):
             text = f"sampling rate q = {event.rate:.6g}"
         elif isinstance(event, CyclicPoisson):
             text = f"{event.groups} groups in turn, sampling rate q = {event.rate:.6g} in a record's turn"
@@ -159,6 +161,14 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
             text = _dealt(event)
         counts[text] = counts.get(text, 0) + count
     return ["Steps T: " + "; ".join(f"{count} with {text}" for text, count in counts.items()) + "."]
+
+
+def _ownership(event: OwnedPoisson) -> str:
+    neighbours = {
+        "public": "who owns which record is taken to be public, and neighbours differ in what one owner's records hold",
+        "private": "every owner is promised to have so few, and neighbours differ in an owner and all of their records",
+    }
+    return f"Owners: at most {event.most} records of each take part; {neighbours[event.ownership]}."
 
 
 def _dealt(event: Sampling) -> str:

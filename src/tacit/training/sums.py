@@ -16,8 +16,8 @@ from tacit.mechanisms import Clipping, CorrelatedNoise
 from tacit.mechanisms.correlated import released_std
 from tacit.mechanisms.noise_ahead import NoiseAhead
 from tacit.randomness import Source
+from tacit.training.dtensor_local import as_part_of, local
 from tacit.training.first_rows import FirstRows
-from tacit.training.pieces import as_part_of, local
 
 
 class GradientSums:

@@ -31,8 +31,8 @@ from tacit.gradients.shards import cut_up, sharded_modules
 from tacit.ledger import BudgetExceeded, Ledger, Receipt, Step
 from tacit.ledger.events import from_json, to_json
 from tacit.randomness import Integers, SecureSource, SeededSource, Source
-from tacit.training.joined import Joined, SeededJoined
-from tacit.training.pieces import is_shard, rows_of
+from tacit.training.distributed_noise import ReducedNoise, SeededReducedNoise
+from tacit.training.dtensor_local import is_shard, rows_of
 from tacit.training.shards import check_shards, has_shards
 
 T = TypeVar("T")
@@ -149,7 +149,11 @@ class Processes:
             share = self.size**-0.5
         else:
             share = 1.0 if self.rank == 0 else 0.0
-        return Joined(share, self.add_up_) if seed is None else SeededJoined(seed, self.rank, share, self.add_up_)
+        return (
+            ReducedNoise(share, self.add_up_)
+            if seed is None
+            else SeededReducedNoise(seed, self.rank, share, self.add_up_)
+        )
 
     def own_source(self, seed: int | None) -> Source:
         return _own_source(seed, self.rank)

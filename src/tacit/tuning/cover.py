@@ -25,7 +25,7 @@ class Cover:
     def __init__(self, base: Base, adjacency: Adjacency) -> None:
         self._adjacency, self._base = adjacency, compose(base, adjacency)
         self.broken = False
-        """Whether a step was refused; a run that carries on all the same is not to be trusted."""
+        """True if a step was refused; a run that carries on all the same is not to be trusted."""
 
     def __call__(self, ledger: Ledger, step: Step) -> None:
         if not covers(self._base, compose([*ledger.entries, (step, 1)], self._adjacency)):

@@ -24,9 +24,9 @@ from collaboration.network.faulty_participant import run as take_part
 from collaboration.network.faulty_server import run as serve
 from collaboration.network.helpers import PEOPLE, SIZE, agreement, begin
 from tacit.collaboration import FlatParameters, Participant, Reason, Refused
-from tacit.collaboration.network import Agreement, Membership, Service, Store, codec, make_keys
+from tacit.collaboration.network import Agreement, Membership, Service, Shard, Store, codec, make_keys
 from tacit.collaboration.network.intake import ALREADY, APPLIED
-from tacit.collaboration.network.membership import Shard, identity, open_outbox
+from tacit.collaboration.network.membership import identity, open_outbox
 from tacit.collaboration.network.outbox import Outbox
 from tacit.collaboration.network.store import Entry
 from tacit.ledger import Ledger

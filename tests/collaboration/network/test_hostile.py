@@ -19,9 +19,9 @@ import pytest
 
 from collaboration.network.helpers import PEOPLE, SIZE, Place, agreement, begin
 from tacit.collaboration import Reason, Refused
-from tacit.collaboration.network import Agreement, Credentials, Link, Service, Store, codec
+from tacit.collaboration.network import Agreement, Credentials, Link, Service, Store, Unreachable, codec
 from tacit.collaboration.network.intake import APPLIED
-from tacit.collaboration.network.link import Unreachable, _refusal
+from tacit.collaboration.network.link import _refusal
 
 Serve = Callable[..., Place]
 Connect = Callable[..., Link]

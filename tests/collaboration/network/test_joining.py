@@ -21,6 +21,7 @@ from tacit.cli import main
 from tacit.collaboration import (
     FlatParameters,
     GaussianPrivacy,
+    Largest,
     LocalDpSgd,
     Participant,
     Refused,
@@ -35,7 +36,6 @@ from tacit.collaboration.network.joining import agreed_settings, join
 from tacit.collaboration.network.judge import judge_of
 from tacit.collaboration.network.membership import identity, open_outbox
 from tacit.collaboration.network.records import public_records, training_records
-from tacit.collaboration.selection import Largest
 from tacit.ledger import Ledger
 from tacit.randomness import SecureSource
 

@@ -18,17 +18,25 @@ from cryptography import x509
 from collaboration.network.helpers import SIZE, Killed, Place, agreement, begin
 from tacit.accounting import guarantee
 from tacit.cli import main
-from tacit.collaboration import LocalDpSgd, Reason, Refused, Settings
-from tacit.collaboration.network import Credentials, GrpcServer, Link, Service, Store, codec, find_shards
+from tacit.collaboration import FlatParameters, LocalDpSgd, Participant, Reason, Refused, Settings
+from tacit.collaboration.network import (
+    Credentials,
+    GrpcServer,
+    Link,
+    Membership,
+    Service,
+    Store,
+    codec,
+    find_shards,
+    make_keys,
+)
 from tacit.collaboration.network.certificates import SOON, Peer, expiry, serial_number, serial_text
 from tacit.collaboration.network.hosting import Terms, open_state
 from tacit.collaboration.network.joining import Stand, agreed_settings, join
-from tacit.collaboration.network.keys import make_keys, renew
+from tacit.collaboration.network.keys import renew
 from tacit.collaboration.network.masking import Mask
-from tacit.collaboration.network.membership import Membership, open_outbox
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.records import public_records, training_records
-from tacit.collaboration.parameters import FlatParameters
-from tacit.collaboration.participant import Participant
 from tacit.ledger import Ledger
 
 Serve = Callable[..., Place]
@@ -91,13 +99,13 @@ def test_a_revoked_certificate_cannot_vouch_for_a_key_of_a_round(folder: Path, t
     renew(folder, "ann")
     revoke(tmp_path / "server", serial(stolen))
     for credentials, refused in ((stolen, True), (Credentials.read(folder, "ann"), False)):
-        round_id = service.round("ann")
+        round_id = service.methods()["Round"]("ann", b"")
         card = Mask(credentials, collaboration=agreement().collaboration, round_id=round_id).card().pack()
         if refused:
             with pytest.raises(Refused, match="was revoked"):
-                service.enrol("ann", round_id + card)
+                service.methods()["Enrol"]("ann", round_id + card)
         else:
-            service.enrol("ann", round_id + card)
+            service.methods()["Enrol"]("ann", round_id + card)
     service.close()
 
 

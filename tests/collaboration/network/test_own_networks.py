@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from tacit.cli import main
 from tacit.collaboration import GaussianPrivacy, LocalDpSgd, join, serve
 from tacit.collaboration.architecture import Architecture
-from tacit.collaboration.network.agreement import Agreement
+from tacit.collaboration.network import Agreement
 from tacit.collaboration.network.running import Server
 
 INPUTS = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))

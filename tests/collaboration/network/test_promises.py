@@ -17,11 +17,11 @@ import pytest
 
 from collaboration.network.helpers import Killed, Place, agreement
 from tacit.collaboration import GaussianPrivacy, LocalDpSgd, Settings, SparseVectorPrivacy
-from tacit.collaboration.network import Link, Membership, find_shards
+from tacit.collaboration.network import Link, Membership, Shard, find_shards
 from tacit.collaboration.network.database import Busy, transaction
 from tacit.collaboration.network.hosting import Terms, open_state
 from tacit.collaboration.network.joining import agreed_settings, join
-from tacit.collaboration.network.membership import Shard, open_outbox
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.outbox import Outbox, Position
 from tacit.collaboration.network.protection import Account, check_protection
 from tacit.collaboration.network.records import public_records, training_records

@@ -13,17 +13,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from scipy import stats
 from torch import nn
 
 from collaboration.network.helpers import PEOPLE, agreement, begin
-from collaboration.network.test_masking import BOUND, ROUND, Clock, enrol, hidden, masks, refused
-from tacit.collaboration import FlatParameters, Participant, Reason, Refused, SelectedUploads
-from tacit.collaboration.messages import Download
-from tacit.collaboration.network import Credentials, Service, Store, codec, make_keys
-from tacit.collaboration.network.masking import Card, Mask, context_of, encode, pack_roster, unpack_roster
-from tacit.collaboration.network.membership import Shard, open_outbox
+from collaboration.network.masked import BOUND, ROUND, Clock, Table, masks, refused
+from collaboration.network.test_masking import looks_uniform
+from tacit.collaboration import Download, FlatParameters, Participant, Reason, Refused, SelectedUploads
+from tacit.collaboration.network import Credentials, Service, Shard, Store, codec, make_keys
+from tacit.collaboration.network.masking import Mask, encode, own_mask
+from tacit.collaboration.network.membership import open_outbox
 from tacit.collaboration.network.pool import APPLIED
+from tacit.collaboration.network.roster import Card, context_of, pack_roster, signed_keys, unpack_roster
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.selection import Agreed
 from tacit.ledger import BudgetExceeded
@@ -38,14 +38,15 @@ def pooled(tmp_path: Path) -> tuple[Service, Clock]:
     return Service(begin(tmp_path, agreement(pool=2)), lease=60.0, patience=10.0, clock=clock), clock
 
 
-def signed(keys: Path, name: str, public: bytes) -> Card:
+def signed(keys: Path, name: str, public: bytes, sealing: bytes = b"") -> Card:
     """A card of somebody who shows whatever public key it likes."""
     own = Credentials.read(keys, name)
     key = serialization.load_pem_private_key(own.key, password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
-    signature = key.sign(context_of("c", ROUND) + public, ec.ECDSA(hashes.SHA256()))
+    sealing = sealing or X25519PrivateKey.generate().public_key().public_bytes_raw()
+    signature = key.sign(signed_keys(context_of("c", ROUND), public, sealing), ec.ECDSA(hashes.SHA256()))
     certificate = x509.load_pem_x509_certificate(own.certificate).public_bytes(serialization.Encoding.DER)
-    return Card(public=public, signature=signature, certificate=certificate)
+    return Card(public=public, sealing=sealing, signature=signature, certificate=certificate)
 
 
 def test_a_twin_of_another_participants_key_does_not_cancel_masks(keys: Path) -> None:
@@ -58,12 +59,13 @@ def test_a_twin_of_another_participants_key_does_not_cancel_masks(keys: Path) ->
     probe = X25519PrivateKey.generate()
     secrets = {probe.exchange(X25519PublicKey.from_public_bytes(key)) for key in (public, twin)}
     assert len(secrets) == 1 and twin != public
-    roster = [ann.card(), bob.card(), signed(keys, "carl", twin)]
-    values = np.random.default_rng(3).uniform(-BOUND, BOUND, size=2000).astype(np.float32)
-    left = bob.hide(values, bound=BOUND, roster=roster, least=3) - encode(values, BOUND)
-    assert not (left == 0).any()
-    high = (left >> np.uint64(56)).astype(np.int64)
-    assert stats.chisquare(np.bincount(high, minlength=256)).pvalue > 1e-9
+    cards = [ann.card(), bob.card(), signed(keys, "carl", twin)]
+    for mask in (ann, bob):
+        mask.enter(cards, least=3)
+    bob._shares = dict.fromkeys(range(3), (b"", b""))  # all three have dealt; what, does not matter here
+    values = encode(np.random.default_rng(3).uniform(-BOUND, BOUND, size=2000).astype(np.float32), BOUND)
+    left = bob.hide(values) - values - own_mask(bob._seed, bob.roster, 1, range(3), 2000)
+    assert not (left == 0).any() and looks_uniform(left)
     assert 800 < int((left & np.uint64(1)).sum()) < 1200  # nor are they the same twice
 
 
@@ -73,10 +75,12 @@ def test_keys_that_are_not_ones_own(keys: Path) -> None:
     number = int.from_bytes(public, "little")
     for copied in (public, (number | 2**255).to_bytes(32, "little")):
         with pytest.raises(ValueError, match="two in the round have the same key"):
-            bob.check([ann.card(), bob.card(), signed(keys, "carl", copied)], least=3)
+            bob.enter([ann.card(), bob.card(), signed(keys, "carl", copied)], least=3)
+        with pytest.raises(ValueError, match="two in the round have the same key"):
+            bob.enter([ann.card(), bob.card(), signed(keys, "carl", masks(keys)[2].card().public, copied)], least=3)
     for low in (0, 1, FIELD - 1, FIELD, FIELD + 1, 2**255):
         with pytest.raises(Refused, match="nobody vouches"):  # before anything is released
-            bob.check([ann.card(), bob.card(), signed(keys, "carl", low.to_bytes(32, "little"))], least=3)
+            bob.enter([ann.card(), bob.card(), signed(keys, "carl", low.to_bytes(32, "little"))], least=3)
 
 
 def test_a_pool_takes_only_keys_that_somebody_vouches_for(
@@ -85,7 +89,8 @@ def test_a_pool_takes_only_keys_that_somebody_vouches_for(
     """Else one participant could end the round for all others, who see it only when it is closed."""
     service, clock = pooled
     service.trust((keys / "ca.pem").read_bytes())
-    round_id, made = enrol(service, keys, "ann", "bob")
+    table = Table(service, keys, "ann", "bob")
+    round_id, made = table.round_id, table.masks
     own = Mask(Credentials.read(keys, "carl"), collaboration="c" * 32, round_id=round_id).card()
     make_keys(tmp_path / "other", participants=["carl"])
     false = Mask(Credentials.read(tmp_path / "other", "carl"), collaboration="c" * 32, round_id=round_id)
@@ -97,10 +102,9 @@ def test_a_pool_takes_only_keys_that_somebody_vouches_for(
         (made["bob"].card(), Reason.UNKNOWN),
         (signed(keys, "carl", bytes(32)), Reason.UNKNOWN),
     ):
-        refused(reason, lambda card=card: service.enrol("carl", round_id + card.pack()))  # type: ignore[misc]
+        refused(reason, lambda card=card: table.ask("carl", "Enrol", card.pack()))  # type: ignore[misc]
     clock.now = 10.0
-    roster, _ = unpack_roster(service.roster("ann", round_id))
-    assert set(made["ann"].check(roster, least=2)) == {"ann", "bob"}
+    assert made["ann"].enter(unpack_roster(table.ask("ann", "Roster")), least=2).names == ("ann", "bob")
     service.close()
 
 
@@ -108,14 +112,18 @@ def test_a_pool_remembers_what_it_has_applied(pooled: tuple[Service, Clock], key
     """It died before anybody heard of it; and an old folder is found out by what the server counts."""
     service, clock = pooled
     assert service.agree("ann")[:8] == bytes(8)
-    round_id, made = enrol(service, keys, "ann", "bob")
+    table = Table(service, keys, "ann", "bob")
     clock.now = 10.0
+    table.deal("ann", "bob")
     for name in ("ann", "bob"):
-        service.masked(name, hidden(service, name, round_id, made[name], 0.25))
+        table.ask(name, "Masked", table.hidden(name, 0.25))
+    table.finish("ann", "bob")
     service._state.store.close()
     again = Service(Store(tmp_path))
-    assert again.outcome("ann", round_id) == APPLIED
-    refused(Reason.ROUND, lambda: again.outcome("ann", bytes(16)))
+    outcome = again.methods()["Outcome"]
+    assert outcome("ann", table.round_id) == APPLIED
+    refused(Reason.ROUND, lambda: outcome("carl", table.round_id))
+    refused(Reason.ROUND, lambda: outcome("ann", bytes(16)))
     assert [person["uploads"] for person in again.overview()] == [1, 1, 0]
     due, _ = codec.split_token(again.agree("ann"))
     assert due == 1
@@ -127,14 +135,16 @@ def test_a_pool_remembers_what_it_has_applied(pooled: tuple[Service, Clock], key
 
 def test_a_round_does_not_wait_for_somebody_who_was_revoked(pooled: tuple[Service, Clock], keys: Path) -> None:
     service, _ = pooled
-    round_id, made = enrol(service, keys, *PEOPLE)
-    service.masked("ann", hidden(service, "ann", round_id, made["ann"], 0.25))
-    refused(Reason.WAIT, lambda: service.outcome("ann", round_id))
+    table = Table(service, keys, *PEOPLE)
+    table.deal(*PEOPLE)
+    for name in ("ann", "bob"):
+        table.ask(name, "Masked", table.hidden(name, 0.25))
+    refused(Reason.WAIT, lambda: table.ask("ann", "Survivors"))
     service._state.store.revoke("carl")
     service._state._changes = -1
-    refused(Reason.ROUND, lambda: service.outcome("ann", round_id))
-    next_round, _ = enrol(service, keys, "ann", "bob")  # everybody there is: closed at once
-    assert len(unpack_roster(service.roster("ann", next_round))[0]) == 2
+    assert table.finish("ann", "bob")[-1] == APPLIED
+    again = Table(service, keys, "ann", "bob")  # everybody there is: closed at once
+    assert len(unpack_roster(again.ask("ann", "Roster"))) == 2
     service.close()
 
 
@@ -167,17 +177,22 @@ def member(keys: Path, folder: Path, shard: Shard, agreed: Agreed, **options: An
 def duet(keys: Path, folder: Path, **options: Any) -> tuple[Service, Wire, MaskedMembership, list[bytes]]:
     """ann, as she is, and bob, who comes before she enrols and sends before she asks what became of it."""
     service = Service(begin(folder / "server", agreement(pool=2), people=("ann", "bob")))
-    rounds: list[bytes] = []
-    bob: list[Mask] = []
+    tables: list[Table] = []
 
     def before(method: str) -> None:
         if method == "Enrol":
-            rounds.append(service.round("bob"))
-            bob.append(Mask(Credentials.read(keys, "bob"), collaboration="c" * 32, round_id=rounds[-1]))
-            service.enrol("bob", rounds[-1] + bob[-1].card().pack())
-        if method == "Outcome":
-            service.masked("bob", hidden(service, "bob", rounds[-1], bob[-1], 0.125))
+            tables.append(Table(service, keys, "bob"))
+            rounds.append(tables[-1].round_id)
+        elif method == "Deal":
+            tables[-1].deal("bob")
+        elif method == "Masked":
+            tables[-1].ask("bob", "Masked", tables[-1].hidden("bob", 0.125))
+        elif method == "Vouch":
+            tables[-1].vouch("bob")
+        elif method == "Outcome":
+            tables[-1].ask("bob", "Reveal", tables[-1].shares("bob"))
 
+    rounds: list[bytes] = []
     wire = Wire(service, "ann", before)
     shard = Shard(link=wire, agreement=service.agreement, due=0)  # type: ignore[arg-type]
     return service, wire, member(keys, folder / "ann", shard, Agreed(0.5), **options), rounds
@@ -188,7 +203,6 @@ def test_a_round_that_is_repeated_gets_no_answer(keys: Path, tmp_path: Path) -> 
     service, wire, ann, rounds = duet(keys, tmp_path)
     ann.exchange()
     assert service.parameters()[0] == 1
-    service._pool = None
     wire._methods["Round"] = lambda name, request: rounds[0]
     sent = wire.asked.count("Masked")
     with pytest.raises(ValueError, match="repeats a round that was answered before"):
@@ -215,8 +229,8 @@ def test_a_round_that_is_not_in_order_is_left_for_the_next(keys: Path, tmp_path:
     true = wire._methods["Roster"]
 
     def false(name: str, request: bytes) -> bytes:
-        roster, gone = unpack_roster(true(name, request))
-        return pack_roster([replace(card, signature=b"x") for card in roster] if len(rounds) < 3 else roster, gone)
+        cards = unpack_roster(true(name, request))
+        return pack_roster([replace(card, signature=b"x") for card in cards] if len(rounds) < 3 else cards)
 
     wire._methods["Roster"] = false
     trained = []

@@ -25,8 +25,8 @@ import pytest
 from collaboration.network.helpers import SIZE, Place, agreement, begin
 from tacit.cli import main
 from tacit.cli.network import serve as serve_command
-from tacit.collaboration import Reason, Refused
-from tacit.collaboration.exchange import Lease, LeaseHeld, Rota
+from tacit.collaboration import Lease, LeaseHeld, Reason, Refused
+from tacit.collaboration.exchange import Rota
 from tacit.collaboration.network import Credentials, GrpcServer, Link, Service, Store, codec, database, make_keys
 from tacit.collaboration.network.diagnosis import diagnose
 from tacit.collaboration.network.link import _heals
@@ -436,10 +436,9 @@ def test_a_full_disk_of_a_participant_is_one_sentence_and_lets_the_others_go_on(
 def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tmp_path: Path) -> None:
     import torch
 
+    from tacit.collaboration import FlatParameters, Participant
     from tacit.collaboration.network import Membership, find_shards
     from tacit.collaboration.network.membership import open_outbox
-    from tacit.collaboration.parameters import FlatParameters
-    from tacit.collaboration.participant import Participant
 
     place = serve(begin(tmp_path / "server", agreement(protocol="round-robin"), people=["ann", "bob"]))
     links = {name: Link(place.address, Credentials.read(keys, name), patience=20.0) for name in ("ann", "bob")}

@@ -29,6 +29,53 @@ log = logging.getLogger("tacit")
 WORK, OVER = b"\x00", b"\x01"
 
 
+def slots_of(averaging: Averaging, people: Sequence[str]) -> dict[str, int]:
+    """Return the slot of each participant; refuse more than there are, and a name that is there twice."""
+    slots = {check_name(name): slot for slot, name in enumerate(people)}
+    if not len(slots) == len(people) <= averaging.population:
+        raise ValueError(
+            f"{len(people)} participants are named, for a population of {averaging.population}; name each once, "
+            "and at most as many."
+        )
+    return slots
+
+
+def terms_of(own: Averaging, architecture: Architecture, parameters: int) -> bytes:
+    """Return what everybody agrees on: the network, and how much a participant is protected, and by whose noise."""
+    facts: dict[str, Any] = {
+        "lines": architecture.lines,
+        "constants": [[c.name, c.size, c.projection] for c in architecture.constants],
+        "parameters": parameters,
+        "clip_norm": own.clip_norm,
+        "rounds": own.rounds,
+        "population": own.population,
+        "lot_size": own.lot_size,
+        "noise_multiplier": own.noise,
+        "noise_by": own.noise_by,
+        "least": own.least,
+        "colluding": own.colluding,
+        "epsilon": own.budget.epsilon,
+        "delta": own.budget.delta,
+    }
+    return json.dumps(facts, allow_nan=False).encode()
+
+
+def over(averager: Averager, stopped: str) -> bytes:
+    """Return the last message: why there are no more rounds, what they cost, and the model."""
+    found = averager.guarantee() if len(averager.ledger) else None
+    facts = {"stopped": stopped, "rounds": averager.rounds, "guarantee": str(found)}
+    facts["epsilon"] = 0.0 if found is None else found.epsilon
+    text = json.dumps(facts).encode()
+    whole = codec.pack_download(Download(indices=None, values=averager.parameters))
+    return OVER + codec.pack_token(len(text)) + text + whole
+
+
+def check_date(peer: Peer) -> None:
+    """Refuse a certificate that has expired since the connection was made."""
+    if peer.expires is not None and datetime.datetime.now(datetime.UTC) >= peer.expires:
+        raise Refused(Reason.REVOKED, f"the certificate of {peer.name!r} expired on {peer.expires:%Y-%m-%d}.")
+
+
 class AveragingService:
     """The rounds of `Averager`, asked for by participants: ``people``, each with a slot of its own.
 
@@ -40,12 +87,7 @@ class AveragingService:
         self, averaging: Averaging, people: Sequence[str], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.averaging, self.traffic, self._clock = averaging, Traffic(), clock
-        self._slots = {check_name(name): slot for slot, name in enumerate(people)}
-        if not len(self._slots) == len(people) <= averaging.population:
-            raise ValueError(
-                f"{len(people)} participants are named, for a population of {averaging.population}; name each once, "
-                "and at most as many."
-            )
+        self._slots = slots_of(averaging, people)
         model = averaging.network()
         self._architecture = Architecture.of(model)
         self._averager = Averager(averaging)
@@ -75,8 +117,7 @@ class AveragingService:
 
     def check_certificate(self, peer: Peer) -> None:
         """Refuse a certificate that has expired since the connection was made."""
-        if peer.expires is not None and datetime.datetime.now(datetime.UTC) >= peer.expires:
-            raise Refused(Reason.REVOKED, f"the certificate of {peer.name!r} expired on {peer.expires:%Y-%m-%d}.")
+        check_date(peer)
 
     def trust(self, authority: bytes) -> None:
         """Certificates are checked by TLS alone."""
@@ -84,20 +125,7 @@ class AveragingService:
     def terms(self, name: str) -> bytes:
         """Return what everybody agrees on: the network, and how much a participant is protected."""
         self._check(name)
-        own, architecture = self.averaging, self._architecture
-        facts: dict[str, Any] = {
-            "lines": architecture.lines,
-            "constants": [[c.name, c.size, c.projection] for c in architecture.constants],
-            "parameters": self._averager.parameters.size,
-            "clip_norm": own.clip_norm,
-            "rounds": own.rounds,
-            "population": own.population,
-            "lot_size": own.lot_size,
-            "noise_multiplier": own.noise,
-            "epsilon": own.budget.epsilon,
-            "delta": own.budget.delta,
-        }
-        return json.dumps(facts, allow_nan=False).encode()
+        return terms_of(self.averaging, self._architecture, self._averager.parameters.size)
 
     def work(self, name: str) -> bytes:
         """The parameters to train, after the number of the round, for whoever was drawn and has not answered."""
@@ -106,12 +134,7 @@ class AveragingService:
             self._here.add(name)
             self._advance()
             if self._round is None and self._stopped:
-                found = self._averager.guarantee() if len(self._averager.ledger) else None
-                facts = {"stopped": self._stopped, "rounds": self.rounds, "guarantee": str(found)}
-                facts["epsilon"] = 0.0 if found is None else found.epsilon
-                whole = codec.pack_download(Download(indices=None, values=self._averager.parameters))
-                text = json.dumps(facts).encode()
-                return OVER + codec.pack_token(len(text)) + text + whole
+                return over(self._averager, self._stopped)
             if self._round is None or name not in self._waiting:
                 raise Refused(Reason.WAIT, f"round {self.rounds} is being finished, or others are waited for.")
             body = codec.pack_download(Download(indices=None, values=self._averager.parameters))

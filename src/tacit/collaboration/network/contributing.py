@@ -18,7 +18,9 @@ from tacit.collaboration.architecture import Architecture, from_json
 from tacit.collaboration.dataset import Loss, as_dataset, check_fits, count
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.averaging import WORK
+from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.link import Link
+from tacit.collaboration.network.shared_contributing import SharedRounds
 from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.settings import Settings
@@ -32,9 +34,10 @@ from tacit.randomness import SecureSource
 class Contribution:
     """A participant's result: the model, and its two guarantees.
 
-    ``central`` is what the server says all rounds cost a whole participant (``central_epsilon`` its ε); nobody here can
-    check it, and whoever leaves before the end is not told (None). ``local`` is what this participant's own ledger says
-    about its examples; None without local DP-SGD.
+    ``central`` is what all rounds cost a whole participant (``central_epsilon`` its ε). With the server's noise it is
+    what the server says; nobody here can check it, and whoever leaves before the end is not told (None). With the
+    participants' noise it is of this participant's own ledger, and ``assumed`` says under which condition. ``local`` is
+    what its other ledger says about its examples; None without local DP-SGD.
     """
 
     model: nn.Module
@@ -43,11 +46,14 @@ class Contribution:
     central: str
     central_epsilon: float | None
     local: Claim | None
+    assumed: str = ""
 
     def report(self) -> str:
         """Both guarantees, one a line."""
         own = "none: training here has no noise" if self.local is None else str(self.local.whole)
-        return f"participant, by the server's noise (as it says): {self.central}\nexample, by our own noise: {own}"
+        together = f"all participants' noise together (our own ledger; {self.assumed})"
+        whose = together if self.assumed else "the server's noise (as it says)"
+        return f"participant, by {whose}: {self.central}\nexample, by our own noise: {own}"
 
 
 def contribute(
@@ -60,16 +66,25 @@ def contribute(
     loss: Loss = F.cross_entropy,
     privacy: LocalDpSgd | None = None,
     most_epsilon: float | None = None,
+    credentials: Credentials | None = None,
+    masked: bool = False,
     ended: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> Contribution:
     """Train in every round that one is drawn in, one epoch each; return when the server says that it is over.
 
     With ``privacy`` local training is DP-SGD, charged to FOLDER/ledger.jsonl within its budget, for as many epochs as
-    there are rounds. ``most_epsilon`` refuses a server whose terms promise a participant less.
+    there are rounds. ``most_epsilon`` refuses a server whose terms promise a participant less, ``masked`` one that
+    would see a single participant's change.
     """
     model, records = network(), as_dataset(dataset)
-    terms = _terms(link, model, most_epsilon)
+    text = link.call("Terms", b"")
+    terms = _terms(text, model, most_epsilon)
+    shared = terms.get("noise_by") == "participants"
+    if masked and not shared:
+        raise ValueError("changes are to be masked, but the server adds the noise and sees them; nothing was sent.")
+    if shared and credentials is None:
+        raise ValueError("masked changes need certificates: without them nobody knows with whom the masks are shared.")
     check_fits(model, records, loss)
     own = Settings(participants=1, epochs=terms["rounds"], privacy=privacy, upload=1.0, **settings)
     query = SumQuery(group="update", clip_norm=terms["clip_norm"], noise_std=terms["clip_norm"])
@@ -89,7 +104,14 @@ def contribute(
         person = workshop.participant(name, model, records, source=SecureSource(), ledger=ledger, loss=loss)
         if books and len(books[0]):
             setattr(person.training, "steps", len(books[0]))  # noqa: B010
-        facts, stopped = _rounds(link, person, query, ended)
+        if shared and credentials is not None:
+            rounds = SharedRounds(link, credentials, text, folder)
+            stack.callback(rounds.close)
+            facts, stopped = rounds.run(person, ended)
+            central = rounds.guarantee()
+            facts |= {"guarantee": str(central), "epsilon": 0.0 if central is None else central.epsilon}
+        else:
+            facts, stopped = _rounds(link, person, query, ended)
         found = claim(books, delta=own.delta) if books and len(books[0]) else None
     return Contribution(
         model=model,
@@ -98,6 +120,7 @@ def contribute(
         central=str(facts.get("guarantee", "not told: we left before the end")),
         central_epsilon=float(facts["epsilon"]) if "epsilon" in facts else None,
         local=found,
+        assumed=f"if at most {terms['colluding']} of {terms['least']} tell the server theirs" if shared else "",
     )
 
 
@@ -127,9 +150,9 @@ def _rounds(link: Link, person: Any, query: SumQuery, ended: Callable[[], bool])
     return {}, "asked to end"
 
 
-def _terms(link: Link, model: nn.Module, most: float | None) -> dict[str, Any]:
-    """Ask for the terms and refuse a network or a protection that is not what we have."""
-    facts: dict[str, Any] = json.loads(link.call("Terms", b""))
+def _terms(text: bytes, model: nn.Module, most: float | None) -> dict[str, Any]:
+    """Return the server's terms; refuse a network or a protection that is not what we have."""
+    facts: dict[str, Any] = json.loads(text)
     difference = Architecture.of(model).difference(from_json(facts["lines"], facts["constants"]))
     if difference is not None:
         raise ValueError(f"the network here is not the server's: {difference}. Nothing was sent.")

@@ -32,7 +32,7 @@ _DIAGNOSES, _SAY_AGAIN = 20.0, 60.0
 _NUMBERS = re.compile(r"[0-9.]+")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _LONGEST_DETAILS = 500
-_WAITING_PAUSE = 0.5  # between questions whether it is one's turn
+_WAITING_PAUSE = 0.5  # at most, between questions whether it is one's turn
 
 
 class Unreachable(OSError):
@@ -151,7 +151,7 @@ class Link:
                 reason, now = _reason(error), time.monotonic()
                 self._met = self._met or reason is not None
                 if reason is Reason.WAIT:
-                    started, pause = now, _WAITING_PAUSE  # the server is well
+                    started, pause = now, min(pause, _WAITING_PAUSE)  # the server is well
                     if now - asked > _SILENCE:
                         self._say(f"waiting at {self.address}: {_details(error)}")
                 elif not _heals(error, reason):

@@ -1,43 +1,55 @@
-"""Sums that hide their terms: each participant adds masks that cancel in the sum over all of them (§7.4, pooled).
+"""Sums that hide their terms and survive silence: Bonawitz et al. 2017, Figure 4, with its consistency check.
 
-In a round, participants i = 1..n each make an X25519 key pair and agree on a secret s_ij with each other one. Values in
-[-γ, γ] become whole numbers (units of γ/2^40) modulo 2^64, and participant i sends
+In a round, n participants enrol, each with two X25519 keys that its certificate signs: one for masks, one for sealing
+shares. Values are whole numbers modulo 2^64. The rest goes in four phases; whoever is silent in one is left out of it.
 
-    y_i = x_i + Σ_{j>i} PRG(k_ij) − Σ_{j<i} PRG(k_ij)   (mod 2^64),
+1. *Deal.* Participant i draws a seed b_i and shares it, and the private key of its masks, with everybody: any t of n
+   can put one together (`shamir`). Shares travel through the server, sealed (`sharing`). Those who dealt are *dealers*.
+2. *Send.*  y_i = x_i + PRG(b_i) + Σ_{j>i} PRG(k_ij) − Σ_{j<i} PRG(k_ij)   (mod 2^64), over the dealers j, with k_ij
+   from the secret of i and j, the round, everybody in it, the dealers *and who i and j are*. (The last is needed:
+   somebody who shows a twin of another's key has the same secret with i as that one, without knowing it, and masks that
+   depended on the secret alone would cancel within the one message.) Those whose y arrived in time are the *survivors*,
+   at least t.
+3. *Vouch.* Each survivor signs who the dealers and the survivors are, once in a round, and only if it is one of at
+   least t survivors.
+4. *Reveal.* With t valid signatures for what it signed itself, each survivor reveals one share of every dealer: of the
+   seed for a survivor, of the key for somebody who fell silent. From t of each the server computes every mask that is
+   left in Σ y_i over the survivors, and has their exact sum.
 
-with k_ij derived from s_ij, the collaboration, the round, everybody in it *and who i and j are*. The last is needed:
-somebody who shows another one's public key as its own has the same secret with i as that one, without knowing it, and
-masks that depended on the secret alone would cancel within the one message y_i.
+**Formal guarantee.** Let c participants collude with the server, and t be the threshold of the roster, `threshold_of`:
+more than n/2, and at least the K of ``--pool K``, which every participant computes for itself.
 
-All masks cancel in Σ y_i = Σ x_i, exactly. **What this hides**: whoever sees the y_i, but holds none of the secrets
-between two honest participants, learns nothing beyond the sum over the honest ones: every other combination has a mask
-left in it, which (X25519, HKDF-SHA256, AES-256-CTR) cannot be told from uniform. **What it does not hide**: the sum
-itself, who takes part and when; and all others together, with the server, can subtract. Nor does it hide much from
-somebody who is shown several sums with nearly the same values in them: a server that lets some train on the same
-parameters again, in another round without the one it is curious about, can subtract as well, if their values have no
-noise of their own. It adds no noise: the ε of a participant is that of its own noise, as if each upload were seen. The
-server cannot check single terms either, only the sum: one dishonest participant can spoil a round.
+*A server that keeps to the protocol*, whoever reads what it gets, and c < t colluding participants learn the sum over
+the honest survivors, at least t − c, and nothing else (Bonawitz et al., Theorem 6.3): of each honest participant fewer
+than t shares of one kind are known. Every y has a mask left in it that cannot be told from uniform (X25519,
+HKDF-SHA256, AES-256-CTR).
 
-The round's keys are signed with the key of the participant's certificate and checked against the authority, so that a
-server cannot invent participants or sit in between. **If somebody drops out** without a word, the round is abandoned:
-no secret is ever handed out to repair it, so an unfinished sum stays masked for good.
+*A server that does not* can drop, delay and repeat messages, show different people different things and declare
+anybody gone. It still learns that one sum at most, as long as **2t > n + c**:
 
-**If somebody leaves** before it has sent anything, it signs a goodbye, which says that it has not sent and never will,
-and the others mask *the same* values again, among those who remain (at least k, or the round is abandoned). Nobody does
-that without a goodbye that it has checked: two sums that differ in one participant would show its term. With it, let H
-be the honest participants who remain. Masks depend on who takes part, so what was sent among a set S can be unmasked
-only if all honest members of S have sent among S, and only to their sum. A set with an honest participant that has left
-is never complete, because that one sends nothing; in every other set the honest ones are exactly H. So the server, with
-whomever it colludes, learns the sum over H once, and no other sum.
+* Never both kinds of shares of one participant: an honest one reveals, for each dealer, one of the two, so both kinds
+  come to at most n + c shares, and 2t would be needed. So somebody declared gone whose upload arrives late, or was held
+  back, stays masked by PRG(b): its seed is not revealed.
+* One pair of dealers D and survivors U: t signatures are needed for it, an honest participant gives one, a dishonest
+  one any number. Two pairs would need 2t of n + c.
+* No part of that sum: an honest survivor i that was shown other dealers D' did not sign (D, U). Its masks are removable
+  only if all honest ones of D' are among D but not U, so that D' and U have in common i and the c at most; but D' has
+  at least t, and U has i and the t who signed: 2t + 1 − n <= 1 + c, against 2t > n + c.
+
+With t > n/2 that is so for c = 0. Against c who collude with an *active* server choose K > (n + c) / 2; t = 2n/3 + 1,
+as in the paper, withstands c < n/3. n − t participants may vanish, at any time.
+
+**What it does not hide**: the sum itself, who takes part and when; all others together, with the server, can subtract.
+A server that lets some train on the same parameters again, in another round without the one it is curious about, can
+subtract two sums. It adds no noise. The server cannot check single terms, only the sum: one dishonest participant can
+spoil a round, by an upload of nonsense or by dealing shares that do not fit; the latter is noticed and named.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,103 +59,148 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tacit.collaboration.messages import Positions, Vector
-from tacit.collaboration.network.certificates import common_name
 from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.network.roster import (
+    MOST,
+    Card,
+    Roster,
+    check_card,
+    context_of,
+    pack_places,
+    same_keys,
+    signed_keys,
+)
+from tacit.collaboration.network.sharing import KEY, SEED, Deal, deal, open_entry
 from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import at_random
 from tacit.randomness import SeededSource, keystream
 
 Words = npt.NDArray[np.uint64]
 
-MOST = 1024
-"""Participants in a round."""
 _UNITS = 2**40  # of γ: at most 2^50 in a sum of 1024, far from 2^63
-_LENGTHS = struct.Struct("<HH")
-_KEY_BYTES = 32
-_FIELD = 2**255 - 19
-_LARGEST_CARD = 8192
-_FAREWELL = b"goodbye\0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """A participant's key for one round, with what shows that it is hers."""
-
-    public: bytes
-    signature: bytes
-    certificate: bytes
-
-    def pack(self) -> bytes:
-        head = _LENGTHS.pack(len(self.signature), len(self.certificate))
-        return self.public + head + self.signature + self.certificate
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Card:
-        start = _KEY_BYTES + _LENGTHS.size
-        if not start <= len(data) <= _LARGEST_CARD:
-            raise Refused(
-                Reason.MALFORMED, f"a round's key has {len(data)} bytes; it must have {start} to {_LARGEST_CARD}."
-            )
-        first, second = _LENGTHS.unpack_from(data, _KEY_BYTES)
-        if len(data) != start + first + second:
-            raise Refused(Reason.MALFORMED, f"a round's key has {len(data)} bytes, not {start + first + second}.")
-        return cls(public=data[:_KEY_BYTES], signature=data[start : start + first], certificate=data[start + first :])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goodbye:
-    """The goodbye of the participant whose card is at ``place`` of the roster."""
-
-    place: int
-    signature: bytes
-
-
-def pack_roster(cards: Sequence[Card], gone: Sequence[Goodbye] = ()) -> bytes:
-    packed = [card.pack() for card in cards]
-    said = [struct.pack("<H", goodbye.place) + goodbye.signature for goodbye in gone]
-    counts = struct.pack("<HH", len(packed), len(said))
-    return counts + b"".join(struct.pack("<H", len(item)) + item for item in [*packed, *said])
-
-
-def unpack_roster(data: bytes) -> tuple[list[Card], list[Goodbye]]:
-    """Return the participants of the round when it closed, and those who have left since, in order."""
-    try:
-        (cards, gone), place, items = struct.unpack_from("<HH", data), 4, []
-        for _ in range(cards + gone):
-            (length,) = struct.unpack_from("<H", data, place)
-            items.append(data[place + 2 : place + 2 + length])
-            place += 2 + length
-        said = [Goodbye(place=struct.unpack_from("<H", item)[0], signature=item[2:]) for item in items[cards:]]
-    except struct.error:
-        raise Refused(Reason.MALFORMED, "the roster is too short.") from None
-    if place != len(data):
-        raise Refused(Reason.MALFORMED, "the roster is too long.")
-    return [Card.unpack(item) for item in items[:cards]], said
+_SEED_BYTES = 32
 
 
 class Mask:
-    """One participant's part in one round."""
+    """One participant's part in a round: `card`, `enter`, `deal`, `receive`, `hide`, `vouch`, `reveal`, in this order.
+
+    Nothing of it is written to a disk. Each answer is given once: asked again with something else, it refuses.
+    """
 
     def __init__(self, credentials: Credentials, *, collaboration: str, round_id: bytes) -> None:
         self._credentials, self._context = credentials, context_of(collaboration, round_id)
-        self._key = X25519PrivateKey.generate()
-        self._public = self._key.public_key().public_bytes_raw()
+        self._key, self._sealing = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._seed = secrets.token_bytes(_SEED_BYTES)
+        self._roster: Roster | None = None
+        self._deal: Deal | None = None
+        self._shares: dict[int, tuple[bytes, bytes]] = {}  # by dealer
+        self._survivors: tuple[int, ...] = ()
 
     def card(self) -> Card:
-        """To be shown to the others."""
+        """Return the keys to show to the others."""
         certificate = x509.load_pem_x509_certificate(self._credentials.certificate)
+        public, sealing = (key.public_key().public_bytes_raw() for key in (self._key, self._sealing))
         return Card(
-            public=self._public,
-            signature=self._signed(self._context + self._public),
+            public=public,
+            sealing=sealing,
+            signature=self._signed(signed_keys(self._context, public, sealing)),
             certificate=certificate.public_bytes(serialization.Encoding.DER),
         )
 
-    def goodbye(self) -> bytes:
-        """One leaves the round. To be made only by whoever has sent nothing in it, and never will."""
-        return self._signed(_FAREWELL + self._context + self._public)
+    def enter(self, cards: Sequence[Card], *, least: int) -> Roster:
+        """Return who is in the round; refuse too few, and a key that nobody vouches for."""
+        authority = x509.load_pem_x509_certificate(self._credentials.authority)
+        names = [check_card(card, authority, self._context) for card in cards]
+        if len(set(names)) != len(cards):
+            raise ValueError("somebody is in the round twice; nothing was sent.")
+        if same_keys(cards):
+            raise ValueError("two in the round have the same key; nothing was sent.")
+        if not max(least, 2) <= len(cards) <= MOST:
+            raise ValueError(f"the round has {len(cards)} participants, not {least} to {MOST}; nothing was sent.")
+        roster = Roster.of(dict(zip(names, cards, strict=True)), context=self._context, least=max(least, 2))
+        if self._roster is not None and roster != self._roster:
+            raise ValueError("the server shows others in the round than before; nothing more was sent.")
+        own = self.card()
+        if self._credentials.name not in names or _keys(roster.cards[_place(roster, self._credentials)]) != _keys(own):
+            raise ValueError("one's own key is missing from the round; nothing was sent.")
+        self._roster = roster
+        return roster
+
+    @property
+    def roster(self) -> Roster:
+        if self._roster is None:
+            raise ValueError("it is not known who is in the round; enter it first.")
+        return self._roster
+
+    @property
+    def place(self) -> int:
+        """One's own place in the roster."""
+        return _place(self.roster, self._credentials)
+
+    def deal(self) -> bytes:
+        """Return the shares of one's secrets, sealed for the others; the same ones however often it is asked for."""
+        if self._deal is None:
+            self._deal = deal(
+                self.roster, self.place, self._sealing, key=self._key.private_bytes_raw(), seed=self._seed
+            )
+        return self._deal.pack()
+
+    def receive(self, entries: Mapping[int, bytes]) -> None:
+        """Take what each dealer has sealed for oneself; masks will be among these dealers."""
+        roster = self.roster
+        if self._shares and set(entries) != set(self._shares):
+            raise ValueError("the server shows other dealers than before; nothing more was sent.")
+        if len(entries) < roster.threshold or self.place not in entries:
+            raise ValueError(
+                f"{len(entries)} of the round have dealt shares, and {roster.threshold} must have, oneself among them; "
+                "nothing was sent."
+            )
+        self._shares = {
+            dealer: open_entry(roster, dealer, self.place, self._sealing, entry) for dealer, entry in entries.items()
+        }
+
+    @property
+    def dealers(self) -> tuple[int, ...]:
+        if not self._shares:
+            raise ValueError("no shares were received; values are masked after that.")
+        return tuple(sorted(self._shares))
+
+    def hide(self, values: Words) -> Words:
+        """Return the values with one's own mask, and one for each other dealer."""
+        total = values + own_mask(self._seed, self.roster, self.place, self.dealers, values.size)
+        for other in self.dealers:
+            if other != self.place:
+                total += pair_mask(self._key, self.roster, self.place, other, self.dealers, values.size)
+        return total
+
+    def vouch(self, survivors: Sequence[int]) -> bytes:
+        """Sign who dealt and whose uploads arrived. For others than these nothing is signed or revealed any more."""
+        named = tuple(survivors)
+        if self._survivors and named != self._survivors:
+            raise ValueError("the server shows other survivors than before; nothing was revealed.")
+        few = len(named) < self.roster.threshold
+        if few or self.place not in named or not set(named) <= set(self.dealers):
+            raise ValueError(
+                f"the server says that {len(named)} uploads arrived; {self.roster.threshold} must have, all of dealers "
+                "and our own among them. Nothing was revealed."
+            )
+        self._survivors = named
+        return self._signed(vouched_text(self.roster, self.dealers, named))
+
+    def reveal(self, vouchers: Mapping[int, bytes]) -> bytes:
+        """Return one share of each dealer: the seed's for a survivor, the key's for others; against t signatures."""
+        if not self._survivors:
+            raise ValueError("nothing is revealed before one has signed who the survivors are.")
+        good = [place for place, signature in vouchers.items() if place in self._survivors
+                and is_vouched(self.roster, self.dealers, self._survivors, place, signature)]  # fmt: skip
+        if len(good) < self.roster.threshold:
+            raise ValueError(
+                f"{len(good)} of the round have signed the same survivors, and {self.roster.threshold} must have; "
+                "nothing was revealed."
+            )
+        return b"".join(self._shares[dealer][SEED if dealer in self._survivors else KEY] for dealer in self.dealers)
 
     def _signed(self, text: bytes) -> bytes:
         own = serialization.load_pem_private_key(self._credentials.key, password=None)
@@ -151,92 +208,45 @@ class Mask:
             raise ValueError("the certificate's key is not one of an elliptic curve; pooled uploads need one.")
         return own.sign(text, ec.ECDSA(hashes.SHA256()))
 
-    def hide(
-        self, values: Vector, *, bound: float, roster: Sequence[Card], least: int, gone: Sequence[Goodbye] = ()
-    ) -> Words:
-        """The masked values. Refuses a roster that is too small, or has a key that nobody vouches for.
 
-        The values of a round are the same however often somebody has ``gone``, and so is its ``roster``.
-        """
-        keys = self.check(roster, least=least, gone=gone)
-        names = sorted(keys)
-        own = self._credentials.name
-        who = {name: hashlib.sha256(keys[name] + name.encode()).digest() for name in names}
-        # All must mean the same round among the same people, or else the masks do not cancel.
-        context = self._context + hashlib.sha256(b"".join(who.values())).digest()
-        total = encode(values, bound)
-        for name in names:
-            if name != own:
-                secret = self._key.exchange(X25519PublicKey.from_public_bytes(keys[name]))
-                first, second = sorted((own, name))
-                mask = _stream(secret, context + who[first] + who[second], values.size)
-                total = total + mask if own < name else total - mask
-        return total
-
-    def check(self, roster: Sequence[Card], *, least: int, gone: Sequence[Goodbye] = ()) -> dict[str, bytes]:
-        """The key of each participant of the round who has not gone, by name."""
-        authority = x509.load_pem_x509_certificate(self._credentials.authority)
-        names = [check_card(card, authority, self._context) for card in roster]
-        if len(set(names)) != len(roster):
-            raise ValueError("somebody is in the round twice; nothing was sent.")
-        if len({canonical(card.public) for card in roster}) != len(roster):
-            raise ValueError("two in the round have the same key; nothing was sent.")
-        keys = {name: card.public for name, card in zip(names, roster, strict=True)}
-        for goodbye in gone:
-            if goodbye.place >= len(roster):
-                raise ValueError("somebody has left the round who was not in it; nothing was sent.")
-            check_goodbye(roster[goodbye.place], goodbye.signature, self._context)
-            keys.pop(names[goodbye.place], None)
-        if not max(least, 2) <= len(keys) <= MOST:
-            raise ValueError(f"the round has {len(keys)} participants, not {least} to {MOST}; nothing was sent.")
-        if keys.get(self._credentials.name) != self._public:
-            raise ValueError("one's own key is missing from the round; nothing was sent.")
-        return keys
+def _place(roster: Roster, credentials: Credentials) -> int:
+    return roster.names.index(credentials.name)
 
 
-def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
-    """Return the name on the card; refuse one that is not a participant's of this authority, signed for this round."""
+def _keys(card: Card) -> tuple[bytes, bytes]:
+    return card.public, card.sealing
+
+
+def vouched_text(roster: Roster, dealers: Collection[int], survivors: Collection[int]) -> bytes:
+    """Return the text that survivors sign."""
+    return b"survivors\0" + roster.digest + _digest(dealers) + _digest(survivors)
+
+
+def is_vouched(
+    roster: Roster, dealers: Collection[int], survivors: Collection[int], place: int, signature: bytes
+) -> bool:
+    """Return whether whoever has this place has signed these dealers and survivors."""
     try:
-        certificate = x509.load_der_x509_certificate(card.certificate)
-        certificate.verify_directly_issued_by(authority)
-        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        key = certificate.public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("the key is of another kind")
-        key.verify(card.signature, context + card.public, ec.ECDSA(hashes.SHA256()))
-        name = common_name(certificate)
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(card.public))  # not with low order
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
-        raise Refused(Reason.UNKNOWN, f"nobody vouches for a key of the round ({type(error).__name__}).") from None
-    now = datetime.datetime.now(datetime.UTC)
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} has expired.")
-    if ExtendedKeyUsageOID.CLIENT_AUTH not in usage:
-        raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} is not a participant's.")
-    return name
+        roster.cards[place].verify(vouched_text(roster, dealers, survivors), signature)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
-def canonical(public: bytes) -> int:
-    """The point that a public key means: X25519 ignores the top bit and reduces the rest."""
-    return (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD
+def own_mask(seed: bytes, roster: Roster, place: int, dealers: Collection[int], count: int) -> Words:
+    """Return the mask that a participant makes from its seed alone."""
+    return _stream(seed, b"own\0" + roster.digest + _digest(dealers) + roster.identities[place], count)
 
 
-def check_goodbye(card: Card, signature: bytes, context: bytes) -> None:
-    """Refuse a goodbye that whoever has the card did not sign for this round."""
-    try:
-        key = x509.load_der_x509_certificate(card.certificate).public_key()
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("the key is of another kind")
-        key.verify(signature, _FAREWELL + context + card.public, ec.ECDSA(hashes.SHA256()))
-    except (ValueError, TypeError, InvalidSignature) as error:
-        raise Refused(Reason.UNKNOWN, f"a goodbye is not signed by who leaves ({type(error).__name__}).") from None
-
-
-def among(round_id: bytes, gone: Sequence[Goodbye]) -> bytes:
-    """Return what the round is called among those who remain: another name after each goodbye."""
-    for goodbye in gone:
-        round_id = hashlib.sha256(b"without" + round_id + struct.pack("<H", goodbye.place)).digest()[: len(round_id)]
-    return round_id
+def pair_mask(
+    key: X25519PrivateKey, roster: Roster, place: int, other: int, dealers: Collection[int], count: int
+) -> Words:
+    """Return what the participant at ``place``, whose key this is, adds for another one, which adds the negative."""
+    secret = key.exchange(X25519PublicKey.from_public_bytes(roster.cards[other].public))
+    first, second = sorted((place, other))
+    pair = roster.identities[first] + roster.identities[second]
+    mask = _stream(secret, b"pair\0" + roster.digest + _digest(dealers) + pair, count)
+    return mask if place < other else np.negative(mask)
 
 
 def places(round_id: bytes, *, size: int, count: int) -> Positions:
@@ -258,8 +268,8 @@ def decode(total: Words, bound: float, *, terms: int) -> Vector:
     return (units * (bound / _UNITS)).astype(np.float32)
 
 
-def context_of(collaboration: str, round_id: bytes) -> bytes:
-    return b"tacit masked sum\0" + hashlib.sha256(collaboration.encode()).digest() + round_id
+def _digest(places_: Collection[int]) -> bytes:
+    return hashlib.sha256(pack_places(places_)).digest()
 
 
 def _stream(secret: bytes, context: bytes, count: int) -> Words:

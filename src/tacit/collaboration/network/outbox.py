@@ -153,24 +153,13 @@ class Outbox:
         return found
 
     def answered(self, round_id: bytes) -> bool:
-        """Return True if the round had its answer: an upload, or a goodbye."""
+        """Return True if the round had its answer: an upload, or none for good."""
         return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
 
     def answer(self, round_id: bytes) -> None:
         """No upload will be made for the round any more."""
         with transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO rounds VALUES (?)", (round_id,))
-
-    def replace(self, letter: Letter, body: bytes) -> Letter:
-        """Keep the same upload in another form, as masked ones need it when somebody has left: the values in it, and
-        so the noise, must be those that were in it before.
-        """
-        with transaction(self._db):
-            self._db.execute(
-                "UPDATE uploads SET body = ?, digest = ? WHERE sequence = ? AND part = ?",
-                (body, hashlib.sha256(body).digest(), letter.sequence, letter.part),
-            )
-        return Letter(sequence=letter.sequence, part=letter.part, body=body)
 
     @property
     def foreign(self) -> int:

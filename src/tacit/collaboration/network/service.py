@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
 
 from cryptography import x509
 
@@ -20,14 +19,15 @@ from tacit.collaboration.messages import Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.certificates import Peer, serial_text
 from tacit.collaboration.network.intake import APPLIED, Intake, Traffic, Turns, check_individual
-from tacit.collaboration.network.masking import Card
-from tacit.collaboration.network.pool import HELD, Pool
+from tacit.collaboration.network.masked_uploads import LONGEST_DEAL, METHODS, MaskedUploads, no_masked_uploads
+from tacit.collaboration.network.masking import decode, places
+from tacit.collaboration.network.phases import Sum
 from tacit.collaboration.network.pool import NAME as POOL
+from tacit.collaboration.network.pool import Pool
+from tacit.collaboration.network.roster import Card
 from tacit.collaboration.network.state import State
 from tacit.collaboration.network.store import Entry, Store
 from tacit.collaboration.refusals import Reason, Refused
-
-_T = TypeVar("_T")
 
 
 class Service:
@@ -55,31 +55,33 @@ class Service:
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
         )
         self._intake = Intake(self._state, self._turns, self.traffic, self._lock)
-        self._pool: Pool | None = None
+        self._masked: MaskedUploads | None = None
         if self.agreement.pool:
-            self._pool = Pool(
+            pool = Pool(
                 collaboration=self.agreement.collaboration,
                 least=self.agreement.pool,
-                size=self.agreement.size,
                 count=self.agreement.most,
-                bound=self.agreement.bound,
                 patience=patience,
                 duration=lease,
                 everybody=lambda: [name for name, revoked in self._state.people.items() if not revoked],
             )
+            self._masked = MaskedUploads(
+                pool, lock=self._lock, clock=clock, traffic=self.traffic, check=self._state.check_person,
+                apply=self._apply, check_card=self._check_card, finished=store.finished,
+            )  # fmt: skip
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message: an upload of as many entries as are allowed."""
-        return 8 * self.agreement.most + codec.OVERHEAD
+        """Bytes of the longest message: an upload of as many entries as are allowed, or shares for everybody."""
+        return max(8 * self.agreement.most, 0 if self._masked is None else LONGEST_DEAL) + codec.OVERHEAD
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
         """Return what can be asked: each takes the name of who asks and a message."""
+        masked = dict.fromkeys(METHODS, no_masked_uploads) if self._masked is None else self._masked.methods()
         return {
             "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
             "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
-            "Round": lambda name, _: self.round(name), "Enrol": self.enrol, "Roster": self.roster,
-            "Leave": self.leave, "Masked": self.masked, "Outcome": self.outcome,
+            **masked,
         }  # fmt: skip
 
     def check_certificate(self, peer: Peer) -> None:
@@ -160,82 +162,32 @@ class Service:
 
     def trust(self, authority: bytes) -> None:
         """Take only those keys of a round that a certificate of this authority (in PEM) vouches for."""
-        if self._pool is not None:
-            self._pool.authority = x509.load_pem_x509_certificate(authority)
+        if self._masked is not None:
+            self._masked.pool.authority = x509.load_pem_x509_certificate(authority)
 
-    def round(self, name: str) -> bytes:
-        """The round in which one can enrol."""
-        return self._pooled(name, lambda pool: pool.current(self._clock()))
-
-    def enrol(self, name: str, request: bytes) -> bytes:
-        """Take part in a round with a key. The others check as well whether somebody vouches for it."""
-        round_id, rest = codec.split_round(request)
-        card = Card.unpack(rest)
+    def _check_card(self, name: str, card: Card) -> None:
         serial: int | None = None
-        with suppress(ValueError):  # what cannot be read is refused with its reason below
+        with suppress(ValueError):  # what cannot be read is refused with its reason later
             serial = x509.load_der_x509_certificate(card.certificate).serial_number
         if serial is not None:
             self._check_serial(name, serial)
-        self._pooled(name, lambda pool: pool.enrol(name, round_id, card, self._clock()))
-        return APPLIED
 
-    def roster(self, name: str, request: bytes) -> bytes:
-        """Return the participants of a round."""
-        return self._pooled(name, lambda pool: pool.roster(name, codec.split_round(request)[0], self._clock()))
-
-    def leave(self, name: str, request: bytes) -> bytes:
-        """Leave a round in which one has sent nothing."""
-        round_id, signature = codec.split_round(request)
-        self._pooled(name, lambda pool: pool.leave(name, round_id, signature, self._clock()))
-        return APPLIED
-
-    def outcome(self, name: str, request: bytes) -> bytes:
-        """Return True if the sum of a round was applied."""
-        round_id, _ = codec.split_round(request)
-
-        def ask(pool: Pool) -> bytes:
-            return APPLIED if self._state.store.finished(round_id) else pool.outcome(round_id, self._clock())
-
-        return self._pooled(name, ask)
-
-    def masked(self, name: str, request: bytes) -> bytes:
-        """Keep a masked upload in memory; when it is the last of its round, commit and apply the sum."""
-        round_id, data = codec.split_round(request)
-
-        def send(pool: Pool) -> bytes:
-            sequence = self._state.server.next_sequence(POOL)
-            try:
-                found = pool.send(name, round_id, data, self._clock())
-                self.traffic.up += len(data)
-                self.traffic.last[name] = time.time()
-                if found is None:
-                    return HELD
-                checked = self._state.server.check(POOL, sequence, found.indices, found.values)
-            except Refused as refusal:
-                if refusal.reason in (Reason.BOUND, Reason.OVERFLOW):  # whoever is to blame, it need not be the last
-                    raise Refused(Reason.ROUND, f"the round was abandoned: {refusal}") from None
-                raise
-            body = codec.pack_upload(sequence, found.indices, found.values, size=self.agreement.size)
-            entry = Entry(
-                participant=POOL,
-                sequence=sequence,
-                digest=hashlib.sha256(body).digest(),
-                body=body,
-                round_id=round_id,
-                contributors=found.participants,
-            )
-            self._state.commit([(entry, checked)])
-            pool.applied(round_id)
-            return APPLIED
-
-        return self._pooled(name, send)
-
-    def _pooled(self, name: str, ask: Callable[[Pool], _T]) -> _T:
-        with self._lock:
-            self._state.check_person(name)
-            if self._pool is None:
-                raise Refused(Reason.SHAPE, "this server takes no masked uploads.")
-            return ask(self._pool)
+    def _apply(self, found: Sum) -> None:
+        """Commit and apply the sum of a round."""
+        agreed, sequence = self.agreement, self._state.server.next_sequence(POOL)
+        indices = places(found.round_id, size=agreed.size, count=agreed.most)
+        values = decode(found.total, agreed.bound, terms=len(found.participants))
+        checked = self._state.server.check(POOL, sequence, indices, values)
+        body = codec.pack_upload(sequence, indices, values, size=agreed.size)
+        entry = Entry(
+            participant=POOL,
+            sequence=sequence,
+            digest=hashlib.sha256(body).digest(),
+            body=body,
+            round_id=found.round_id,
+            contributors=found.participants,
+        )
+        self._state.commit([(entry, checked)])
 
     # -- what can be seen --------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.codec import unpack_upload
 from tacit.collaboration.network.database import Sole, connect, explained, transaction
-from tacit.collaboration.network.masking import MOST
+from tacit.collaboration.network.roster import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
 FORMAT = 4
@@ -223,9 +223,10 @@ class Store:
         """In how many sums everybody is."""
         return dict(self._db.execute("SELECT participant, count(*) FROM rounds GROUP BY participant"))
 
-    def finished(self, round_id: bytes) -> bool:
-        """Return True if the sum of a round was committed."""
-        return self._db.execute("SELECT 1 FROM rounds WHERE id = ?", (round_id,)).fetchone() is not None
+    def finished(self, name: str, round_id: bytes) -> bool:
+        """Return True if the sum of a round was committed with this participant's upload in it."""
+        query = "SELECT 1 FROM rounds WHERE participant = ? AND id = ?"
+        return self._db.execute(query, (name, round_id)).fetchone() is not None
 
     def digest(self, participant: str, sequence: int) -> bytes | None:
         """Return the digest of an upload that was committed."""

@@ -149,7 +149,10 @@ def attempt(
     another one alone than beside others.
     """
     batch = recorder.batch or 0
-    whole = not all(part.mergeable for part in divisions((args, kwargs)))
+    parts = divisions((args, kwargs))
+    if parts and "" not in names:
+        raise Obstacle("", "it is given a list with an entry for each example, or one object for all of them")
+    whole = not all(part.mergeable for part in parts)
     size = batch if whole else min(max(batch, FEWEST), MOST)
     examples = [i % batch for i in range(size)]
     if any(type(t) is Traced and not _is_regular(t._tag) for t in tensors((args, kwargs))):

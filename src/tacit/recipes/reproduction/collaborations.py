@@ -20,9 +20,9 @@ from tacit.recipes.reproduction.experiment import Setting
 
 TITLES = {"mnist": "MNIST", "svhn": "SVHN"}
 PUBLIC = {"mnist": 1 / 6, "svhn": 0.0}
-"""Of the training set, the last images, which no participant holds: settings were chosen on them."""
+"""The last images of the training set, which no participant holds: settings were chosen on them."""
 SHARES = {"mnist": 0.012, "svhn": 864 / 26_000}
-"""Of the other training images, held by each participant: 600 as in the paper; 864 of our 26,000 for its 1,000.
+"""Training images that each participant holds: 600 as in the paper; 864 of our 26,000 for its 1,000.
 
 That is 27 minibatches of 32. With 866, a thirtieth, every local epoch would end with a step on two images.
 """

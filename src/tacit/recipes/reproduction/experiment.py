@@ -11,7 +11,7 @@ from tacit.recipes.reproduction.measure import Runs
 
 Value = float | int | str | None
 Tell = Callable[[str, float], None]
-"""What is being done, and how much of the whole is done already (0 to 1)."""
+"""A function of the work at hand and of the fraction of the whole that is done (0 to 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

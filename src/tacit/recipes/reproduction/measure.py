@@ -38,7 +38,7 @@ _BATCH = 4096
 _EVALUATED = 10_000  # of the training records, the first ones: enough for a curve
 
 Features = tuple[Tensor, Tensor]
-"""Of the training and of the test images."""
+"""Features of the training and of the test images."""
 Watch = Callable[[float], None]
 """Told from time to time how much of the run is done (0 to 1)."""
 

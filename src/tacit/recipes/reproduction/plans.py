@@ -181,7 +181,7 @@ FULL = Plan(
         ("svhn", "cnn"): {"gaussian": (1000.0,), "dp-sgd": (8.0,)},
     },
 )  # fmt: skip
-"""What two cores get through in a night; the paper has 80 epochs, and 30, 90 and 150 participants for every network."""
+"""A plan that two cores finish in a night; the paper has 80 epochs, and 30, 90 and 150 participants a network."""
 
 
 def plan(setting: Setting) -> Plan:

@@ -7,7 +7,7 @@ from tacit.ledger import Adjacency, GaussianSum, Poisson, Step
 from tacit.recipes.reproduction.experiment import Comparison, Line, Panel, Result, Setting, Value
 
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5
-"""Of Figure 2."""
+"""The parameters of Figure 2."""
 NAMES = {
     "strong": "strong composition",
     "moments": "moments accountant (λ ≤ 32)",

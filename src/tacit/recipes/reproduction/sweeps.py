@@ -18,7 +18,7 @@ from tacit.recipes.reproduction.measure import Trajectory, mean, not_private, pr
 BUDGET = Budget(epsilon=2.0, delta=1e-5)
 PAPER_REFERENCE = 95.0
 PAPER_RANDOM = 92.5
-"""Of the reference values, and with a random projection instead of PCA, in per cent (section 5.2)."""
+"""Accuracy of the reference values, and with a random projection instead of PCA, in per cent (section 5.2)."""
 _QUICK_EPOCHS = 20
 
 

@@ -12,7 +12,7 @@ CYCLES = 4
 """Rounds over the columns before pairs are looked for, and again over columns and pairs after that."""
 MOST_PAIRS = 10
 _WEIGHTS = {"counts": 0.03, "norms": 0.02, "columns": 0.2, "pairs": 0.1, "pair counts": 0.05, "all": 0.6}
-"""What of the budget each kind of look gets, as a share of one over the squared noise multiplier."""
+"""The share of the budget that each kind of query gets, as a share of one over the squared noise multiplier."""
 _ROUNDS = {"norms": 2 * CYCLES + 1, "columns": CYCLES, "all": CYCLES}
 _FEWEST_BINS, _MOST_BINS, _FINEST_PAIR = 8, 48, 24
 
@@ -56,7 +56,7 @@ def _weights(columns: int) -> dict[str, float]:
 
 
 STAGES = ("begin", *["columns"] * CYCLES, "pairs", *["all"] * CYCLES)
-"""What boosting does, one after the other; after each of them it can be interrupted and gone on with."""
+"""The stages of boosting in their order; a run that is interrupted goes on after the last finished one."""
 _LOOKS = {"begin": ("counts",), "columns": ("norms", "columns"), "pairs": ("norms", "pairs", "pair counts")}
 _LOOKS["all"] = ("norms", "all")
 

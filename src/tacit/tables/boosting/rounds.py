@@ -48,7 +48,7 @@ class Fitted:
     term: Term
     counts: Array
     bend: Array
-    """Of each cell: its second derivative as a multiple of the mean one."""
+    """The second derivative of each cell as a multiple of the mean one."""
     prior: Array | None
     shape: Array
     measured: Array = field(init=False)

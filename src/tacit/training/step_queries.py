@@ -11,12 +11,12 @@ from tacit.mechanisms import AdaptiveClipping, Allocation, Clipping, Discrete, S
 from tacit.mechanisms.groups import Shapes
 from tacit.sampling import FixedSizeSampler, PoissonSampler, Sampler, UserSampler
 from tacit.training.batch_norm import PrivateBatchNorm
-from tacit.training.recipe import Recipe
+from tacit.training.run_settings import RunSettings
 from tacit.training.tally import Metric, Tally
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class StepQueries:
     """The queries of one step, and the mechanisms that will answer them."""
 
     step: Step
@@ -26,8 +26,8 @@ class Questions:
     """The expected one, which is public: the divisor of every mean."""
 
 
-class Questionnaire:
-    """Makes the `Questions` of each step of a recipe, for one model and sampler."""
+class StepQueryMaker:
+    """Makes the `StepQueries` of each step, for one model and sampler."""
 
     def __init__(
         self,
@@ -49,32 +49,32 @@ class Questionnaire:
         """How many examples a record can bring to a lot."""
         return self._sampler.most if isinstance(self._sampler, UserSampler) else 1
 
-    def at(self, number: int, recipe: Recipe) -> Questions:
-        """The questions of step ``number``."""
-        sampling, lot_size = self._sampling(number, recipe)
-        noise, clipping = recipe.noise(number), self.clipping(number, recipe)
+    def at(self, number: int, settings: RunSettings) -> StepQueries:
+        """The queries of step ``number``."""
+        sampling, lot_size = self._sampling(number, settings)
+        noise, clipping = settings.noise(number), self.clipping(number, settings)
         tallies = self._tallies(noise)
         others = [tally.event() for tally in tallies.values()]
         if isinstance(clipping, AdaptiveClipping) and not self._adaptive and noise != self._fixed:
             _check_ratio(clipping, noise)
             self._fixed = noise
         gradients = clipping.queries(noise.after(others) if others else noise)
-        return Questions(
+        return StepQueries(
             step=Step(sampling, (*gradients, *others)), clipping=clipping, tallies=tallies, lot_size=lot_size
         )
 
-    def clipping(self, number: int, recipe: Recipe) -> Clipping:
+    def clipping(self, number: int, settings: RunSettings) -> Clipping:
         """The clipping of step ``number``; an adaptive one goes on from step to step."""
-        strategy = recipe.clipping(number)
+        strategy = settings.clipping(number)
         if self._bound is None or self._bound[0] != strategy:
-            bound = strategy.bind(self._shapes, lot_size=recipe.lot_size(number)).widened(MARGIN)
+            bound = strategy.bind(self._shapes, lot_size=settings.lot_size(number)).widened(MARGIN)
             for group in bound.groups:
                 check_clip_norm(group.clip_norm * min(vector.scale for vector in group.vectors))
             self._bound = (strategy, bound.repeated(self.contributions) if self.contributions > 1 else bound)
             self._fixed = None
         clipping = self._bound[1]
         if isinstance(clipping, AdaptiveClipping):
-            clipping.expect(recipe.lot_size(number))
+            clipping.expect(settings.lot_size(number))
         return clipping
 
     def _tallies(self, noise: Allocation) -> dict[str, Tally]:
@@ -95,9 +95,9 @@ class Questionnaire:
             for name, layer in self._layers.items()
         }
 
-    def _sampling(self, number: int, recipe: Recipe) -> tuple[Sampling, float]:
+    def _sampling(self, number: int, settings: RunSettings) -> tuple[Sampling, float]:
         """The sampling event and the expected lot size."""
-        size, first = recipe.lot_size(number), recipe.lot_size(0)
+        size, first = settings.lot_size(number), settings.lot_size(0)
         if size == first:
             return self._sampler.event(), self._sampler.expected
         base = self._sampler.base if isinstance(self._sampler, UserSampler) else self._sampler

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tacit.gradients.traced import Traced
 from tacit.training.digests import Digest, bits_of, digests, equal, parts_of
-from tacit.training.pieces import is_shard, local
+from tacit.training.dtensor_local import is_shard, local
 
 Kind = Literal["_buffers", "_parameters"]
 
 
-class Held:
+class Snapshot:
     """One tensor: the object, the memory it had, a digest of its values, and a copy of them if ``copied``.
 
     The values are compared and not `_version`, which a write through ``.data`` leaves as it was. Other values have the
@@ -81,7 +81,7 @@ class Held:
         return False
 
 
-def renew_all(several: Sequence[Held]) -> None:
+def renew_all(several: Sequence[Snapshot]) -> None:
     """The values of now are right."""
     for held in several:
         held.remember()
@@ -89,7 +89,7 @@ def renew_all(several: Sequence[Held]) -> None:
         held._digest = found
 
 
-def are_same(pairs: Sequence[tuple[Held, Tensor | None]]) -> list[bool]:
+def are_same(pairs: Sequence[tuple[Snapshot, Tensor | None]]) -> list[bool]:
     """For each pair whether the second is the tensor that the first holds, with the same values."""
     there = [held._is_there(now) for held, now in pairs]
     several = [held for (held, _), here in zip(pairs, there) if here]
@@ -109,7 +109,7 @@ def _overwrite(tensor: Tensor) -> None:
 
 
 def put_back(
-    model: nn.Module, kind: Kind, held: Mapping[str, Held], found: Mapping[str, Tensor]
+    model: nn.Module, kind: Kind, held: Mapping[str, Snapshot], found: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
     """Undo what differs between ``held`` and what the model was ``found`` to have.
 

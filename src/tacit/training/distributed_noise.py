@@ -1,4 +1,4 @@
-"""Sources of noise by way of which the sums of several processes come together."""
+"""Noise sources that all-reduce the sums of several processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from tacit.randomness import SecureSource, SeededSource
 
 
-class Joined(SecureSource):
-    """Keyed by the operating system in each process; sums pass through it to join those of the others."""
+class ReducedNoise(SecureSource):
+    """Adds this process's share of the noise, with a key of the operating system, and all-reduces the sums."""
 
     def __init__(self, share: float, add_up_: Callable[[Tensor], None]) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Joined(SecureSource):
         return _joined(noisy, self._add_up_)
 
 
-class SeededJoined(SeededSource):
+class SeededReducedNoise(SeededSource):
     """For debugging: the first process has the stream of a run alone, every other one its own."""
 
     def __init__(self, seed: int, rank: int, share: float, add_up_: Callable[[Tensor], None]) -> None:

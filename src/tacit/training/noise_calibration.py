@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
 from tacit.accounting.plan import gradients
-from tacit.ledger import AdaptiveBudget, Budget, FixedSize, Poisson, Step, TruncatedPoisson
+from tacit.ledger import AdaptiveBudget, Budget, FixedSize, OwnedPoisson, Poisson, Step, TruncatedPoisson
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional
 from tacit.training.population import Population
-from tacit.training.recipe import Schedule, by_step
+from tacit.training.run_settings import Schedule, by_step
 
 _ALLOCATIONS: dict[str, Callable[[float], Allocation]] = {
     "proportional": Proportional,
@@ -28,7 +28,7 @@ _LEVELS = 40  # different lot sizes that the noise is solved for; each takes an 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strength:
+class CalibratedNoise:
     """The noise of each step, and the noise multiplier if it was solved for."""
 
     noise: Callable[[int], Allocation]
@@ -36,21 +36,21 @@ class Strength:
     solved: float | None = None
 
 
-def strength(
+def calibrate(
     noise: str | Schedule[Allocation],
     multiplier: Schedule[float] | None,
     solve: Callable[[], float],
-) -> Strength:
+) -> CalibratedNoise:
     """From the arguments of `make_private`; ``solve`` finds the noise multiplier where none is given."""
     if not isinstance(noise, str):
         if multiplier is not None:
             raise ValueError("noise is an allocation and has its noise multiplier in it; leave noise_multiplier out.")
-        return Strength(noise=by_step(noise))
+        return CalibratedNoise(noise=by_step(noise))
     if noise not in _ALLOCATIONS:
         raise ValueError(f"noise is {noise!r}; choose {', '.join(map(repr, _ALLOCATIONS))}, or give an allocation.")
     solved = solve() if multiplier is None else None
     allocate, levels = _ALLOCATIONS[noise], by_step(solved if multiplier is None else multiplier)
-    return Strength(noise=lambda step: allocate(levels(step)), allocate=allocate, solved=solved)
+    return CalibratedNoise(noise=lambda step: allocate(levels(step)), allocate=allocate, solved=solved)
 
 
 def least_noise(
@@ -82,6 +82,7 @@ def least_noise(
             sampling=population.sampling,
             participations=population.participations,
             max_lot_size=population.max_lot_size,
+            records_per_owner=None if population.owned is None else population.owned.most,
             adjacency=population.adjacency.value,
             accountant=accountant,
             noise=noise,
@@ -118,9 +119,12 @@ def _coarse(sizes: Counter[int]) -> Counter[int]:
     return coarse
 
 
-def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | FixedSize:
+def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson | OwnedPoisson | FixedSize:
     if population.sampling == "fixed-size":
         return FixedSize(size=size, records=population.records, unit=population.unit)
+    if population.owned is not None:
+        rate, most = size / population.records, population.owned.most
+        return OwnedPoisson(rate=rate, records=population.records, most=most)
     if population.max_lot_size is not None:
         rate, most = size / population.records, population.max_lot_size
         return TruncatedPoisson(rate=rate, records=population.records, most=most, unit=population.unit)

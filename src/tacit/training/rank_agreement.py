@@ -5,26 +5,25 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tacit.ledger import GaussianSum
-from tacit.training.held import bit_sum
-from tacit.training.pieces import is_shard
+from tacit.randomness import Integers
+from tacit.training.dtensor_local import is_shard
+from tacit.training.open_run import OpenRun
+from tacit.training.snapshot import bit_sum
 from tacit.training.team import Parallel
-
-if TYPE_CHECKING:
-    from tacit.training.run import PrivateRun
 
 log = logging.getLogger("tacit")
 _EXAMPLES = 32
 
 
-def data_facts(dataset: Any, users: Sequence[int] | None) -> str:
-    """Some examples, evenly spaced, and the users: another order of the records would show.
+def data_facts(dataset: Any, users: Sequence[int] | Integers | None) -> str:
+    """Some examples, evenly spaced, and the users, or which records take part: another order would show.
 
     In another order one person would be record 3 here and record 7 there, and be counted twice. Examples that are not
     the same when they are read twice (random augmentation) cannot be compared.
@@ -48,9 +47,9 @@ def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return f"{shapes} {type(optimizer).__name__} {groups}"
 
 
-def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> str:
+def plan_facts(run: OpenRun, *, parallel: Parallel | None, secure: bool) -> str:
     """Return what is asked of the records, how often, with how much noise and by whom."""
-    first, recipe, header = run.next_step(), run.recipe, run.ledger.header
+    first, settings, header = run.next_step(), run.settings, run.ledger.header
     asked = [
         (query.group, query.clip_norm, f"{query.noise_std:.6g}", query.noise, query.lattice)
         for query in first.queries
@@ -59,20 +58,19 @@ def plan_facts(run: PrivateRun, *, parallel: Parallel | None, secure: bool) -> s
     sampling = type(first.sampling).__name__, getattr(first.sampling, "rate", None)
     who = None if parallel is None else parallel.noise
     return (
-        f"{recipe.steps} {recipe.microbatch_size} {sampling} {asked} {run.contributions} {run.sampler.records} "
+        f"{settings.steps} {settings.microbatch_size} {sampling} {asked} {run.contributions} {run.sampler.records} "
         f"{header.unit} {header.adjacency} {run.budget} {run.accountant} {who} {secure} {run.clipping().groups}"
     )
 
 
-def state_facts(run: PrivateRun) -> str:
+def state_facts(run: OpenRun) -> str:
     """Where the run is: the next step's number, its lot and clipping, and every parameter and buffer to the bit.
 
     Of a shard there is one only, in one process: nobody can differ from it.
     """
     tensors = [each for each in (*run.model.parameters(), *run.model.buffers()) if not is_shard(each)]
-    return (
-        f"{run.step} {run.recipe.lot_size(run.step)} {run.clipping().groups} {[int(bit_sum(each)) for each in tensors]}"
-    )
+    sums = [int(bit_sum(each)) for each in tensors]
+    return f"{run.step} {run.settings.lot_size(run.step)} {run.clipping().groups} {sums}"
 
 
 def _digest(example: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tacit.training.held import Held, bit_sum
+from tacit.training.snapshot import Snapshot, bit_sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8])
@@ -24,7 +24,7 @@ def test_where_the_values_lie_does_not_matter(offset: int) -> None:
     room = torch.empty(values.numel() + offset)
     shifted = room[offset:].view(values.shape).copy_(values)
     assert bit_sum(shifted) == bit_sum(values) == bit_sum(values.to(memory_format=torch.channels_last))
-    held = Held(torch.nn.Parameter(shifted, requires_grad=False), copied=False)
+    held = Snapshot(torch.nn.Parameter(shifted, requires_grad=False), copied=False)
     assert held.same(held.tensor)
     shifted[0, 0, 0, 0] += 1
     assert not held.same(held.tensor)

@@ -1,4 +1,4 @@
-"""The recipe of a run: each step's settings, fixed before the first release."""
+"""The settings of a run, step by step, fixed before the first release."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Schedule: TypeAlias = Union[T, Callable[[int], T]]  # noqa: UP007
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class RunSettings:
     """Functions of the step's number."""
 
     steps: int

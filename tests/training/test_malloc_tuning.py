@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only 
 PROGRAM = """
 import resource
 import torch
-from tacit.training.heap import freed_memory_kept
+
+from tacit.training.malloc_tuning import freed_memory_kept
 
 torch.set_num_threads(1)
 MEGABYTES = {megabytes}
@@ -86,14 +87,14 @@ def test_a_run_keeps_memory_while_it_is_open() -> None:
     import torch
 
     import tacit
-    from tacit.training import heap
+    from tacit.training import malloc_tuning
 
     model = torch.nn.Linear(3, 1)
     data = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     gc.collect()  # runs that other tests dropped would be closed in the middle
-    open_before = heap._open.runs
+    open_before = malloc_tuning._open.runs
     run = tacit.make_private(model, optimizer, data, lot_size=5, steps=1, clipping=tacit.Flat(1.0), noise_multiplier=1)
-    assert heap._open.runs == open_before + (not heap._set_up_by_user())
+    assert malloc_tuning._open.runs == open_before + (not malloc_tuning._set_up_by_user())
     run.close()
-    assert heap._open.runs == open_before
+    assert malloc_tuning._open.runs == open_before

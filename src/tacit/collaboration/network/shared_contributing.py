@@ -1,0 +1,123 @@
+"""A participant of averaging that adds its own share of the noise and masks it, on a ledger of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit.accounting import Filter, Guarantee, account
+from tacit.collaboration.network import codec
+from tacit.collaboration.network.averaging import WORK
+from tacit.collaboration.network.keys import Credentials
+from tacit.collaboration.network.link import Link
+from tacit.collaboration.network.seat import take_seat
+from tacit.collaboration.participant import Participant
+from tacit.collaboration.privacy import UNIT
+from tacit.collaboration.refusals import Reason, Refused
+from tacit.ledger import Budget, BudgetExceeded, Everyone, Header, Ledger, Step
+from tacit.mechanisms import SharedSum
+from tacit.randomness import SecureSource
+
+log = logging.getLogger("tacit")
+
+LEDGER = "participant-ledger.jsonl"
+
+
+class _Answers:
+    """Rounds answered in this process. A repeated one would get other noise, charged again."""
+
+    def __init__(self) -> None:
+        self._found: set[bytes] = set()
+
+    def answered(self, round_id: bytes) -> bool:
+        return round_id in self._found
+
+    def answer(self, round_id: bytes) -> None:
+        self._found.add(round_id)
+
+
+class SharedRounds:
+    """The rounds of one participant under ``terms``; what it sends is charged to FOLDER/participant-ledger.jsonl first.
+
+    The ledger's budget is that of the terms: whatever the server says, no more is released.
+    """
+
+    def __init__(self, link: Link, credentials: Credentials, terms: bytes, folder: Path) -> None:
+        facts: Mapping[str, Any] = json.loads(terms)
+        self._link, self._credentials = link, credentials
+        self._collaboration, self._least = hashlib.sha256(terms).hexdigest(), int(facts["least"])
+        self._delta = float(facts["delta"])
+        self._query = SharedSum(
+            group="update",
+            clip_norm=float(facts["clip_norm"]),
+            noise_multiplier=float(facts["noise_multiplier"]),
+            parts=self._least - int(facts["colluding"]),
+            dimension=int(facts["parameters"]),
+        )
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.ledger = Ledger.open(folder / LEDGER, Header(unit=UNIT, purpose="averaging with the participants' noise"))
+        self._step = Step(Everyone(unit=UNIT), (self._query.event(),))
+        self._gate = Filter(Budget(float(facts["epsilon"]), self._delta))
+        self.ledger.guard(self._gate)
+        self._answers = _Answers()
+        self.lost = 0
+
+    def run(self, person: Participant, ended: Callable[[], bool]) -> tuple[dict[str, Any], str]:
+        """Take part until it is over; return what the server says then, and why it is."""
+        vector = person.parameters.vector
+        while not ended():
+            answer = self._link.call("Work", b"")
+            number, rest = codec.split_token(answer[1:])
+            if answer[:1] != WORK:
+                facts = json.loads(bytes(rest[:number]))
+                vector[:] = codec.unpack_download(bytes(rest[number:]), size=vector.size).values
+                return facts, str(facts["stopped"])
+            before = codec.unpack_download(bytes(rest), size=vector.size).values
+            vector[:] = before
+            try:
+                person.train()
+                self._send(torch.from_numpy(vector - before))
+            except BudgetExceeded as error:
+                return {}, str(error)
+            except Refused as refusal:
+                if refusal.reason is not Reason.ROUND:
+                    raise
+                self.lost += 1
+                log.warning("a round was abandoned, or went on without us: %s", refusal)
+        return {}, "asked to end"
+
+    def _send(self, change: torch.Tensor) -> None:
+        """Charge, draw one's share of the noise, mask, send, and help to open the sum."""
+        if not self._gate.remaining(self.ledger, self._step, most=1):  # who has no budget left does not enrol
+            raise BudgetExceeded.before(self._gate.budget, steps=len(self.ledger))
+        seat = take_seat(
+            self._link,
+            self._credentials,
+            collaboration=self._collaboration,
+            least=self._least,
+            outbox=self._answers,
+        )
+        self._answers.answer(seat.round_id)
+        receipt = self.ledger.record(self._step)
+        steps = self._query.share(receipt, change, SecureSource())
+        self._link.call("Masked", seat.round_id + seat.mask.hide(steps.view(np.uint64)).astype("<u8").tobytes())
+        try:
+            seat.finish()
+        except Refused as refusal:
+            if refusal.reason is not Reason.ROUND:  # others have finished it before
+                raise
+        self._link.call("Outcome", seat.round_id)
+
+    def guarantee(self) -> Guarantee | None:
+        """Return what one's own ledger says of everything that was sent; None if nothing was."""
+        return account(self.ledger, delta=self._delta) if len(self.ledger) else None
+
+    def close(self) -> None:
+        self.ledger.close()
