@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import TRANSFORMED
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import function_modes, is_wrapped_by_transform, unwrap_once
+from tacit.gradients.torch_internals import is_wrapped_by_transform, unwrap_once
 from tacit.gradients.traced import Traced
 
 _NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
@@ -34,12 +34,19 @@ class Unseen(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self._is_put = False
+        self.looks_away = False
+        """Whether the engine itself reads something."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
+        if (
+            Traced not in types
+            and not self.looks_away
+            and func is not _TAKES_LISTS
+            and not self._is_found_by_value(func, args)
+        ):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
@@ -60,14 +67,9 @@ class Unseen(TorchFunctionMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """It is over. Other modes may lie above this one: somebody may have been interrupted in a `with` block."""
-        modes = function_modes() if self._is_put else []  # type: ignore[no-untyped-call]
-        if self in modes:
-            above = modes[modes.index(self) + 1 :]
-            for _ in (self, *above):
-                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            for mode in above:
-                TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
+        """It is over."""
+        if self._is_put:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._is_put = False
 
 
