@@ -29,8 +29,8 @@ _ENTRYWISE = words(
 
 _SIZED = words("getitem expand narrow select")
 _DIRECT = words("linear layer_norm rms_norm group_norm conv1d conv2d conv3d")
-_NOT_TOLD = words("grad _grad _base __set__")
-"""Metadata that are tensors, or that are written."""
+_NOT_TOLD = words("grad _grad _base __set__ is_same_size is_set_to")
+"""Metadata that are tensors, that are written, or that are of two tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Kind:
     sizes: bool
     """Whether a second tensor of the batch among its arguments may decide a size."""
     tells: bool
-    """Whether it tells what is known of a tensor without its values, and nothing else."""
+    """Whether it tells what is known of one tensor without its values, and nothing else."""
     writes: bool
     """Whether it changes its first argument in place."""
     is_simple: bool

@@ -44,9 +44,9 @@ _REASONS: dict[type, str] = {
 """Why a tensor of the batch cannot be fed to parameters."""
 
 
-def _is_in_order(tag: Mixed, shared: list[Tensor], args: tuple[Any, ...]) -> bool:
-    """Return whether `index_select` puts a shared tensor that is the same in all places into the examples' order."""
-    return bool(tag.order) and len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
+def _is_in_order(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
+    """Return whether `index_select` puts a shared tensor that is the same in all places into another order."""
+    return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
 class Recorder(Capture):
@@ -68,15 +68,13 @@ class Recorder(Capture):
         self.trail.append(func)
         if self.isolating:
             self._refuse_isolated(args, kwargs)
-        if kind.tells and not self.free:
+        if kind.tells and args and type(args[0]) is Traced and not args[0]._tag.by_data:
             with without_subclasses():
                 return func(*args, **kwargs)
         if kind.writes and args and type(args[0]) is Traced:
             args[0]._form = None  # its shape may become another
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
-        if self.free:
-            self.guard.before(kind.name, args, kwargs)
         known_before, key = self.decisions, None
         try:
             if kind.is_decided and self.is_plain() and (key := known_before.premises(kind, func, args, kwargs)):
@@ -91,15 +89,13 @@ class Recorder(Capture):
             if self.inside:  # told only if the model catches the error and goes on
                 self.problems.add(FAILED)
             raise
-        if self.free or kind.name in self.guard.deciding:
-            self.guard.after(kind.name, func, args, kwargs, out)
-        if key is not None and out is self._carried_out and not self.free:
+        if key is not None and out is self._carried_out:
             known_before.remember(key, out, indices)
         return out
 
     def is_plain(self) -> bool:
-        """Return whether decisions are remembered here: not where sizes are data, nor for a batch of one."""
-        return not self.free and self.batch is not None and self.batch > 1 and in_transform() is None
+        """Return whether decisions are remembered here: not for a batch of one, nor under a transform."""
+        return self.batch is not None and self.batch > 1 and in_transform() is None
 
     def _as_decided(self, form: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation about which it is known where examples lie afterwards."""
@@ -225,12 +221,7 @@ class Recorder(Capture):
             with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
-        if (
-            name == "index_select"
-            and isinstance(bad, Mixed)
-            and bad is tagged[0][1]
-            and _is_in_order(bad, shared, args)
-        ):
+        if name == "index_select" and isinstance(bad, Mixed) and bad is tagged[0][1] and _is_in_order(shared, args):
             # A learned tensor that is the same for all examples, put in their order.
             return shared[0].narrow(args[1], 0, len(args[2]))
         if bad is not None:
