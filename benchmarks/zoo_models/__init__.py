@@ -19,10 +19,16 @@ FAMILIES = (
     "plain_images",
     "plain_generative",
     "plain_losses",
+    "tutorial_sequences",
+    "tutorial_losses",
+    "tutorial_nets",
+    "tutorial_sets",
     "special",
     "compilers",
     "tensors",
+    "walked",
     "mixing",
+    "mixing_losses",
 )
 
 

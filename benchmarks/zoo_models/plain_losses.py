@@ -12,8 +12,9 @@ from zoo_models.cases import Batch, Case, Loss, classes, lengths
 from zoo_models.plain import mlp, plain, rows, sequences
 
 
-def with_loss(name: str, loss: Loss, outputs: int = 3, reduction: str = "mean") -> None:
-    plain(name)(lambda: Case(mlp(8, outputs), rows, loss, reduction=reduction))
+def with_loss(name: str, loss: Loss, outputs: int = 3, reduction: str = "mean", declared: bool = False) -> None:
+    options = {"reduction": reduction} if declared else {}
+    plain(name)(lambda: Case(mlp(8, outputs), rows, loss, reduction=reduction, options=options))
 
 
 def focal(model: nn.Module, batch: Batch) -> Tensor:
@@ -33,7 +34,7 @@ with_loss("quantile", lambda m, b: torch.maximum(0.9 * (b[1].float() - m(b[0]).s
 with_loss("poisson", lambda m, b: F.poisson_nll_loss(m(b[0]).squeeze(1), b[1].float()), 1)
 with_loss("gaussian", lambda m, b: F.gaussian_nll_loss(m(b[0])[:, 0], b[1].float(), m(b[0])[:, 1].exp()), 2)
 with_loss("kl-distillation", lambda m, b: F.kl_div(F.log_softmax(m(b[0]) / 2, 1), F.softmax(b[0][:, :3] / 2, 1),
-                                                   reduction="batchmean") * 4)  # fmt: skip
+                                                   reduction="batchmean") * 4, declared=True)  # fmt: skip
 with_loss("evidential-norm", lambda m, b: (F.normalize(m(b[0]), dim=1) - F.one_hot(b[1], 3)).norm(dim=1).mean())
 with_loss("hinge", lambda m, b: F.multi_margin_loss(m(b[0]), b[1]))
 

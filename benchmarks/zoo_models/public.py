@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from zoo_models.cases import Batch, Entry, take
 
-RECORDS, LOT, STEPS = 12, 6, 2
+RECORDS, LOT, STEPS, RATE, NOISE = 12, 6, 2, 0.01, 1e-6
 
 
 def alone(batch: Batch) -> Batch:
@@ -38,16 +40,23 @@ class Examples(Dataset[Any]):
 
 
 def publicly(entry: Entry) -> dict[str, Any]:
-    """Return `accepted`, or the refusal, of an ordinary private training loop."""
+    """Return `accepted`, or the refusal, of an ordinary private training loop.
+
+    The noise is almost none: each step must be the clipped sum of the loop over single examples, up to a
+    hundredth: parameters are rounded.
+    """
     import tacit
-    from zoo_models.measure import built, failure
+    from tacit.gradients.traced import plain
+    from zoo_models.measure import Clip, built, failure, flat, oracle, trainable
 
     case = built(entry)
     if case.take is not take or "batch_dim" in case.options:
         return {"outcome": "skipped", "reason": "its examples are not rows of tensors"}
-    optimizer = torch.optim.SGD([p for p in case.model.parameters() if p.requires_grad], lr=0.01)
+    optimizer = torch.optim.SGD([p for p in case.model.parameters() if p.requires_grad], lr=RATE)
     examples = Examples(case.batch(RECORDS, torch.Generator().manual_seed(7)))
-    taken = 0
+    taken, off = 0, [0.0]
+    reference = copy.deepcopy(case.model)
+    wanted: dict[str, Any] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,13 +67,27 @@ def publicly(entry: Entry) -> dict[str, Any]:
                 lot_size=LOT,
                 steps=STEPS,
                 clipping=tacit.Flat(1.0),
-                noise_multiplier=1.0,
+                noise_multiplier=NOISE,
             )
         for batch in run.batches():
+            if entry.honest and not run.in_trial:
+                reference.load_state_dict(case.model.state_dict())
+                bare = pytree.tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, plain(batch))
+                size = len(next(t for t in pytree.tree_leaves(bare) if isinstance(t, Tensor)))
+                found = oracle(case, reference, size, bare, Clip(1.0))
+                wanted = {n: g + wanted.get(n, 0) for n, g in found.total.items()} if size else wanted
+            before, step = {n: p.detach().clone() for n, p in trainable(case.model).items()}, run.step
             case.loss(case.model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+            if run.step > step and wanted:
+                moved = flat({n: before[n] - p.detach() for n, p in trainable(case.model).items()}).double()
+                expected = flat(wanted).double() * RATE / LOT
+                off.append(float((moved - expected).norm() / expected.norm()))
+                wanted = {}
             taken += 1
     except Exception as error:
         return failure(error) | {"batch": taken}
-    return {"outcome": "accepted"}
+    if max(off) > 1e-2:
+        return {"outcome": "wrong", "reason": f"a step is off by {max(off):.1e}", "error": max(off)}
+    return {"outcome": "accepted", "error": max(off)}

@@ -89,8 +89,8 @@ def test_two_terms_of_the_same_kind(model: nn.Module, naive: Any, compare: Any) 
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda o, y: F.cross_entropy(o, y, reduction="sum") / B,
-        lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o),
+        lambda o, y: F.cross_entropy(o, y, reduction="sum") / 4,
+        lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(o) ** 2,
         lambda o, y: F.cross_entropy(o, y) / 4,
         lambda o, y: F.cross_entropy(o, y) * 1024.0,
         lambda o, y: F.cross_entropy(o, y) + o.square().sum(),
@@ -218,3 +218,29 @@ def test_a_part_of_the_loss_that_contradicts_what_was_declared(declared: Any) ->
         (out.sin().mean() + out.cos().sum()).backward()
     with pytest.raises(ValueError, match="was declared"):
         tape.norms()
+
+
+def test_a_sum_over_the_number_of_examples_is_a_mean_in_every_batch_or_in_none() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    engine = gradients.attach(model)
+    for size in (4, 1, 6):
+        x = torch.randn(size, 3)
+        wanted = torch.cat([x, torch.ones(size, 1)], 1).norm(dim=1) * 2**0.5
+        (model(x).sum() / size).backward()
+        torch.testing.assert_close(engine.norms(), wanted, rtol=1e-5, atol=1e-6)
+        engine.discard()
+    (model(torch.randn(6, 3)).sum() / 4).backward()  # the size of the first batch, as a constant
+    with pytest.raises(ValueError, match="reduction cannot be told"):
+        engine.norms()
+
+
+def test_a_sum_that_was_not_divided_at_first_may_not_be_divided_later() -> None:
+    model = nn.Linear(3, 2)
+    engine = gradients.attach(model)
+    model(torch.randn(5, 3)).sum().backward()
+    engine.norms()
+    engine.discard()
+    (model(torch.randn(4, 3)).sum() / 4).backward()
+    with pytest.raises(ValueError, match="reduction cannot be told"):
+        engine.norms()

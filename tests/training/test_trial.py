@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import tacit
+from tacit.gradients import attach
 from tacit.training import PrivateBatchNorm
 from tacit.training.collated_rows import Rows
 from tacit.training.trial import Trial
@@ -370,7 +371,7 @@ def test_a_checkpoint_saved_in_the_trial_is_that_of_before_the_lot(make: Any, tm
 
 def test_sharded_models_are_told_that_they_are_not_tried(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(2, 2)
-    trial = Trial(model, torch.optim.SGD(model.parameters()), wanted=True, sharded=True, rows=Rows())
+    trial = Trial(attach(model), model, torch.optim.SGD(model.parameters()), wanted=True, sharded=True, rows=Rows())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert not list(trial.batches(None, np.arange(30), 10))  # type: ignore[arg-type]
@@ -421,6 +422,37 @@ def test_a_loss_scaled_by_a_constant_needs_no_declaration(make: Any, factor: flo
         return factor * F.cross_entropy(model(x), y) + factor * 0.1 * model(x).square().mean()
 
     assert go(make, loop).guarantee(1e-5).epsilon > 0
+
+
+HALVES: dict[str, Loop] = {
+    "the sum of losses over len(x)": lambda run, m, x, y: each(m, x, y).sum() / len(x),
+    "a reduction of sum over the size": lambda run, m, x, y: F.cross_entropy(m(x), y, reduction="sum") / x.size(0),
+    "with a factor": lambda run, m, x, y: 0.1 * each(m, x, y).sum() / len(x),
+    "beside a mean": lambda run, m, x, y: each(m, x, y).mean() + m(x).square().sum() / len(x),
+}
+
+
+@pytest.mark.parametrize("how", HALVES)
+def test_a_sum_divided_by_the_number_of_records_is_their_mean(make: Any, how: str) -> None:
+    """The step is that of the same loss written as a mean."""
+    torch.manual_seed(0)
+    first = nn.Linear(4, 3)
+    means: dict[str, Loop] = {
+        "with a factor": lambda run, m, x, y: 0.1 * each(m, x, y).mean(),
+        "beside a mean": lambda run, m, x, y: (each(m, x, y) + m(x).square().sum(1)).mean(),
+    }
+    plain: Loop = means.get(how, lambda run, m, x, y: each(m, x, y).mean())
+    found = []
+    for loop in (HALVES[how], plain):
+        model = copy.deepcopy(first)
+        go(make, loop, model, noise_multiplier=1e-6, clipping=0.3, batch_size=7, seed=1)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_sum_divided_by_the_square_of_the_number_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="changed with the other examples"):
+        go(make, lambda run, m, x, y: each(m, x, y).sum() / len(x) ** 2)
 
 
 def test_a_scale_that_changes_after_the_trial_must_be_declared(make: Any) -> None:

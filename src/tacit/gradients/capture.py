@@ -20,6 +20,18 @@ from tacit.gradients.torch_internals import without_subclasses, write_count
 from tacit.gradients.traced import Traced, mark, plain
 
 
+def is_divided(recorder: Recording, seed: Tensor) -> bool:
+    """Return whether a sum over the examples of this batch was divided by their number, as in every batch before.
+
+    Where batches that counted for nothing have shown the scale (`Recording.learning`), that is what holds.
+    """
+    batch = recorder.batch or 1
+    if batch == 1 or recorder.learning or recorder.learned or recorder.divides is False:
+        return False
+    eps = torch.finfo(seed.dtype).eps
+    return seed.numel() == 1 and abs(abs(float(seed)) * batch - 1) <= 2 * eps
+
+
 class Capture(Recording):
     """Notes what the backward pass brings: gradients at taps, and seeds at reductions over examples."""
 
@@ -58,8 +70,12 @@ class Capture(Recording):
     def _seeded(self, kind: str, inside: bool, grad: Tensor) -> Tensor | None:
         """A gradient arrives at a reduction over examples: note it, and send each example its own share."""
         grad = grad.detach()
+        declared = self.reduction
+        if kind == "sum" and declared is None and not inside and is_divided(self, grad):
+            declared, kind, grad = "mean", "mean", unscaled(grad, "sum", "mean", self.batch or 1)
+            self.divided = True
         (self.inner_seeds if inside else self.seeds).append((kind, grad))
-        return unscaled(grad, kind, self.reduction, self.batch or 1) if self.capturing else None
+        return unscaled(grad, kind, declared, self.batch or 1) if self.capturing else None
 
     # -- capture -----------------------------------------------------------------------------------------------------
 

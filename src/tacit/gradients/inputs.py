@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from tacit.gradients.isolation.divided import Divided, Split, divided
 from tacit.gradients.layout import Layout
+from tacit.gradients.listed import as_own_entries, divided_list, has_own_entries, is_list
 from tacit.gradients.nested import rebuilt, tensors
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import Traced, mark
@@ -49,6 +50,8 @@ class Inputs:
     ) -> None:
         self._model, self._recorder, self._rows, self._split = model, recorder, rows, split
         recorder.rows = rows
+        self._listed = set[tuple[Any, ...]]()
+        """Places in the batch where a list has an entry for each example."""
         self._dims: Dims = batch_dim
         if isinstance(batch_dim, Mapping):
             positions = {name: i for i, name in enumerate(inspect.signature(model.forward).parameters)}
@@ -75,7 +78,10 @@ class Inputs:
         return tuple(new_args), new_kwargs
 
     def _divide(self, value: Any) -> Any:
-        """Divide the objects among some arguments that are one object for the whole batch."""
+        """Divide the objects among some arguments that are one for the whole batch, and lists by example."""
+        found = divided_list(value, self._recorder)
+        if found is not None:
+            return found
         if isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence):
             return rebuilt(value, [self._divide(v) for v in value])
         if type(value) is dict:
@@ -94,9 +100,27 @@ class Inputs:
             return batch
         fresh: list[Fresh] = []
         rows = size * self._rows
+        if self._rows == 1 and size:
+            batch = self._own_entries(batch, size)
         found = self._walk(batch, 0, 0, fresh)
         self._tag([each for each in fresh if each[0].shape[0] == rows])
         return found
+
+    def _own_entries(self, value: Any, size: int, place: tuple[Any, ...] = ()) -> Any:
+        """Tag the entries of lists inside the batch that have one for each example; the batch itself is no such list.
+
+        A place where there was such a list has one in every batch.
+        """
+        known = place in self._listed and is_list(value, size)
+        if place and (known or has_own_entries(value, size)):
+            self._listed.add(place)
+            self._recorder.begin(size, [])
+            return as_own_entries(value, self._recorder)
+        if isinstance(value, (tuple, list)):
+            return rebuilt(value, [self._own_entries(v, size, (*place, i)) for i, v in enumerate(value)])
+        if type(value) is dict:
+            return {key: self._own_entries(v, size, (*place, key)) for key, v in value.items()}
+        return value
 
     def _dim_of(self, key: str | int) -> int | None:
         return self._dims if isinstance(self._dims, int) else self._dims.get(key, self._dims.get("*", 0))
@@ -174,9 +198,7 @@ class Inputs:
             sizes = sizes.new_zeros(1)  # recurrent layers read the first entry
         owner = torch.cat([order[:n] for n in sizes.tolist()])
         data = packed.data.view_as(packed.data)
-        mark(data, self._recorder, Layout(0, 1, owner, by_data=True, packed=True))
-        if sequences:
-            self._recorder.free, data._free = True, frozenset([0])  # type: ignore[attr-defined]
+        mark(data, self._recorder, Layout(0, 1, owner, by_data="count"))
         return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
 
 

@@ -63,7 +63,8 @@ class Rows:
         """Return True if a value has ``count`` rows; a list of tensors with so many rows each is a list of columns."""
         if isinstance(value, Tensor | np.ndarray):
             return value.ndim > (self.dim or 0) and value.shape[self.dim or 0] == count
-        if not isinstance(value, list) or len(value) != count:
+        entries = isinstance(value, tuple) and all(isinstance(part, Tensor | np.ndarray | Mapping) for part in value)
+        if not (isinstance(value, list) or entries) or len(value) != count:
             return False
         return not any(isinstance(part, Tensor | np.ndarray) and self._has_rows(part, count) for part in value)
 

@@ -108,9 +108,17 @@ class Trial:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, wanted: bool, sharded: bool, rows: Rows
+        self,
+        engine: Engine,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        wanted: bool,
+        sharded: bool,
+        rows: Rows,
     ) -> None:
-        self._model, self._optimizer, self._wanted, self._sharded, self._rows = model, optimizer, wanted, sharded, rows
+        self._engine, self._model, self._optimizer = engine, model, optimizer
+        self._wanted, self._sharded, self._rows = wanted, sharded, rows
         self._part: Part | None = None
         self._still: Still | None = None
         self._buffers: WatchedBuffers | None = None
@@ -159,6 +167,15 @@ class Trial:
 
     def _tried(self, make: Callable[[Sequence[int]], Any], most: int) -> Generator[tuple[int, Any], None, bool]:
         """Yield the batches, and return whether they were all measured: a step may have failed, and been caught."""
+        finished = yield from self._compared(make, most)
+        if finished is None:  # the loss is a mean that the loop computes as a sum over len(x)
+            finished = yield from self._compared(make, most)
+        return bool(finished)
+
+    def _compared(
+        self, make: Callable[[Sequence[int]], Any], most: int
+    ) -> Generator[tuple[int, Any], None, bool | None]:
+        """The same, once; None if the loss turned out to be divided by the number of records."""
         everybody = list(range(most))
         halves = [everybody[: most // 2][::-1], everybody[most // 2 :][::-1]]
         with seeded(0):
@@ -181,6 +198,8 @@ class Trial:
             if not part.names:
                 return False
         found = self._difference(together, parts)
+        if found is not None and self._engine.learn_mean():
+            return None
         if found is None:
             if not alike and not cut:
                 log.warning(_NEIGHBOURS)
@@ -228,6 +247,7 @@ class Trial:
                 if isinstance(module, HIDDEN_DROPOUT) and module.dropout:
                     stack.callback(setattr, module, "dropout", module.dropout)
                     module.dropout = 0.0
+            stack.enter_context(self._engine.learning())
             stack.enter_context(seeded(seed))
             self._still = stack.enter_context(StillInLoop())
             stack.callback(self.stop)
@@ -243,14 +263,13 @@ class Trial:
         assert self._part is not None
         self._part.observed[name] = values.detach().clone()
 
-    def measure(self, engine: Engine) -> None:
+    def measure(self) -> None:
         """Take the norms and sums of the batch at hand, which is then forgotten, and undo what it wrote to buffers."""
-        part = self._part
+        part, engine = self._part, self._engine
         assert part is not None and self._buffers is not None
         self.stop()
         self._buffers.put_back()
-        with engine.learning():
-            part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
+        part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
         part.names = tuple(engine.shapes)
         if part.sign == 0:
             engine.discard()

@@ -129,9 +129,13 @@ def is_weighted_mean(each: Sequence[float], of: Any, tolerance: float = 1e-3) ->
 
     So is a mean over all tokens of a batch: L = Σ c_i·ℓ_i / Σ c_i. From the losses of pairs follow the ratios
     c_i / c_j; they must agree with each other and with the loss of three. A loss that compares examples with each
-    other is no such mean: alone, a contrastive loss is zero.
+    other is no such mean: alone, a contrastive loss is zero. Two examples show only that the loss is between theirs;
+    the plan is made again with the first three.
     """
     scale = max(abs(v) for v in each) or 1.0
+    if len(set(each)) == 2:
+        (i, a), (j, b) = {value: (place, value) for place, value in enumerate(each)}.values()
+        return abs(a - b) > 1e-3 * scale and tolerance < (of([i, j]) - b) / (a - b) < 1 - tolerance
     distinct = next((t for t in itertools.combinations(range(len(each)), 3) if _spread(each, t) > 1e-3 * scale), None)
     if distinct is None:
         return False

@@ -1,4 +1,4 @@
-"""Batches that are one object, divided into one object for each example.
+"""Batches that are one object, or a list with an entry for each example, divided into one object for each example.
 
 Graphs are batched into one list of nodes: no dimension of a tensor belongs to the examples. Such a batch is divided by
 its own class (`torch_geometric` batches know how) or by a function of the user's, and the model runs one example at a
@@ -30,6 +30,8 @@ class Divided:
         if not self.mergeable:
             raise ValueError("a batch that is one object cannot be put together from some of its examples")
         parts = [self.parts[i] for i in examples]
+        if isinstance(self.whole, (tuple, list)):
+            return Divided(type(self.whole)(part[0] for part in parts), parts, True)
         graphs = [graph for part in parts for graph in part.to_data_list()]
         return Divided(type(self.whole).from_data_list(graphs), parts, True)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.recording import Recording
+from tacit.gradients.tap import simple_fraction
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import plain
 
@@ -84,6 +85,8 @@ def check_reduction(recorder: Recording) -> None:
     batch = recorder.batch or 1
     _read(recorder)
     seeds = [*recorder.inner_seeds, *recorder.seeds]
+    if batch > 1 and recorder.divides is None and not recorder.learning:
+        recorder.divides = recorder.divided
     kinds, untouched = set[str](), set[str]()
     for kind, seed in seeds:
         kinds.add(kind)
@@ -139,14 +142,32 @@ def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) ->
     A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
     (`Recording.learning`); until then everything is let through.
     """
-    seeds = [seed for _, seed in (*recorder.inner_seeds, *recorder.seeds)]
-    single = len(kinds) == 1 and all(seed.numel() == 1 for seed in seeds)
-    found = frozenset(abs(float(seed)) for seed in seeds) if single else None
+    seeds = [*recorder.inner_seeds, *recorder.seeds]
+    scalar = bool(kinds) and all(seed.numel() == 1 for _, seed in seeds)
+    found = frozenset((kind, abs(float(seed))) for kind, seed in seeds) if scalar else None
     if recorder.learning:
         recorder.learned.setdefault(batch, set()).add(found)
-        return single
+        return scalar
     known = {scales for several in recorder.learned.values() for scales in several}
-    return single and len(recorder.learned) > 1 and known == {found}
+    return scalar and len(kinds) == 1 and len(recorder.learned) > 1 and known == {found}
+
+
+def is_learned_mean(recorder: Recording) -> bool:
+    """Return whether batches of several sizes have shown a mean: sums divided by the number of examples.
+
+    Its parts may have constant factors, and some may be means as they are: that of a sum, times the number of examples,
+    and that of a mean must be the same in every batch.
+    """
+    eps, meant = torch.finfo(torch.float32).eps, set[frozenset[float]]()
+    for batch, several in recorder.learned.items():
+        for found in several:
+            if found is None or not any(kind == "sum" for kind, _ in found):
+                return False
+            try:
+                meant.add(frozenset(simple_fraction(s * batch if kind == "sum" else s, eps) for kind, s in found))
+            except ValueError:  # no fraction that can be told from its rounding
+                return False
+    return len(recorder.learned) > 1 and len(meant) == 1
 
 
 def _is_told_by_outputs(recorder: Recording) -> bool:
