@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
@@ -19,6 +20,9 @@ __all__ = ["pytree"]
 
 without_subclasses = torch._C.DisableTorchFunctionSubclass
 """Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
+
+function_modes = overrides._get_current_function_mode_stack
+"""The modes of this thread, the innermost last: the engine takes its own out from wherever it lies."""
 
 write_count = attrgetter("_version")
 """A tensor's count of writes: has memory that is kept for the backward pass been overwritten?"""

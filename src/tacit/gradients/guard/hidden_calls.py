@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import TRANSFORMED
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import is_wrapped_by_transform, unwrap_once
+from tacit.gradients.torch_internals import function_modes, is_wrapped_by_transform, unwrap_once
 from tacit.gradients.traced import Traced
 
 _NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
@@ -67,9 +67,14 @@ class Unseen(TorchFunctionMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
-        """It is over."""
-        if self._is_put:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """It is over. Other modes may lie above this one: somebody may have been interrupted in a `with` block."""
+        modes = function_modes() if self._is_put else []  # type: ignore[no-untyped-call]
+        if self in modes:
+            above = modes[modes.index(self) + 1 :]
+            for _ in (self, *above):
+                super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            for mode in above:
+                TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
         self._is_put = False
 
 
