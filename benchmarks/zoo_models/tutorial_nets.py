@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo_models.cases import Batch, Case, classes, entry
+from zoo_models.cases import Batch, Case, entry
 from zoo_models.plain import classify, mlp, pictures, rows
 
 tutorial = partial(entry, "tutorial")
