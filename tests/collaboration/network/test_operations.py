@@ -92,6 +92,8 @@ def test_health_and_metrics_follow_the_server(show: Callable[..., Any], monkeypa
     monkeypatch.setattr(service._state.store, "commit", fails)
     with pytest.raises(Refused, match="its disk is full"):
         push(service, 1)
+    with pytest.raises(Refused, match="its disk is full"):  # nobody waits for a turn that leads nowhere
+        service.turn("bob")
     code, text = get(page, "/readyz")
     assert code == 503 and "its disk is full" in text
     assert get(page, "/healthz")[0] == 200  # restarting it would not free any space
