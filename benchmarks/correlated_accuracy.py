@@ -26,6 +26,7 @@ from tacit.randomness import SecureSource
 RATES = (8.0, 32.0, 128.0)
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {},
+    "keys only": {"noise": "correlated", "sampling": "cyclic"},
     "8 bands": {"noise": BandedToeplitz(bands=8), "sampling": "cyclic"},
     "4 buffers": {"noise": BufferedToeplitz(buffers=4), "sampling": "cyclic"},
 }

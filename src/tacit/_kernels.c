@@ -4,6 +4,8 @@
  * keystream(key, out)                      AES-256 in counter mode, from counter 0 on
  * noise(keys, out, std, grid, piece, threads)  out = normal values, each `piece` of them from the keystream of its own key
  *                                          (_loops/noise.h); with a grid: (value + out / grid), rounded, times grid
+ * mixed_noise(keys, weights, out, std, grid, piece, threads)  the same for the weighted sum of several streams, at most 64,
+ *                                          with the keys of one after those of the other
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
  * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
@@ -88,6 +90,7 @@ static PyMethodDef methods[] = {
     {"flushes", flushes, METH_O, "See the top of _kernels.c."},
     FUNCTION(keystream),
     FUNCTION(noise),
+    FUNCTION(mixed_noise),
     FUNCTION(outer_sum),
     FUNCTION(product_sum),
     FUNCTION(linear),

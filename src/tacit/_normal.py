@@ -64,6 +64,57 @@ def noise(stream: Stream, arrays: Sequence[tuple[npt.NDArray[Any], float, float]
         keys[:] = bytes(len(keys))
 
 
+_MOST_STREAMS = 64
+"""How many streams the compiled loops add up in one pass."""
+
+
+def mixed_noise(
+    streams: Sequence[tuple[Stream, float]], arrays: Sequence[tuple[npt.NDArray[Any], float, float]]
+) -> None:
+    """As `noise`, with the weighted sum of the normal values of several streams, one (stream, weight) each.
+
+    Whether several arrays are given at once or one after the other, each stream makes the same values for them.
+    """
+    for values, _, _ in arrays:
+        if not values.flags.c_contiguous:
+            raise ValueError("the values are not contiguous: noise would be added to a copy of them.")
+    if kernels is None or len(streams) > _MOST_STREAMS or any(values.dtype != np.float32 for values, _, _ in arrays):
+        for values, std, grid in arrays:
+            _mixed_with_arrays(streams, values, std, grid)
+        return
+    sizes = [_key_bytes(values) for values, _, _ in arrays]
+    weights, total = np.array([weight for _, weight in streams], dtype=np.float32), sum(sizes)
+    keys = bytearray(total * len(streams))
+    view = np.frombuffer(keys, dtype=np.uint8).reshape(len(streams), total)
+    try:
+        for (stream, _), row in zip(streams, view, strict=True):
+            stream.fill(row.data)
+        start = 0
+        for (values, std, grid), size in zip(arrays, sizes, strict=True):
+            if size:
+                own = np.ascontiguousarray(view[:, start : start + size])
+                kernels.mixed_noise(own.data.cast("B", (own.size,)), weights, values, std, grid, _PIECE, threads())
+                own.fill(0)
+            start += size
+    finally:
+        view.fill(0)
+
+
+def _mixed_with_arrays(
+    streams: Sequence[tuple[Stream, float]], values: npt.NDArray[Any], std: float, grid: float
+) -> None:
+    total, made = np.zeros_like(values), np.empty_like(values)
+    for stream, weight in streams:
+        noise(stream, [(made, 1.0, 0.0)])
+        total += made * values.dtype.type(weight)
+    total *= values.dtype.type(std)
+    if grid:
+        total += values * values.dtype.type(1 / grid)
+        np.multiply(np.rint(total, out=total), values.dtype.type(grid), out=values)
+    else:
+        values[...] = total
+
+
 def _key_bytes(values: npt.NDArray[Any]) -> int:
     return KEY_BYTES * -(-values.size // _PIECE) if values.dtype == np.float32 else 0
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 
 from tacit._aes import keystream as keystream
-from tacit._normal import noise
+from tacit._normal import mixed_noise, noise
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -225,19 +225,43 @@ class SeededSource(Source):
 
 
 class KeyedSource(Source):
-    """The stream of a key that was drawn from another source: made again from the same key, it says the same again.
+    """A stream of a key that was drawn from another source: made again from key and number, it says the same again.
 
-    For noise of past steps that later steps need once more. Its worth is that of the key.
+    For noise of past steps that later steps need once more. Its worth is that of the key. Stream ``number`` begins at
+    block ``number`` 2^64 of the key's keystream, so that streams of different numbers share nothing.
     """
 
     secure = False
 
-    def __init__(self, key: bytes | bytearray) -> None:
-        self._given = key
+    def __init__(self, key: bytes | bytearray, number: int = 0) -> None:
+        self._given, self._number = key, number
         super().__init__()
 
     def _key(self, *, forked: bool) -> bytes:
         return bytes(self._given)
+
+    def _rekey(self, *, forked: bool) -> None:
+        self._pid = os.getpid()
+        self._stream = keystream(self._key(forked=forked), (self._number << 64).to_bytes(16, "big"))
+
+
+class Mixture:
+    """The weighted sum of keyed streams, made in one pass: noise of this step and of earlier ones.
+
+    The same values come of each stream whether the tensors are given at once or one after the other.
+    """
+
+    def __init__(self, parts: Sequence[tuple[KeyedSource, float]]) -> None:
+        self._parts = parts
+
+    def normal_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite ``tensor``, contiguous and in the memory of the processor, with the sum of standard normals."""
+        mixed_noise(self._parts, [(tensor.detach().numpy(), 1.0, 0.0)])
+        return tensor
+
+    def add_normals_(self, sums: Sequence[tuple[torch.Tensor, float, float]]) -> None:
+        """For each (total, std, grid), add std times the sum and round to multiples of ``grid``, a power of two."""
+        mixed_noise(self._parts, [(total.detach().numpy(), std / grid, grid) for total, std, grid in sums])
 
 
 _sources: weakref.WeakSet[Source] = weakref.WeakSet()

@@ -30,6 +30,7 @@ from tacit.ledger import (
 PARAMETERS: dict[str, list[tuple[float, ...]]] = {
     "banded": [(1.0,), (1.0, 0.6), (1.0, 0.5, 0.375), (1.0, 0.2, 0.4, 0.1)],
     "banded-inverse": [(1.0, -0.5), (1.0, -0.5, -0.125), (1.0, -0.3, -0.3), (1.0, -0.9)],
+    "sparse-inverse": [(-0.5, 1.0), (-0.5, -0.25, 1.0, 4.0), (-0.6, -0.2, -0.1, 1.0, 2.0, 5.0), (-0.9, 2.0)],
     "buffered": [(0.5, 0.9), (0.2, 0.3, 0.95, 0.4), (0.1, 0.1, 0.1, 0.99, 0.7, 0.2), (1.0, 0.5)],
     "square-root": [()],
     "tree": [()],
@@ -53,10 +54,16 @@ def matrix(strategy: str, parameters: tuple[float, ...], steps: int) -> np.ndarr
         half = len(parameters) // 2
         pairs = list(zip(parameters[:half], parameters[half:], strict=True))
         column = [1.0] + [sum(w * r ** (i - 1) for w, r in pairs) for i in range(1, steps)]
+    elif strategy == "sparse-inverse":
+        half = len(parameters) // 2
+        column = [1.0] + [
+            sum(w for w, lag in zip(parameters[:half], parameters[half:], strict=True) if lag == i)
+            for i in range(1, steps)
+        ]
     else:
         column = [*parameters, *[0.0] * steps][:steps]
     found = toeplitz(column, np.zeros(steps))
-    return np.linalg.inv(found) if strategy == "banded-inverse" else found
+    return np.linalg.inv(found) if strategy.endswith("inverse") else found
 
 
 def vectors(steps: int, groups: int) -> Iterator[np.ndarray]:

@@ -100,6 +100,23 @@ def test_a_schedule_that_changes_every_step_is_admitted_to_the_last_step_with_fe
     assert counted.accounts < 150
 
 
+def test_steps_that_do_not_change_are_admitted_to_the_last_one_with_few_accounts():
+    """A look comes first, then 300 equal steps, which the budget was planned for."""
+    asked = []
+
+    class Counted(Filter):
+        def _fits(self, entries, header):
+            asked.append(entries)
+            return super()._fits(entries, header)
+
+    look, steps = step(40.0, 1.0), [step(1.0, 0.05)] * 300
+    most = Rdp().epsilon(compose([(look, 1), (steps[0], 300)], "add/remove"), 1e-5).upper
+    ledger = Ledger()
+    ledger.guard(Counted(Budget(most, 1e-5), accountant="rdp"))
+    assert run(ledger, [look, *steps, steps[0]]) == 301
+    assert len(asked) < 30
+
+
 def test_a_lease_does_not_cover_a_costlier_step():
     ledger = Ledger()
     ledger.guard(Filter(Budget(1.0, 1e-5), accountant="rdp"))

@@ -91,6 +91,23 @@ def test_many_rarely_sampled_steps_are_not_rounded_once_a_step(rate, noise, step
     assert bound("add/remove", rate, noise, steps, delta=delta) < looser
 
 
+def test_effort_is_left_for_lattices_of_several_steps_in_the_second_direction():
+    """One lattice step for all spent it, and what was left was 46 times the truth, more or less of it from q to q."""
+    rates = 1.8955153202019227e-06, 1.895704871733943e-06
+    found = [bound("add/remove", rate, 0.5911403651662278, 23, delta=3.5207e-8) for rate in rates]
+    assert found[0] * (1 - MOST) <= found[1] < 9.4e-4
+    assert found[0] > bound("add/remove", rates[0], 0.5911403651662278, 1, delta=3.5207e-8)  # has a closed form
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps", "epsilon", "looser"), [(1e-8, 3.0, 30, 1e-7, 3.61e-11)])
+def test_delta_next_to_an_epsilon_of_zero_is_as_close_as_elsewhere(rate, noise, steps, epsilon, looser):
+    """Where ε is 1e-4 or less δ was as loose as a lattice of one step: 3e-4 here, and 1e14 times elsewhere."""
+    adjacency, policy = KINDS["replace-one"]
+    composition = Composition(adjacency, ((Term(Gaussian(noise), policy, rate), steps),))
+    found = Pld().delta(composition, epsilon)
+    assert 0.98 * found.upper < found.lower <= found.upper < looser
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta"),

@@ -13,7 +13,7 @@ from tacit.accounting import account
 from tacit.cli import main
 from tacit.ledger import Ledger
 from tacit.mechanisms import SumQuery
-from tacit.tables.describe import moment_queries
+from tacit.tables.moments import Moments
 from tacit.tables.registry import Registry
 
 
@@ -83,8 +83,61 @@ def test_wrong_arguments_raise_before_anything_is_charged(
 
 def test_no_row_adds_more_to_the_moments_than_is_recorded() -> None:
     for count in (1, 2, 7):
-        first, second = moment_queries(count, 1.0)
-        assert isinstance(first, SumQuery)
-        rows, above = np.ones(count), np.triu_indices(count)
-        assert np.linalg.norm(np.concatenate([rows, rows])) <= first.clip_norm + 1e-12
-        assert np.linalg.norm(np.outer(rows, rows)[above]) <= second.clip_norm
+        means, squares, *products = Moments(count, 1.0).queries
+        assert isinstance(means, SumQuery) and len(products) == (count > 1)
+        rows, above = np.ones(count), np.triu_indices(count, 1)
+        assert np.linalg.norm(np.concatenate([rows, rows])) <= means.clip_norm + 1e-12
+        assert np.linalg.norm(rows**2) <= squares.clip_norm + 1e-12
+        if products:
+            assert np.linalg.norm(np.outer(rows, rows)[above]) <= products[0].clip_norm + 1e-12
+
+
+def test_the_moments_cost_what_was_planned() -> None:
+    for count in (1, 2, 7):
+        spent = sum((query.clip_norm / query.noise_std) ** 2 for query in Moments(count, 3.0).queries)
+        assert spent == pytest.approx(1 / 9)
+
+
+@pytest.fixture
+def survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray]]:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(1)
+    columns: dict[str, np.ndarray] = {
+        "year": draw.integers(1994, 2007, 12000),
+        "debt": np.where(draw.random(12000) < 0.5, np.nan, draw.normal(0, 3, 12000).round(2)),
+        **{f"x{place}": draw.integers(0, 2, 12000) for place in range(8)},
+    }
+    columns["age"] = 2030 - columns["year"] + draw.integers(0, 3, 12000)
+    columns["loan"] = 2 * columns["debt"] + draw.normal(0, 1, 12000).round(2)
+    written = {name: np.where(np.isnan(values), "", values.astype(str)) for name, values in columns.items()}
+    return write_csv(tmp_path / "survey.csv", written), columns
+
+
+def test_spreads_and_correlations_are_true_within_the_noise_that_is_told(
+    survey: tuple[Path, dict[str, np.ndarray]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Years lie far from 0, and half of the debts are missing: neither may make up a spread or hide a relation."""
+    path, columns = survey
+    assert tacit("describe", path, "--epsilon", "2", "--out", "look", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    for name, values in columns.items():
+        told, true = facts["columns"][name], float(np.nanstd(values))
+        assert abs(told["mean"] - np.nanmean(values)) < 6 * told["mean_noise"] + 0.02 * true
+        assert true < 1.5 * told["standard_deviation_at_most"]
+        if told["standard_deviation"] is not None:
+            assert abs(told["standard_deviation"] - true) < 6 * told["standard_deviation_noise"] + 0.05 * true
+    assert facts["columns"]["year"]["mean_noise"] < 1
+    assert facts["correlations"]["year"]["age"] < -0.4
+    assert facts["correlations"]["debt"]["loan"] > 0.4
+    assert "±" in Path("look/description.html").read_text()
+
+
+def test_a_spread_below_the_noise_is_said_to_be_that(
+    survey: tuple[Path, dict[str, np.ndarray]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = survey
+    assert tacit("describe", path, "--epsilon", "0.02", "--out", "look") == 0
+    assert "standard deviation below" in capsys.readouterr().out
+    facts = json.loads(Path("look/description.json").read_text())
+    spreads = [told["standard_deviation"] for told in facts["columns"].values() if told["type"] == "number"]
+    assert None in spreads

@@ -38,9 +38,9 @@ def _routed(m: Net, h: Tensor) -> Tensor:
     """Tokens go to one of two experts, and come back to their places."""
     rows, out = h.reshape(-1, WIDTH), torch.zeros_like(h).reshape(-1, WIDTH)
     chosen = m.own(rows).argmax(1) % 2
-    for expert, layer in enumerate((m.own, m.other)):
+    for expert in chosen.unique().tolist():
         places = (chosen == expert).nonzero().flatten()
-        out = out.index_add(0, places, layer(rows[places]))
+        out = out.index_add(0, places, (m.own, m.other)[expert](rows[places]))
     return out.view_as(h)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit import gradients
-from tacit.gradients.guard.stale_tensors import note_fill
+from tacit.gradients.guard.guard import _note_fill
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.traced import Traced
 
@@ -578,5 +578,5 @@ def test_gradients_given_to_backward_are_not_of_an_earlier_batch() -> None:
 def test_a_fill_is_noted_only_if_it_is_a_number(fill: Any, noted: float | None) -> None:
     """A tensor may hold anything, and be written to."""
     out = torch.zeros(2).as_subclass(Traced)
-    note_fill(Call("full_like", torch.full_like, (out, fill), {}, out, 2, []))
+    _note_fill(Call("full_like", torch.full_like, (out, fill), {}, out, 2, []))
     assert out._filled_with == noted

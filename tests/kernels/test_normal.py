@@ -341,3 +341,24 @@ def test_wrong_sizes_are_refused() -> None:
         kernels.noise(keys, out, 1.0, "wide", 4, 1)  # type: ignore[arg-type]
     with pytest.raises(OverflowError):
         kernels.noise(keys, out, 1.0, 0.0, -4, 1)
+
+
+@COMPILED
+def test_wrong_sizes_of_mixed_noise_are_refused() -> None:
+    kernels = _normal.kernels
+    assert kernels is not None
+    keys, weights, out = bytes(128), np.ones(2, dtype=np.float32), np.empty(6, dtype=np.float32)
+    kernels.mixed_noise(keys, weights, out, 1.0, 0.0, 4, 1)
+    for given, factors, piece in (
+        (keys[:64], weights, 4),
+        (keys, weights[:1], 4),
+        (keys, weights[:0], 4),
+        (keys, np.ones(3, dtype=np.float32), 4),
+        (keys, np.frombuffer(bytes(7), dtype=np.uint8), 4),
+        (keys, weights, 0),
+        (bytes(65 * 64), np.ones(65, dtype=np.float32), 4),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            kernels.mixed_noise(given, factors, out, 1.0, 0.0, piece, 1)
+    with pytest.raises(TypeError, match="7 arguments, not 3"):
+        kernels.mixed_noise(keys, weights, out)  # type: ignore[call-arg]

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from tacit.accounting.correlated import head_and_tail, sensitivity
-from tacit.ledger.correlation import Correlation, Fitted, coefficients, inverse_coefficients
-from tacit.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, SquareRoot, TreeAggregation
+from tacit.ledger.correlation import Correlation, Fitted, check_strategy, coefficients, inverse_coefficients
+from tacit.mechanisms import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    SparseInverse,
+    SquareRoot,
+    TreeAggregation,
+)
 from tacit.mechanisms.strategies import Objective, prefix_sum_error
 
 
@@ -62,6 +69,38 @@ def test_the_mean_error_lies_within_four_hundredths_of_any_factorisation() -> No
     assert error(TreeAggregation().fitted(steps, steps, 1.0), steps, "mean") > 1.5 * least
 
 
+@pytest.mark.parametrize("steps", [1000, 2000])
+def test_a_few_far_lags_come_close_to_the_best_toeplitz_matrix(steps: int) -> None:
+    best = error(BufferedToeplitz(buffers=4).fitted(steps, steps, 1.0), steps, "mean")
+    for growth, streams, above in ((4, 7, 1.025), (2, 12, 1.01)):
+        strategy, parameters = SparseInverse(growth=growth).fitted(steps, steps, 1.0)
+        assert len(parameters) // 2 + 1 <= streams
+        assert error((strategy, parameters), steps, "mean") <= above * best
+    same = error(BandedInverse(bands=12).fitted(steps, steps, 1.0), steps, "mean")
+    assert same > 1.1 * error(SparseInverse(growth=2).fitted(steps, steps, 1.0), steps, "mean")
+
+
+@pytest.mark.parametrize(("groups", "rate"), [(100, 1.0), (25, 1.0), (10, 0.1)])
+@pytest.mark.parametrize("strategy", [SparseInverse(), SparseInverse(growth=2), BandedInverse(bands=4)], ids=str)
+def test_no_change_of_a_coefficient_makes_the_fit_of_an_inverse_better(
+    strategy: SparseInverse | BandedInverse, groups: int, rate: float
+) -> None:
+    def value(name: str, parameters: tuple[float, ...]) -> float:
+        if rate > 0.5:
+            shift = sensitivity(name, parameters, groups, 100)
+        else:
+            head, tail = head_and_tail(name, parameters, groups, 100)
+            shift = head + math.sqrt(100 // groups) * tail
+        return prefix_sum_error((name, parameters), 100) * shift
+
+    name, best = strategy.fitted(100, groups, rate)
+    free = range(1, len(best)) if name == "banded-inverse" else range(len(best) // 2)
+    for place in free:
+        for change in (-3e-3, 3e-3):
+            other = (*best[:place], best[place] + change, *best[place + 1 :])
+            assert value(name, other) >= value(name, best) * (1 - 1e-7)
+
+
 def test_more_bands_leave_less_error() -> None:
     for strategy in (BandedToeplitz, BandedInverse):
         errors = [error(strategy(bands=bands).fitted(200, 200, 1.0), 200, "mean") for bands in (1, 2, 4, 8, 16)]
@@ -90,6 +129,7 @@ def test_coefficients_and_inverse_coefficients_multiply_to_one() -> None:
     strategies: list[Correlation] = [
         BandedToeplitz(bands=4),
         BandedInverse(bands=4),
+        SparseInverse(growth=3),
         BufferedToeplitz(buffers=3),
         SquareRoot(),
     ]
@@ -101,7 +141,13 @@ def test_coefficients_and_inverse_coefficients_multiply_to_one() -> None:
 
 def test_the_prefix_sum_error_is_that_of_the_matrices() -> None:
     steps = 20
-    for strategy in (BandedToeplitz(bands=4), BandedInverse(bands=4), BufferedToeplitz(buffers=3), SquareRoot()):
+    for strategy in (
+        BandedToeplitz(bands=4),
+        BandedInverse(bands=4),
+        SparseInverse(),
+        BufferedToeplitz(buffers=3),
+        SquareRoot(),
+    ):
         fitted = strategy.fitted(steps, steps, 1.0)
         d = inverse_coefficients(*fitted, steps)
         rows = np.tri(steps) @ np.array([[d[t - i] if t >= i else 0.0 for i in range(steps)] for t in range(steps)])
@@ -114,11 +160,18 @@ def test_wrong_numbers_are_refused() -> None:
         BandedToeplitz(bands=0)
     with pytest.raises(ValueError, match="at least the number of bands"):
         BandedToeplitz(bands=4, groups=3)
+    with pytest.raises(ValueError, match="growth is 1"):
+        SparseInverse(growth=1)
+    for parameters in [(-0.5, 1.5), (-0.5, 0.0), (-0.5, -0.1, 2.0, 1.0), (-0.5,)]:
+        with pytest.raises(ValueError, match="as many lags"):
+            check_strategy("sparse-inverse", parameters)
     with pytest.raises(ValueError, match="at most 10 groups"):
         BandedToeplitz(bands=11).groups_of(1000, 100)
 
 
-@pytest.mark.parametrize("strategy", [BandedToeplitz(bands=4), BandedInverse(bands=4), BufferedToeplitz(buffers=2)])
+@pytest.mark.parametrize(
+    "strategy", [BandedToeplitz(bands=4), BandedInverse(bands=4), SparseInverse(), BufferedToeplitz(buffers=2)]
+)
 def test_the_ledger_has_the_numbers_that_the_noise_is_made_with(strategy: Correlation) -> None:
     """Noise is added up in single precision; a decay that is rounded there and not in the ledger is another one."""
     _, parameters = strategy.fitted(400, 400, 1.0)

@@ -6,7 +6,7 @@ it has one. A test made only to catch a mutant belongs with the other tests of i
 
 from __future__ import annotations
 
-from mutants import accounting, charging, clipping, loop, noise, sampling, sparse
+from mutants import accounting, charging, clipping, loop, noise, sampling, second_floor, sparse
 from mutants.registry import MUTANTS
 
-__all__ = ["MUTANTS", "accounting", "charging", "clipping", "loop", "noise", "sampling", "sparse"]
+__all__ = ["MUTANTS", "accounting", "charging", "clipping", "loop", "noise", "sampling", "second_floor", "sparse"]

@@ -122,12 +122,12 @@ def test_true_claim_is_not_called_wrong(trained: Path, copied: Callable[..., Pat
 
 
 def test_more_alarms(copied: Callable[..., Path]) -> None:
-    run = copied(budget={"epsilon": 1.0, "delta": 1e-5}, finished=False, audit={"epsilon_lower": 3.5, "attack": "x"})
+    run = copied(budget={"epsilon": 1.0, "delta": 1e-5}, finished=False, audit={"epsilon_lower": 3.5, "by": "x"})
     text = read(run).text
     assert "OVER BUDGET. The budget was ε = 1;" in text
     assert "REFUTED BY ITS AUDIT" in text
     assert "The run is not finished" in text
-    assert "epsilon_lower 3.5; attack x" in text
+    assert "Worst-case canaries prove ε of at least 3.500" in text and "By x, no date." in text
     assert "δ TOO LARGE" in read(run, delta=0.01).text
 
 

@@ -129,6 +129,15 @@ def test_a_damaged_gzip_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
         list(read(tmp_path / "u.csv.gz", ("a",)))
 
 
+def test_text_views_and_empty_columns_of_arrow_are_read() -> None:
+    """polars hands out its text as views; a column without a single entry has the type null."""
+    pyarrow = pytest.importorskip("pyarrow")
+    views = pyarrow.array(["A, b", None], pyarrow.string_view())
+    found = as_columns(pyarrow.table({"town": views, "note": pyarrow.nulls(2)}), ("town", "note"))
+    assert words(found["town"]).tolist() == ["A, b", ""]
+    assert words(found["note"]).tolist() == ["", ""]
+
+
 def test_frames_of_any_library_become_the_same_columns() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")

@@ -15,9 +15,10 @@ from tacit.ledger import Ledger
 from tacit.tables import load_model
 from tacit.tables.columns import MOST_NGRAMS, Number, Text, Undeclared
 from tacit.tables.encoding import Encoding
+from tacit.tables.entries import numeric
 from tacit.tables.looks import Look, _bins
 from tacit.tables.ngrams import buckets_of
-from tacit.tables.notation import KINDS, Notation, kinds
+from tacit.tables.notation import KINDS, Notation, date_formats, kinds
 from tacit.tables.schema import Schema
 
 COMMA, MONEY, BOTH = Notation(decimal=","), Notation(currency=True), Notation(decimal=",", currency=True)
@@ -75,6 +76,15 @@ def test_entries_are_read_as_they_are_declared(notation: Notation, entry: str, n
 def test_the_kind_of_an_entry(entry: str, kind: str | None) -> None:
     found = dict(zip(KINDS, kinds(np.array([entry], dtype=object)).tolist(), strict=True))
     assert found == {name: float(name == kind) for name in KINDS}
+
+
+def test_a_date_of_another_format_is_told_its_format() -> None:
+    dates = np.array(["2012/01/31"], dtype=object)
+    with pytest.raises(ValueError, match=r'not a date like 2024-12-31; declare .* "format": "%Y/%m/%d", or correct'):
+        numeric("day", dates, notation=Notation(date="iso"))
+    assert date_formats("03/04/2012") == ("%d/%m/%Y", "%m/%d/%Y")
+    assert date_formats("31.12.2012 23:59") == ("%d.%m.%Y %H:%M",)
+    assert date_formats("12") == ()
 
 
 def test_a_record_adds_one_to_one_place_of_the_histogram() -> None:

@@ -117,3 +117,35 @@ def test_a_file_that_is_no_json(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text("{")
     with pytest.raises(ValueError, match="is not JSON"):
         Schema.load(tmp_path / "s.json")
+
+
+def test_a_draft_finds_dates_and_their_format(tmp_path: Path) -> None:
+    from tacit.tables.proposal import propose
+
+    days = [f"{day:02}/{month:02}/2012" for month in (1, 2) for day in range(1, 15)]
+    rows = [f"{day},{month},{month % 2}" for month, day in enumerate(days)]
+    (tmp_path / "t.csv").write_text("\n".join(["born,size,y", *rows, ",3,1"]))
+    draft = propose(tmp_path / "t.csv", target="y")
+    assert draft["columns"]["born"] == {
+        "type": "date",
+        "low": "2012-01-01",
+        "high": "2012-02-14",
+        "format": "%d/%m/%Y",
+        "missing": "own",
+    }
+    Schema.from_json({**draft, "comment": ""})
+
+
+def test_a_draft_says_where_day_and_month_could_be_either(tmp_path: Path) -> None:
+    from tacit.tables.proposal import propose
+
+    days = [f"{day:02}/{month:02}/2012" for month in (1, 2, 3) for day in range(1, 13)]
+    (tmp_path / "t.csv").write_text("\n".join(["born,y", *(f"{day},{place % 2}" for place, day in enumerate(days))]))
+    found = propose(tmp_path / "t.csv", target="y")["columns"]["born"]
+    assert (found["format"], found["comment"]) == ("%d/%m/%Y", "or the format %m/%d/%Y")
+
+
+def test_a_column_that_is_a_word_is_told_how_to_be_written() -> None:
+    facts = {"target": "y", "columns": {"x": "private", "y": {"type": "category", "values": ["a", "b"]}}}
+    with pytest.raises(ValueError, match=r"column 'x': it is \"private\" alone; write \{\"type\": \"private\"\}"):
+        Schema.from_json(facts)

@@ -1,4 +1,4 @@
-"""Runs with correlated noise: charged as planned, resumed with new noise, refused where there is no proof."""
+"""Runs with correlated noise: charged as planned, resumed in the same block, refused where there is no proof."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import torch
 from torch.utils.data import TensorDataset
 
 import tacit
-from tacit.ledger import CyclicPoisson, GaussianSum
-from tacit.mechanisms import BandedInverse, BandedToeplitz, BufferedToeplitz, SquareRoot, TreeAggregation
+from tacit.ledger import GaussianSum
+from tacit.mechanisms import (
+    BandedInverse,
+    BandedToeplitz,
+    BufferedToeplitz,
+    SparseInverse,
+    SquareRoot,
+    TreeAggregation,
+)
 from tacit.training import AdamBC, PrivateRun
 
 F = torch.nn.functional
@@ -19,6 +26,8 @@ STRATEGIES = [
     BandedToeplitz(bands=3),
     BandedInverse(bands=3),
     BandedInverse(bands=3, groups=4),
+    SparseInverse(growth=2),
+    "correlated",
     BufferedToeplitz(buffers=2),
     SquareRoot(),
     TreeAggregation(),
@@ -62,7 +71,7 @@ def test_a_run_costs_what_its_plan_says(strategy: Any) -> None:
         noise_multiplier=run.noise_multiplier,
         delta=1e-5,
         sampling="cyclic",
-        noise=strategy,
+        noise=SparseInverse() if strategy == "correlated" else strategy,
         accountant="rdp",
     )
     assert planned.guarantee.epsilon == pytest.approx(run.guarantee().epsilon, rel=1e-3)
@@ -112,30 +121,101 @@ def test_the_gradients_of_a_run_carry_noise_of_the_charged_covariance() -> None:
     assert torch.allclose(fresh @ fresh.T / fresh.shape[1], torch.eye(5).double(), atol=0.05)
 
 
-def test_a_resumed_run_begins_a_new_block_and_writes_no_keys(tmp_path: Path) -> None:
+def blocks(run: PrivateRun) -> list[tuple[str, int]]:
+    return [(step.sampling.block, count) for step, count in run.ledger.entries]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_a_resumed_run_goes_on_with_its_block_its_groups_and_its_noise(strategy: Any, tmp_path: Path) -> None:
+    """Twelve steps with one interruption, and two steps after the checkpoint that are charged and lost."""
+    data, where = people(), tmp_path / "ledger.jsonl"
+    run = made(data, strategy, ledger=where)
+    train(run, 4)
+    run.save(tmp_path / "checkpoint")
+    train(run, 2)
+    members = [each.tolist() for each in run.sampler._members]  # type: ignore[union-attr]
+    run.close()
+    again = made(data, strategy, ledger=where)
+    again.load(tmp_path / "checkpoint")
+    assert again.sampler.position == 6  # type: ignore[union-attr]
+    train(again)
+    assert again.step == 12
+    assert [count for _, count in blocks(again)] == [14]
+    assert [each.tolist() for each in again.sampler._members] == members  # type: ignore[union-attr]
+    again.close()
+
+
+def test_a_resumed_run_costs_what_one_block_of_all_its_steps_costs(tmp_path: Path) -> None:
+    data, where = people(), tmp_path / "ledger.jsonl"
+    whole = made(data, "correlated")
+    train(whole)
+    run = made(data, "correlated", ledger=where)
+    train(run, 5)
+    run.save(tmp_path / "checkpoint")
+    run.close()
+    again = made(data, "correlated", ledger=where)
+    again.load(tmp_path / "checkpoint")
+    train(again)
+    assert again.guarantee(1e-5).epsilon == pytest.approx(whole.guarantee(1e-5).epsilon)
+    again.close()
+
+
+def test_keys_are_in_a_file_for_the_owner_only_from_the_first_checkpoint_to_the_last_step(tmp_path: Path) -> None:
+    data, where = people(), tmp_path / "ledger.jsonl"
+    secret = tmp_path / "ledger.jsonl.noise-keys"
+    run = made(data, "correlated", ledger=where)
+    train(run, 3)
+    assert not secret.exists()
+    run.save(tmp_path / "checkpoint")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    keys = [key for _, key in run.sampler.keys._keys]  # type: ignore[union-attr]
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file != secret:
+            content = file.read_bytes()
+            assert not any(bytes(key) in content or key.hex().encode() in content for key in keys), file
+    train(run)
+    run.close()
+    assert not secret.exists()
+
+
+def test_without_its_keys_a_resumed_run_begins_a_new_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, where = people(), tmp_path / "ledger.jsonl"
     run = made(data, BandedInverse(bands=3), ledger=where)
     train(run, 4)
     run.save(tmp_path / "checkpoint")
-    train(run, 3)  # what is released after the checkpoint stays charged
-    keys = [bytes(key) for key in run._sums._noise._state._keys]  # type: ignore[attr-defined]
     run.close()
-    run.ledger.close()
+    (tmp_path / "ledger.jsonl.noise-keys").unlink()
     again = made(data, BandedInverse(bands=3), ledger=where)
     again.load(tmp_path / "checkpoint")
     train(again)
-    assert again.step == 12
-    blocks = [
-        (step.sampling.block, count) for step, count in again.ledger.entries if isinstance(step.sampling, CyclicPoisson)
-    ]
-    assert [count for _, count in blocks] == [7, 8]
-    assert blocks[0][0] != blocks[1][0]
-    again.ledger.close()
-    assert len(keys) == 3
-    for file in tmp_path.rglob("*"):
-        if file.is_file():
-            content = file.read_bytes()
-            assert not any(key in content or key.hex().encode() in content for key in keys), file
+    assert [count for _, count in blocks(again)] == [4, 8]
+    assert "a new block begins" in caplog.text
+    again.close()
+
+
+def test_steps_that_differ_are_not_added_to_an_old_block(tmp_path: Path) -> None:
+    data, where = people(), tmp_path / "ledger.jsonl"
+    run = made(data, "correlated", ledger=where)
+    train(run, 4)
+    run.save(tmp_path / "checkpoint")
+    run.close()
+    again = made(data, "correlated", ledger=where, clipping=0.5)
+    again.load(tmp_path / "checkpoint")
+    train(again)
+    assert [count for _, count in blocks(again)] == [4, 8]
+    again.close()
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_keeps_its_place_in_the_block(tmp_path: Path) -> None:
+    run = made(people(), "correlated")
+    train(run, 4)
+    run.save(tmp_path / "checkpoint")
+    train(run, 3)
+    run.load(tmp_path / "checkpoint")
+    assert len(run.sampler.keys) == 2  # type: ignore[union-attr]
+    train(run)
+    assert [count for _, count in blocks(run)] == [15]
+    assert list(tmp_path.glob("*noise-keys")) == []
 
 
 def test_a_lot_left_half_way_keeps_turns_and_noise_in_step() -> None:

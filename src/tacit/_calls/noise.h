@@ -60,3 +60,43 @@ static PyObject *noise(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     if (!fits) return PyErr_Format(PyExc_ValueError, "the keys do not fit %zu values.", given.size);
     Py_RETURN_NONE;
 }
+
+typedef struct {
+    Noise noise;
+    const float *weights;
+    size_t streams, stride;
+} Mixed;
+
+static void one_mixed_piece(const void *given, size_t i) {
+    const Mixed *m = given;
+    const Noise *n = &m->noise;
+    size_t first = i * n->piece;
+    best.mixed(n->keys + KEY * i, m->stride, m->weights, m->streams, n->out + first,
+               at_most(n->size - first, n->piece), n->std, n->grid);
+}
+
+static PyObject *mixed_noise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[3]; /* keys, weights, out */
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "mixed_noise takes 7 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    Mixed given = {.noise = {.std = (float)PyFloat_AsDouble(arguments[3]), .grid = (float)PyFloat_AsDouble(arguments[4])}};
+    Noise *noise = &given.noise;
+    size_t threads = PyLong_AsSize_t(arguments[6]), pieces = 0;
+    noise->piece = PyLong_AsSize_t(arguments[5]);
+    if (PyErr_Occurred() || take(arguments, views, 3, 2) < 0) return NULL;
+    noise->keys = views[0].buf, noise->out = views[2].buf, noise->size = (size_t)views[2].len / 4;
+    given.weights = views[1].buf, given.streams = (size_t)views[1].len / 4;
+    if (noise->piece) pieces = noise->size / noise->piece + (noise->size % noise->piece != 0);
+    given.stride = KEY * pieces;
+    int fits = noise->piece && views[1].len % 4 == 0 && views[2].len % 4 == 0 && is_count(threads) && given.streams &&
+               given.streams <= STREAMS && (size_t)views[0].len == given.stride * given.streams;
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(one_mixed_piece, &given, pieces, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 3);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError, "the keys do not fit %zu values of %zu streams.", noise->size, given.streams);
+    Py_RETURN_NONE;
+}

@@ -67,40 +67,86 @@ INLINE void add_rounded(const float *noise, float *total, size_t size, float gri
     for (size_t i = 0; i < size; i++) total[i] = rintf(noise[i] + total[i] * units) * grid;
 }
 
-/* What a piece of noise is made from and of: all of it secret. */
+/* The keystream of one key, and how far its words for edges are used up. */
 typedef struct {
     RoundKeys keys;
-    uint32_t radii[BLOCK], angles[BLOCK];
     uint64_t more[MORE];
+    size_t edges;
+} Stream;
+
+/* What a piece of noise is made from and of, beside its streams: all of it secret. */
+typedef struct {
+    uint32_t radii[BLOCK], angles[BLOCK];
     float radius[BLOCK], cosine[BLOCK], sine[BLOCK];
 } Secrets;
+
+/* The logarithms of the radii of a block of n pairs that begins at `start`, of `blocks` blocks of keystream. */
+INLINE void logs_in(Stream *stream, Secrets *s, size_t start, size_t n, size_t blocks) {
+    aes.blocks(stream->keys, start / 4, s->radii);
+    aes.blocks(stream->keys, blocks + start / 4, s->angles);
+    for (size_t i = 0; i < n; i++) s->radius[i] = log_of(s->radii[i]);
+    if (edges_in(s->radii, n))
+        for (size_t i = 0; i < n; i++)
+            if (is_edge(s->radii[i])) {
+                if (stream->edges % MORE == 0) aes.blocks(stream->keys, 2 * blocks + stream->edges / 2, stream->more);
+                s->radius[i] = log_of_edge(s->radii[i], stream->more[stream->edges++ % MORE]);
+            }
+}
+
+INLINE void put_in(const Secrets *s, float *out, size_t pairs, size_t start, size_t n, size_t rest, float grid) {
+    if (grid) {
+        add_rounded(s->cosine, out + start, n, grid);
+        add_rounded(s->sine, out + pairs + start, rest, grid);
+    } else {
+        memcpy(out + start, s->cosine, n * sizeof(float));
+        memcpy(out + pairs + start, s->sine, rest * sizeof(float));
+    }
+}
 
 /* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. The
  * keystream has the words of the radii, from the next block on those of the angles, and likewise 64 bits for every edge. */
 INLINE void normal_in(const uint8_t *key, float *out, size_t size, float std, float grid) {
+    Stream stream;
     Secrets s;
-    size_t pairs = (size + 1) / 2, blocks = (pairs + 3) / 4, edges = 0;
-    aes.expand(key, s.keys);
+    size_t pairs = (size + 1) / 2, blocks = (pairs + 3) / 4;
+    stream.edges = 0;
+    aes.expand(key, stream.keys);
     for (size_t start = 0; start < pairs; start += BLOCK) {
         size_t n = at_most(pairs - start, BLOCK), rest = at_most(size - pairs - start, n);
-        aes.blocks(s.keys, start / 4, s.radii);
-        aes.blocks(s.keys, blocks + start / 4, s.angles);
-        for (size_t i = 0; i < n; i++) s.radius[i] = log_of(s.radii[i]);
-        if (edges_in(s.radii, n))
-            for (size_t i = 0; i < n; i++)
-                if (is_edge(s.radii[i])) {
-                    if (edges % MORE == 0) aes.blocks(s.keys, 2 * blocks + edges / 2, s.more);
-                    s.radius[i] = log_of_edge(s.radii[i], s.more[edges++ % MORE]);
-                }
+        logs_in(&stream, &s, start, n, blocks);
         for (size_t i = 0; i < n; i++)
             turn(std * sqrtf(-2.0f * s.radius[i]), s.angles[i], s.cosine + i, s.sine + i);
-        if (grid) {
-            add_rounded(s.cosine, out + start, n, grid);
-            add_rounded(s.sine, out + pairs + start, rest, grid);
-        } else {
-            memcpy(out + start, s.cosine, n * sizeof(float));
-            memcpy(out + pairs + start, s.sine, rest * sizeof(float));
-        }
+        put_in(&s, out, pairs, start, n, rest, grid);
     }
+    wipe(&stream, sizeof(stream));
+    wipe(&s, sizeof(s));
+}
+
+/* The weighted sum of the normal values of several keys, `stride` bytes apart, while they are in the innermost cache. The
+ * weights are applied as they are; the sum is then brought to the deviation. */
+#define STREAMS 64 /* at most */
+
+INLINE void mixed_in(const uint8_t *keys, size_t stride, const float *weights, size_t streams, float *out, size_t size,
+                     float std, float grid) {
+    Stream all[STREAMS];
+    Secrets s;
+    size_t pairs = (size + 1) / 2, blocks = (pairs + 3) / 4;
+    for (size_t k = 0; k < streams; k++) all[k].edges = 0, aes.expand(keys + k * stride, all[k].keys);
+    for (size_t start = 0; start < pairs; start += BLOCK) {
+        size_t n = at_most(pairs - start, BLOCK), rest = at_most(size - pairs - start, n);
+        memset(s.cosine, 0, sizeof(s.cosine));
+        memset(s.sine, 0, sizeof(s.sine));
+        for (size_t k = 0; k < streams; k++) {
+            logs_in(all + k, &s, start, n, blocks);
+            for (size_t i = 0; i < n; i++) {
+                float cosine, sine;
+                turn(weights[k] * sqrtf(-2.0f * s.radius[i]), s.angles[i], &cosine, &sine);
+                s.cosine[i] += cosine, s.sine[i] += sine;
+            }
+        }
+        for (size_t i = 0; i < n; i++) s.cosine[i] *= std, s.sine[i] *= std;
+        put_in(&s, out, pairs, start, n, rest, grid);
+    }
+    wipe(all, streams * sizeof(*all));
     wipe(&s, sizeof(s));
 }

@@ -19,6 +19,10 @@
     target static void normal_##name(const uint8_t *key, float *out, size_t n, float std, float grid) {             \
         normal_in(key, out, n, std, grid);                                                                        \
     }                                                                                                             \
+    target static void mixed_##name(const uint8_t *keys, size_t stride, const float *weights, size_t streams,       \
+                                    float *out, size_t n, float std, float grid) {                                \
+        mixed_in(keys, stride, weights, streams, out, n, std, grid);                                              \
+    }                                                                                                             \
     target static void outer_sum_##name(const float *narrow, const float *wide, float *out, size_t n, size_t rows, \
                                         size_t columns, size_t call, size_t first, size_t end) {                  \
         outer_sum_in(narrow, wide, out, n, rows, columns, call, first, end);                                      \
@@ -47,13 +51,14 @@
                                             const float *d_state, float *d_cell, float *d_gates, size_t n) {      \
         lstm_backward_in(gates, cells, squashed, d_state, d_cell, d_gates, n);                                    \
     }                                                                                                             \
-    static const Versions name = {normal_##name, outer_sum_##name, squares_##name, strip_##name,                  \
+    static const Versions name = {normal_##name, mixed_##name, outer_sum_##name, squares_##name, strip_##name,    \
                                   form_##name, measure_##name, add_##name,                                        \
                                   lstm_forward_##name, lstm_backward_##name, panels_##name, products_##name,        \
                                   pool_##name, bytes / 4, height};
 
 typedef struct {
     void (*normal)(const uint8_t *, float *, size_t, float, float);
+    void (*mixed)(const uint8_t *, size_t, const float *, size_t, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);
     void (*strip)(const Digest *, size_t);

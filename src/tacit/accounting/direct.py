@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from tacit.accounting import lower_law, nested, upper_law
+from tacit.accounting.convolution import cumulants
 from tacit.accounting.effort import OutOfReach, searching
-from tacit.accounting.lattice import LARGEST_LOSS
+from tacit.accounting.lattice import LARGEST_LOSS, sketch
 from tacit.accounting.losses import Pair
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.nested import Law
@@ -55,7 +56,7 @@ def epsilon_above(pairs: Pairs, delta: float, near: float) -> float:
 
 def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
     """A bound on δ(``epsilon``); ``near`` is one already, which decides what is next to no mass."""
-    size = max(epsilon, 1e-6)
+    size = max(epsilon, min(_spread(pairs), LARGEST_LOSS / 4))  # a lattice coarser than it need be costs little
     for _ in range(6):
         if not size <= LARGEST_LOSS / 4 or not near > 1e-250:
             return 1.0
@@ -75,6 +76,11 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
         lambda law: upper_law.delta(law, epsilon),
         lambda law, _: lower_law.delta(law, epsilon),
     )
+
+
+def _spread(pairs: Pairs) -> float:
+    """Return about how far the sum of the losses strays; far more where they have long tails."""
+    return math.sqrt(cumulants([(sketch(pair), count) for pair, count in pairs], 0.0).variance)
 
 
 def _certified(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from tacit.accounting.convolution import (
     tilt_for_epsilon,
     tilted,
 )
-from tacit.accounting.effort import OutOfReach, searching, spend
+from tacit.accounting.effort import OutOfReach, half, searching, spend
 from tacit.accounting.groups import Several
 from tacit.accounting.lattice import Lattice, Sketch, pessimistic, sketch
 from tacit.accounting.losses import (
@@ -64,7 +65,8 @@ def bounds(
 
     The step is chosen for the tolerance. Where the two bounds do not show that it was met, the lattice is refined
     until the upper bound settles; every upper bound on the way is valid. Where no lattice holds the losses, or the
-    effort allowed is spent before there is one, the upper bound is the trivial one.
+    effort allowed is spent before there is one, the upper bound is the trivial one. Lattices of one step may take half
+    of the effort, so that some is left for lattices of several; the least of valid upper bounds is one.
     """
     found = _Found(math.inf if delta is not None else 1.0)
     try:
@@ -122,19 +124,32 @@ def _refine(
     lattice = _Lattices(side, sketches, tilt, delta, epsilon)
     step = _step(sketches, tilt, accuracy * max(near, _SMALL)) / (1 + 2 / total)
     found.step = step
-    if floor:
-        found.upper = min(found.upper, lattice.upper(max(8 * step, coarse)))
-        if found.upper <= floor:
-            return
-    found.upper = min(found.upper, lattice.upper(step))
-    if found.upper > floor:
-        found.lower = min(lattice.lower(step), found.upper)
-    if fine:
-        if near > _SMALL / 10:  # smaller losses leave P and Q too much alike for the rounding of one transform
-            _certify(found, lattice, floor)
-        # δ at ε next to 0: lattices as fine as ε would be far finer than the losses are wide.
-        if found.upper > floor and not found.close and (delta is not None or near >= _LEAST_NEAR):
-            found.upper = max(min(found.upper, _nested(side, delta, epsilon, found.upper)), found.lower)
+    quick = delta is None and near < _LEAST_NEAR  # lattices of one step then give a lower bound in no time
+    share: AbstractContextManager[None] = half() if fine else nullcontext()
+    try:
+        with share:
+            if floor:
+                found.upper = min(found.upper, lattice.upper(max(8 * step, coarse)))
+                if found.upper <= floor:
+                    return
+            found.upper = min(found.upper, lattice.upper(step))
+            if found.upper > floor:
+                found.lower = min(lattice.lower(step), found.upper)
+            if fine and near > _SMALL / 10:  # smaller losses leave P and Q too alike for the rounding of one transform
+                _certify(found, lattice, floor)
+            if quick:
+                _settle(found, lattice, floor, tolerance, least)
+    except OutOfReach:
+        if not fine:
+            raise
+    if fine and found.upper > floor and not found.close:
+        found.upper = max(min(found.upper, _nested(side, delta, epsilon, found.upper)), found.lower)
+    if not quick:
+        _settle(found, lattice, floor, tolerance, least)
+
+
+def _settle(found: _Found, lattice: _Lattices, floor: float, tolerance: float, least: float) -> None:
+    """Finer lattices until the bounds are within ``tolerance``, or the upper one settles."""
     while found.upper - found.lower > tolerance * max(found.upper, least) and found.upper > floor:
         if found.step <= lattice.finest:
             break

@@ -50,8 +50,19 @@ def searching() -> bool:
     return _counter.depth > 1
 
 
+@contextmanager
+def half() -> Iterator[None]:
+    """Allow at most half of what is left within, so that another way can be tried afterwards."""
+    before = _counter.limit
+    _counter.limit = (_counter.spent + before) / 2
+    try:
+        yield
+    finally:
+        _counter.limit = before
+
+
 def spend(points: float) -> None:
-    """Count ``points``; `OutOfReach` as soon as they are more than is allowed."""
-    _counter.spent += points
-    if _counter.spent > _counter.limit:
+    """Count ``points``, or raise `OutOfReach` and count nothing if they are more than is allowed."""
+    if _counter.spent + points > _counter.limit:
         raise OutOfReach("this query would take more than is allowed")
+    _counter.spent += points

@@ -44,11 +44,12 @@ _MARGIN = 1.05
 class Filter:
     """Decides, before each step, whether it still fits; meant for `tacit.Ledger.guard`.
 
-    One costly account is made for a lease of many steps; those that cost no more than the step leased for are then
-    counted down. A clip norm that changes together with its noise costs the same. Where the steps do change in cost,
-    the lease is for somewhat worse ones, as long as the budget has room for them, so that it lasts. The lots of one
-    shuffled epoch cost nothing beyond the first, those of an allocated one what the epoch costs, so there a lease ends
-    with the epoch; with cyclic sampling it ends with the block, whose steps are accounted together.
+    A few costly accounts are made for a lease of many steps, of as many as fit if the steps are all alike; those that
+    cost no more than the step leased for are then counted down. A clip norm that changes together with its noise costs
+    the same. Where the steps do change in cost, the lease is for somewhat worse ones, as long as the budget has room
+    for them, so that it lasts. The lots of one shuffled epoch cost nothing beyond the first, those of an allocated one
+    what the epoch costs, so there a lease ends with the epoch; with cyclic sampling it ends with the block, whose steps
+    are accounted together.
     """
 
     def __init__(self, budget: Budget | AdaptiveBudget, *, accountant: str = "pld") -> None:
@@ -63,17 +64,21 @@ class Filter:
         if lease is not None and lease.covers(ledger, kind, epoch):
             self._lease = replace(lease, length=length + 1, left=lease.left - 1)
             return
-        if lease is not None and lease.kind != kind and length and (worse := _worse(step)) is not None:
+        if lease is not None and lease.asked != kind and length and (worse := _worse(step)) is not None:
             # The step itself is asked about too: an accountant that has no proof for several kinds says so here.
-            left = self._fitting(ledger, worse, [(step, 1)])
+            left, _ = self._fitting(ledger, worse, [(step, 1)])
             if left >= 2:
                 dearest = compose([(worse, 1)], ledger.header.adjacency)
-                self._lease = _Lease(weakref.ref(ledger), dearest, epoch, length + 1, left - 1, cheaper=True)
+                self._lease = _Lease(weakref.ref(ledger), dearest, kind, epoch, length + 1, left - 1, cheaper=True)
                 return
-        left = self._fitting(ledger, step)
+        left, over = self._fitting(ledger, step)
         if not left:
             raise BudgetExceeded.before(self.budget, steps=length)
-        self._lease = _Lease(weakref.ref(ledger), kind, epoch, length + 1, left - 1, cheaper=False)
+        while lease is not None and lease.asked == kind and over - left > 1:  # steps do not change: find the last one
+            middle = (left + over) // 2
+            fits = self._fits([*ledger.entries, (step, middle)], ledger.header)
+            left, over = (middle, over) if fits else (left, middle)
+        self._lease = _Lease(weakref.ref(ledger), kind, kind, epoch, length + 1, left - 1, cheaper=False)
 
     def remaining(self, ledger: Ledger, step: Step, most: int = 10**9) -> int:
         """How many more steps like ``step`` fit, up to ``most``."""
@@ -88,11 +93,13 @@ class Filter:
             low, high = (middle, high) if self._fits([*entries, (step, middle)], header) else (low, middle)
         return low
 
-    def _fitting(self, ledger: Ledger, step: Step, others: Sequence[tuple[Step, int]] = ()) -> int:
+    def _fitting(self, ledger: Ledger, step: Step, others: Sequence[tuple[Step, int]] = ()) -> tuple[int, int]:
+        """Return a number of steps that fit, and the least one tried above it that does not or is not asked for."""
         lease = min(_LEASE, _lots_left(ledger, step.sampling))
+        over = lease + 1
         while lease and not self._fits([*ledger.entries, *others, (step, lease)], ledger.header):
-            lease //= 4
-        return lease
+            lease, over = lease // 4, lease
+        return lease, over
 
     def _fits(self, entries: Sequence[tuple[Step, int]], header: Header) -> bool:
         if isinstance(self.budget, AdaptiveBudget):
@@ -105,12 +112,14 @@ class Filter:
 class _Lease:
     """So many more steps of this ``kind`` fit into the budget, if the ledger has this length.
 
-    ``cheaper`` ones are covered too if the lease was made with some room: their own cost, as it is computed, need not
-    be less to the last digit.
+    ``asked`` is the kind of the step that it was made for: another one of it after the lease shows that steps do not
+    change in cost. ``cheaper`` ones are covered too if the lease was made with some room: their own cost, as it is
+    computed, need not be less to the last digit.
     """
 
     ledger: weakref.ref[Ledger]
     kind: Composition
+    asked: Composition
     epoch: Shuffled | Allocated | CyclicPoisson | None
     length: int
     left: int

@@ -86,6 +86,11 @@ def guessed(scores: Floats, guesses: int) -> Floats:
     return marks
 
 
+def right_guesses(scores: Floats, included: Floats, guesses: int) -> int:
+    """Return how many of the guesses from the extreme scores are right."""
+    return int(((guessed(scores, guesses) * np.where(included > 0, 1, -1)) > 0).sum())
+
+
 def best_guess(
     scores: Floats, included: Floats, counts: Sequence[int], delta: float, level: float
 ) -> tuple[float, int, int]:
@@ -95,7 +100,7 @@ def best_guess(
     """
     found = []
     for count in sorted(set(counts)):
-        right = int(((guessed(scores, count) * np.where(included > 0, 1, -1)) > 0).sum())
+        right = right_guesses(scores, included, count)
         epsilon = one_run_epsilon(scores.size, count, right, delta, level / len(set(counts)))
         found.append((epsilon, count, right))
     return max(found)

@@ -78,7 +78,6 @@ def input_run(
         attack="one run, mislabelled inputs",
         claim=claim_of(run.ledger, setting.delta),
         epsilon=epsilon,
-        epsilon_gaussian=None,
         confidence=setting.confidence,
         details=f"{right} of {count} guesses right about {canaries} canaries",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from tacit.accounting import Guarantee
 
@@ -13,28 +14,49 @@ class Audit:
     """Lower bounds on ε from an attack, beside the claim that the run's own ledger makes.
 
     ``epsilon`` holds with probability ``confidence`` whatever the mechanism is. ``epsilon_gaussian`` assumes besides
-    that what is released has the recorded form (sampled Gaussian sums) with noise of unknown size: the only way to
-    see as far into the tail as δ = 1e-5 is without millions of runs. It is None where the attack gives none.
-    Either of the two above the claim refutes the claim: the latter refutes the curve ε(δ) that the accountant claims
-    (see `tacit.audit.curve`), not only its size.
+    that what is released has the recorded form (sampled Gaussian sums) with noise of unknown size: the only way to see
+    as far into the tail as δ = 1e-5 is without millions of runs. ``epsilon_independent`` assumes of many canaries in
+    one run that, as recorded, the noise at each of their parameters is independent of the others. Either is None where
+    the attack gives none. Any of the three above the claim refutes what the ledger says: the second refutes the curve
+    ε(δ) that the accountant claims (see `tacit.audit.curve`), the third that curve or the independence of the noise.
     """
 
     attack: str
     claim: Guarantee
     epsilon: float
-    epsilon_gaussian: float | None
+    epsilon_gaussian: float | None = None
+    epsilon_independent: float | None = None
     confidence: float
     details: str
 
     @property
     def violated(self) -> bool:
         """True if the claim is refuted."""
-        return max(self.epsilon, self.epsilon_gaussian or 0.0) > self.claim.epsilon
+        return self.largest > self.claim.epsilon
+
+    @property
+    def largest(self) -> float:
+        """The largest of the lower bounds."""
+        return max(self.epsilon, self.epsilon_gaussian or 0.0, self.epsilon_independent or 0.0)
 
     @property
     def tightness(self) -> float:
-        """The larger lower bound as a part of the claim."""
-        return max(self.epsilon, self.epsilon_gaussian or 0.0) / self.claim.epsilon
+        """The largest lower bound as a part of the claim."""
+        return self.largest / self.claim.epsilon
+
+    def facts(self) -> dict[str, Any]:
+        """Return the result as plain JSON."""
+        return {
+            "attack": self.attack,
+            "epsilon_claimed": self.claim.epsilon,
+            "epsilon_audited": self.epsilon,
+            "epsilon_audited_gaussian": self.epsilon_gaussian,
+            "epsilon_audited_independent": self.epsilon_independent,
+            "delta": self.claim.delta,
+            "confidence": self.confidence,
+            "violated": self.violated,
+            "details": self.details,
+        }
 
     def __str__(self) -> str:
         def down(value: float) -> str:
@@ -47,6 +69,8 @@ class Audit:
         ]
         if self.epsilon_gaussian is not None:
             lines.append(f"  audited  ε ≥ {down(self.epsilon_gaussian)} (the same, assuming Gaussian noise)")
+        if self.epsilon_independent is not None:
+            lines.append(f"  audited  ε ≥ {down(self.epsilon_independent)} (assuming Gaussian noise, independent)")
         if self.violated:
             lines.append("  VIOLATED: the attack does better than the claim allows. Do not rely on this claim.")
         else:

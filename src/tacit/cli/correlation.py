@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from tacit.ledger import Step
     from tacit.ledger.correlation import Correlation
 
-NAMES = ("banded-toeplitz", "banded-inverse", "buffered-toeplitz", "square-root", "tree")
-NOISE_HELP = f"gaussian, discrete, or correlated between steps: {', '.join(NAMES)}."
+STRATEGIES = ("banded-toeplitz", "banded-inverse", "sparse-inverse", "buffered-toeplitz", "square-root", "tree")
+NAMES = ("correlated", *STRATEGIES)
+NOISE_HELP = f"gaussian, discrete, correlated between steps, or a strategy for that: {', '.join(STRATEGIES)}."
 BANDS_HELP = "Bands (or buffers) of correlated noise; 8 (or 4) if left out."
 GROUPS_HELP = "Groups of records that take turns, for correlated noise; one for each band, or as many as lots an epoch."
 
@@ -24,6 +25,10 @@ def correlation(noise: str, bands: int | None, groups: int | None) -> Correlatio
         return None
     from tacit import mechanisms
 
+    if noise in ("correlated", "sparse-inverse"):
+        if bands is not None:
+            raise ValueError(f"--bands is {bands}; {noise} noise has no bands: leave it out.")
+        return mechanisms.SparseInverse(groups=groups)
     if noise == "banded-toeplitz":
         return mechanisms.BandedToeplitz(bands=bands or 8, groups=groups)
     if noise == "banded-inverse":

@@ -82,7 +82,10 @@ def describe(
 
 def _line(name: str, facts: dict[str, object]) -> str:
     if facts["type"] == "number":
-        return f"{name}: mean {facts['mean']:.4g}, standard deviation {facts['standard_deviation']:.3g} (noisy)"
+        spread = f"below {facts['standard_deviation_at_most']:.3g}"
+        if facts["standard_deviation"] is not None:
+            spread = f"{facts['standard_deviation']:.3g} ± {facts['standard_deviation_noise']:.1g}"
+        return f"{name}: mean {facts['mean']:.5g} ± {facts['mean_noise']:.1g}, standard deviation {spread} (± noise)"
     if facts["type"] == "category":
         counts = facts["counts"]
         assert isinstance(counts, dict)

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.guard.model_copies import NotCompared, copied
 from tacit.gradients.guard.run_in_parts import INFLUENCE, is_influenced
 from tacit.gradients.guard.standing_still import seeded
-from tacit.gradients.problems import ValuesRead, refuse
+from tacit.gradients.problems import ValuesRead, module_problems, refuse
 
 
 def check(model: nn.Module, *args: Any, batch_dim: Any = 0, rows_per_record: int = 1, **kwargs: Any) -> None:

@@ -15,12 +15,11 @@ from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.guard import backward
 from tacit.gradients.guard.guard import BatchGuard
-from tacit.gradients.guard.known_modules import module_problems
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
 from tacit.gradients.layers.loss_mean import is_learned_mean
 from tacit.gradients.passes import Passes
-from tacit.gradients.problems import refuse
+from tacit.gradients.problems import module_problems, refuse
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
@@ -117,7 +116,7 @@ class Engine:
         ]
         watched: list[tuple[str, Tensor]] = [*self._recorder.parameters.items(), *wholes.items()]
         for name, tensor in watched:
-            self._handles.append(tensor.register_post_accumulate_grad_hook(_refuse(name)))  # type: ignore[no-untyped-call]
+            self._handles.append(tensor.register_post_accumulate_grad_hook(backward.refuse_gradient(name)))  # type: ignore[no-untyped-call]
 
     # -- following the model -----------------------------------------------------------------------------------------
 
@@ -264,20 +263,6 @@ class Engine:
 
 def _infinite(norms: Tensor) -> Tensor:
     return norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-
-
-def _refuse(name: str) -> Any:
-    def refuse(parameter: Tensor) -> None:
-        parameter.grad = None
-        raise RuntimeError(
-            f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
-            "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
-            "example (use the optimizer's weight_decay for penalties, or add it to each example's loss before the "
-            "mean), or backward ran on something not computed by calling the model, or the batch was given to it in an "
-            "object that is no tuple, list or dict"
-        )
-
-    return refuse
 
 
 class Tape(Engine, AbstractContextManager["Tape"]):

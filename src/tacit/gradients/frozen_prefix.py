@@ -4,33 +4,23 @@ Features of frozen layers need no graph, so nothing between the input and the fe
 at once: a part of the records goes through all the layers before the next. Every part has the same number of rows (the
 last one is filled up with zeros), so how a record is rounded does not depend on how many there are.
 
-Only layers whose code is PyTorch's own and treats records one by one, and which nobody else watches by a hook. They are
-hooked while the model runs: when the Sequential calls the first one, the features are computed; its walk through the
-layers then carries no record at all, and the last one hands on the features.
+Only PyTorch's own layers that treat records one by one, and which nobody else watches by a hook.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from threading import get_ident
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as calling
 
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import Problems
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import (
-    differentiates_forward,
-    forward_hooks,
-    forward_pre_hooks,
-    get_frame,
-    global_forward_hooks,
-)
+from tacit.gradients.tap import differentiates_forward
+from tacit.gradients.torch_internals import forward_hooks, forward_pre_hooks, global_forward_hooks
 from tacit.gradients.traced import Traced, mark, plain
 
 PART = 1 << 24
@@ -43,119 +33,65 @@ they do not fill a vector."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Where a run of layers may begin: what comes out is memory of its own, which later layers may overwrite."""
 
+_COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 _FOLLOWING: frozenset[type[nn.Module]] = frozenset(
     {
         *_CONVOLUTIONS,
+        *_COUNTING,
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Hardswish, nn.Sigmoid, nn.Tanh, nn.Identity),
         *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
         *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-        *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm, nn.Flatten),
+        *(nn.GroupNorm, nn.LayerNorm, nn.Flatten),
     }
 )
-_METHODS = {
-    kind: {
-        n: getattr(kind, n)
-        for of in kind.__mro__
-        if issubclass(of, nn.Module) and of is not nn.Module
-        for n in vars(of)
-    }
-    for kind in _FOLLOWING
-}
-"""All that a class defines beyond `nn.Module`."""
-_WALK = nn.Sequential.forward.__code__
-
-
-class Prefixes:
-    """The frozen beginnings of a model's Sequentials. Layers are hooked between `put` and `remove` only."""
-
-    def __init__(self, model: nn.Module, recorder: Recording) -> None:
-        self._recorder = recorder
-        self._containers = [m for m in model.modules() if type(m) is nn.Sequential and len(beginning(m)) > 1]
-        self._hooked: list[Prefix] = []
-
-    def put(self) -> None:
-        if self._hooked:
-            self.remove()
-        for container in self._containers:
-            layers = beginning(container)
-            if len(layers) > 1:
-                self._hooked.append(Prefix(container, layers, self._recorder))
-                self._hooked[-1].put()
-
-    def remove(self) -> None:
-        for prefix in self._hooked:
-            prefix.remove()
-        self._hooked = []
+_FORWARDS: dict[type[nn.Module], Any] = {kind: getattr(kind, "forward") for kind in (*_FOLLOWING, nn.Sequential)}  # noqa: B009 (stubs)
+"""What these classes do; somebody may have changed one."""
 
 
 class Prefix:
-    """The frozen layers that one Sequential begins with, during one call of the model."""
+    """Stands in for the forward of a Sequential whose first layers are frozen."""
 
-    def __init__(self, container: nn.Sequential, layers: tuple[nn.Module, ...], recorder: Recording) -> None:
-        self._container, self._layers, self._recorder = container, layers, recorder
-        self._features: dict[int, tuple[Recording, Tensor]] = {}
-        """What is to be handed on, in each thread, and who follows the empty batch that stands for it."""
+    def __init__(self, container: nn.Sequential, recorder: Recording) -> None:
+        self._container, self._recorder = container, recorder
+        self._original = container.forward
+        vars(container)["forward"] = self
 
-    def put(self) -> None:
-        self._layers[0].register_forward_pre_hook(self._run)
-        self._layers[-1].register_forward_hook(self._hand_on)
+    def __reduce__(self) -> Any:
+        """A copy of the container, or one in a file, has its own forward."""
+        return _own_forward, (self._container,)
 
     def remove(self) -> None:
-        """By looking for them: Ctrl-C may have come before there was a handle."""
-        for hooks in (forward_pre_hooks(self._layers[0]), forward_hooks(self._layers[-1])):
-            for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is self]:
-                del hooks[key]
+        """Give the container its own forward back, unless somebody has put another there."""
+        if vars(self._container).get("forward") is self:
+            del vars(self._container)["forward"]
 
-    def __deepcopy__(self, memo: Any) -> Prefix:
-        return self  # in a copy of the layers that somebody makes meanwhile: it does nothing there
-
-    def _run(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
-        """The first layer is called: if by the Sequential, compute the features and give the layers nobody to see."""
-        self._features.pop(get_ident(), None)  # of a call that was interrupted
-        if not self._is_called_by_container(args) or not self._is_possible(args[0]):
-            return None
-        features = self._computed(args[0])
+    def __call__(self, input: Tensor) -> Any:
+        layers = beginning(self._container) if self._is_possible(input) else ()
+        features = self.features(layers, input) if len(layers) > 1 else None
         if features is None:
-            return None
-        nobody = _recorder_for(self._recorder, 0)
-        self._features[get_ident()] = nobody, features
-        return mark(plain(args[0])[:0], nobody, Layout(0))
-
-    def _hand_on(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        nobody, features = self._features.get(get_ident(), (None, None))
-        if nobody is None or not nobody.follows(args[0]):
-            return None
-        del self._features[get_ident()]
+            return self._original(input)  # type: ignore[no-untyped-call]
+        for layer in list(self._container)[len(layers) :]:
+            features = layer(features)
         return features
 
-    def _is_called_by_container(self, args: tuple[Any, ...]) -> bool:
-        """Return whether it is the Sequential's own code that called this layer: nobody else sees what lies between."""
-        frame: FrameType | None = get_frame(2)
-        while frame is not None and frame.f_code.co_filename == calling.__file__:
-            frame = frame.f_back
-        if frame is None or frame.f_code is not _WALK or len(args) != 1:
-            return False
-        return frame.f_locals["self"] is self._container and frame.f_locals["input"] is args[0]
-
     def _is_possible(self, x: Any) -> bool:
-        layers = self._layers
-        if not self._recorder.follows(x) or x.requires_grad or differentiates_forward():
+        if not self._recorder.inside or not self._recorder.follows(x) or x.requires_grad:
             return False
-        if beginning(self._container)[: len(layers)] != layers or x.ndim != layers[0].weight.ndim:
+        if nn.Sequential.forward is not _FORWARDS[nn.Sequential]:
             return False
-        if any(global_forward_hooks):
-            return False
-        before = [list(forward_pre_hooks(layer).values()) for layer in layers]
-        after = [list(forward_hooks(layer).values()) for layer in layers]
-        nobody: list[list[Any]] = [[] for _ in layers[1:]]
-        return before == [[self._run], *nobody] and after == [*nobody, [self._hand_on]]
+        return not differentiates_forward(plain(x)) and not any(global_forward_hooks)
 
-    def _computed(self, given: Tensor) -> Tensor | None:
-        batch = self._recorder.batch or 0
+    def features(self, layers: tuple[nn.Module, ...], given: Tensor) -> Tensor | None:
+        """Return what the layers make of all records, a part at a time; None where that would not pay or not be usual.
+
+        Then the whole batch will say what is wrong.
+        """
+        batch, first = self._recorder.batch or 0, layers[0]
         each = _rows_of_a_record(given, batch)
-        records = max(2, PART // (_bytes(self._layers[0], given) * max(1, each)))  # one alone could not be seen to mix
+        records = max(2, PART // (_bytes(first, given) * max(1, each)))  # one alone could not be seen to mix
         records -= records % WHOLE if records > WHOLE else 0
-        if not each or batch < 2 * records:
+        if not each or batch < 2 * records or given.ndim != first.weight.ndim:
             return None
         x, rows = plain(given), records * each
         features: Tensor | None = None
@@ -163,7 +99,7 @@ class Prefix:
             part = x[start : start + rows]
             filled = torch.zeros_like(x[:rows])
             filled[: len(part)] = part
-            out = self._after_layers(filled, records, each)
+            out = self._after_layers(layers, filled, records, each)
             if out is None:
                 return None
             if features is None:
@@ -172,12 +108,12 @@ class Prefix:
         assert features is not None
         return mark(features, self._recorder, Layout(0, each))
 
-    def _after_layers(self, part: Tensor, records: int, each: int) -> Tensor | None:
-        """Nothing where it does not come out as usual: the whole batch will say what is wrong."""
-        recorder = _recorder_for(self._recorder, records)
-        out = mark(part, recorder, Layout(0, each))
+    def _after_layers(self, layers: tuple[nn.Module, ...], part: Tensor, records: int, each: int) -> Tensor | None:
+        recorder = copy.copy(self._recorder)  # one for a part of the batch
+        recorder.batch, recorder.problems = records, Problems(recorder.model)
+        out: Any = mark(part, recorder, Layout(0, each))
         try:
-            for layer in self._layers:
+            for layer in layers:
                 out = layer.forward(out)
         except (RuntimeError, TypeError, ValueError):
             return None
@@ -185,30 +121,37 @@ class Prefix:
         return plain(out) if usual else None
 
 
+def _own_forward(container: nn.Sequential) -> Any:
+    return nn.Sequential.forward.__get__(container)
+
+
+def put_prefixes(model: nn.Module, recorder: Recording) -> list[Prefix]:
+    """Let the Sequentials of a model whose first layers are frozen run these in parts, until each is removed."""
+    plain_ones = [m for m in model.modules() if type(m) is nn.Sequential and "forward" not in vars(m)]
+    return [Prefix(each, recorder) for each in plain_ones if len(beginning(each)) > 1]
+
+
 def beginning(container: nn.Sequential) -> tuple[nn.Module, ...]:
-    """The frozen layers it begins with; the first and the last of them, which are hooked, occur in it once."""
-    walk, layers = list(container), list[nn.Module]()
-    for layer in walk:
-        if type(layer) not in (_FOLLOWING if layers else _CONVOLUTIONS):
+    """The frozen layers it begins with: PyTorch's own, with no hook and nothing of the batch in them."""
+    layers: list[nn.Module] = []
+    for layer in container:
+        if type(layer) not in (_FOLLOWING if layers else _CONVOLUTIONS) or not _is_as_it_was_made(layer):
             break
-        if not _is_pytorchs(layer):
-            break
-        counts = isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-        if counts and (layer.training or layer.running_mean is None):
+        if isinstance(layer, _COUNTING) and (layer.training or layer.running_mean is None):
             break
         values = (*layer.parameters(recurse=False), *layer.buffers(recurse=False), *vars(layer).values())
         if any(_is_trained_or_data(v) for v in values):
             break
         layers.append(layer)
-    while layers and sum(layer is layers[-1] for layer in walk) > 1:
-        layers.pop()
-    return tuple(layers) if layers and sum(layer is layers[0] for layer in walk) == 1 else ()
+    return tuple(layers)
 
 
-def _is_pytorchs(layer: nn.Module) -> bool:
-    """Return whether nobody has put code of their own into a layer or its class."""
-    methods = _METHODS[type(layer)]
-    return methods.keys().isdisjoint(vars(layer)) and all(getattr(type(layer), k) is f for k, f in methods.items())
+def _is_as_it_was_made(layer: nn.Module) -> bool:
+    hooked = forward_hooks(layer) or forward_pre_hooks(layer)
+    changed = type(layer).forward is not _FORWARDS[type(layer)]
+    return (
+        not hooked and not changed and not any(callable(v) and hasattr(type(layer), k) for k, v in vars(layer).items())
+    )
 
 
 def _is_trained_or_data(value: Any) -> bool:
@@ -217,18 +160,10 @@ def _is_trained_or_data(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.requires_grad or type(value) is Traced)
 
 
-def _recorder_for(recorder: Recording, records: int) -> Recording:
-    """One for a part of the batch. (Other threads follow the whole batch meanwhile.)"""
-    found = copy.copy(recorder)
-    found.batch, found.problems = records, Problems(recorder.model)
-    return found
-
-
 def _rows_of_a_record(x: Any, batch: int) -> int:
     """How many consecutive rows each record has, in the records' order; 0 where they lie in any other way."""
     tag = x._tag
-    usual = isinstance(tag, Layout) and tag.owner is None and not tag.by_data and tag.dim == 0
-    usual = usual and len(x) == batch * tag.inner
+    usual = isinstance(tag, Layout) and tag.owner is None and tag.dim == 0 and len(x) == batch * tag.inner
     return tag.inner if usual else 0
 
 

@@ -198,9 +198,7 @@ class Inputs:
             sizes = sizes.new_zeros(1)  # recurrent layers read the first entry
         owner = torch.cat([order[:n] for n in sizes.tolist()])
         data = packed.data.view_as(packed.data)
-        mark(data, self._recorder, Layout(0, 1, owner, by_data=True, packed=True))
-        if sequences:
-            self._recorder.free, data._free = True, frozenset([0])  # type: ignore[attr-defined]
+        mark(data, self._recorder, Layout(0, 1, owner, by_data="count"))
         return PackedSequence(data, sizes, packed.sorted_indices, packed.unsorted_indices)
 
 

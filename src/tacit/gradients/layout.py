@@ -32,15 +32,11 @@ class Layout:
     dim: int
     inner: int = 1
     owner: Tensor | None = field(default=None, compare=False)
-    by_data: bool = field(default=False, compare=False)
-    """Whether it was data of the batch that decided which example is where."""
-    packed: bool = field(default=False, compare=False)
-    """Whether only lengths did, by packing sequences: unpacked, the examples are where they were."""
-    before: tuple[Mixed, Layout] | None = field(default=None, compare=False)
-    """The order that the examples were put in last, by the tag of its indices, and where they were before."""
+    by_data: Literal["order", "count"] | None = field(default=None, compare=False)
+    """Whether data of the batch decided which example is where, or even how many rows each has."""
 
     def at(self, dim: int) -> Layout:
-        return Layout(dim, self.inner, self.owner, self.by_data, self.packed, self.before)
+        return Layout(dim, self.inner, self.owner, self.by_data)
 
     def same_order(self, other: Layout) -> bool:
         if self.owner is None or other.owner is None:
@@ -53,7 +49,7 @@ class Only:
     """Every entry belongs to this example: a row picked out of the batch, to be put back beside the others."""
 
     example: int
-    by_data: ClassVar[bool] = False
+    by_data: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +59,21 @@ class Total:
     kind: Literal["mean", "sum"]
     own: Callable[[], Tensor] | None = field(default=None, compare=False)
     """Computes each example's own share, [batch], of a sum over the whole batch (see `own_means`)."""
-    by_data: ClassVar[bool] = False
+    by_data: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """Entries that depend on several examples; `reason` says where it happened and what to do instead.
 
-    `order` marks the indices of a sort over examples, and is the layout of what was sorted: they may still be used to
-    put examples in another order. What a sort gives beside them (`sorted_by`), and the inverse of indices (`inverts`),
-    know their tag. `foreign` are entries that may depend on examples of other batches, which one example alone does not
-    make its own.
+    `foreign` are entries that may depend on examples of other batches, which one example alone does not make its own.
     """
 
     reason: str
-    order: Layout | None = None
-    sorted_by: Mixed | None = field(default=None, compare=False)
-    inverts: Mixed | None = field(default=None, compare=False)
     foreign: bool = False
     own: Callable[[], Tensor] | None = field(default=None, compare=False)
     """As for `Total`, of a function of such a sum."""
-    by_data: ClassVar[bool] = False
+    by_data: ClassVar[None] = None
 
 
 Tag = Layout | Only | Total | Mixed

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tacit.gradients.torch_internals import OPERATORS, is_mutable
+from tacit.gradients.torch_internals import OPERATORS
 
 
 def words(text: str) -> frozenset[str]:
@@ -60,9 +60,7 @@ _IN_PLACE = frozenset(
 @cache
 def writes(func: Callable[..., Any]) -> bool:
     """Return whether an operation changes its first argument in place."""
-    if is_mutable(func):
-        return True
-    name: str = getattr(func, "__name__", str(func))
+    name: str = getattr(func, "__name__", str(func)).partition(".")[0]  # `aten.add_.Tensor`
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients import frozen_prefix, shards
+from tacit.gradients import shards
+from tacit.gradients.frozen_prefix import put_prefixes
 from tacit.gradients.guard import backward
 from tacit.gradients.guard.comparison import Comparison
 from tacit.gradients.guard.hidden_calls import Unseen
@@ -51,7 +52,7 @@ class Passes:
         self._eager = Eager(model)
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)
-        self._prefixes = frozen_prefix.Prefixes(model, recorder)
+        self._prefixes = put_prefixes(model, recorder)
         self._unseen = Unseen(recorder)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -138,6 +139,8 @@ class Passes:
     def end(self) -> None:
         """Follow no more passes."""
         self._isolated.remove()
+        for prefix in self._prefixes:
+            prefix.remove()
         self.abandon()
         self._eager.end()
 
@@ -164,7 +167,6 @@ class Passes:
         self._isolated.begin()
         self._eager.put()
         data_independent.begin()
-        self._prefixes.put()
         self._unseen.put()
 
     def stop_watching(self) -> None:
@@ -173,7 +175,6 @@ class Passes:
             data_independent.end()
         self._recorder.inside = self._recorder.evaluating = False
         self._unseen.remove()
-        self._prefixes.remove()
         self._eager.remove()
 
 

@@ -43,9 +43,9 @@ _REASONS: dict[type, str] = {
 """Why a tensor of the batch cannot be fed to parameters."""
 
 
-def _is_in_order(tag: Mixed, shared: list[Tensor], args: tuple[Any, ...]) -> bool:
-    """Return whether `index_select` puts a shared tensor that is the same in all places into the examples' order."""
-    return bool(tag.order) and len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
+def _is_in_order(shared: list[Tensor], args: tuple[Any, ...]) -> bool:
+    """Return whether `index_select` puts a shared tensor that is the same in all places into another order."""
+    return len(args) == 3 and args[0] is shared[0] and same_everywhere(shared[0], args[1])
 
 
 class Recorder(Capture):
@@ -67,17 +67,12 @@ class Recorder(Capture):
             self._refuse_isolated(args, kwargs)
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
-        if self.free:
-            self.guard.before(kind.name, args, kwargs)
         try:
-            out = self._operate(kind, func, args, kwargs, own_rule)
+            return self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             if self.inside:  # told only if the model catches the error and goes on
                 self.problems.add(FAILED)
             raise
-        if self.free or kind.name in self.guard.deciding:
-            self.guard.after(kind.name, func, args, kwargs, out)
-        return out
 
     def _operate(
         self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
@@ -205,12 +200,7 @@ class Recorder(Capture):
             with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)
-        if (
-            name == "index_select"
-            and isinstance(bad, Mixed)
-            and bad is tagged[0][1]
-            and _is_in_order(bad, shared, args)
-        ):
+        if name == "index_select" and isinstance(bad, Mixed) and bad is tagged[0][1] and _is_in_order(shared, args):
             # A learned tensor that is the same for all examples, put in their order.
             return shared[0].narrow(args[1], 0, len(args[2]))
         if bad is not None:

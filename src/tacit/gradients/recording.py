@@ -26,17 +26,8 @@ COMPARED = -1
 class Guard(Protocol):
     """Decides whether an operation lets one example influence another: all that the recorder asks of `guard`."""
 
-    deciding: frozenset[str]
-    """Operations after which `after` is asked."""
-
     def metadata(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the answer of an operation that reads no values (shapes, types)."""
-
-    def before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation begins in a batch where data decide sizes."""
-
-    def after(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An operation of `deciding` is over, or any one where data decide sizes."""
 
     def tag(self, call: Any) -> Any:
         """Return the tag (or one tag per output) of a finished call."""
@@ -110,8 +101,6 @@ class Recording(ABC):
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
         self.dropped = {COMPARED}
         """Epochs of batches that were not used before the next came: what was computed from them is no constant."""
-        self.free = False
-        """Whether tensors of the batch have sizes that data decided (see `guard.data_sizes`)."""
         self.aliases: list[Any] = []
         """For every call of an isolated module, each example's own aliases of its parameters (`isolation.isolate`)."""
         self.planned_for: Recording | None = None
@@ -154,9 +143,9 @@ class Recording(ABC):
         self.inputs += inputs
 
     def reset(self) -> None:
-        """Forget the batch and what was captured. Its tensors take part in nothing that follows (`stale_tensors`)."""
+        """Forget the batch and what was captured. Its tensors take part in nothing that follows (`guard`)."""
         self.epoch += 1
-        self.batch, self.captures, self.dropped, self.free = None, 0, {COMPARED}, False
+        self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
         self.aliases, self.inner_seeds, self.output_seeds = [], [], []
         self.divided = False

@@ -34,7 +34,7 @@ _VALUES = (int, float, str, bool, type(None), type(...), torch.dtype, torch.Size
 
 def is_regular(tag: Any) -> bool:
     """Return whether a tag is a layout in the examples' own order, which data did not decide."""
-    return type(tag) is Layout and tag.owner is None and not tag.by_data and tag.before is None
+    return type(tag) is Layout and tag.owner is None and not tag.by_data
 
 
 def premises(

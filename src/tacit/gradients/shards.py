@@ -20,8 +20,12 @@ from torch import Tensor, nn
 
 from tacit.gradients.nested import tensors
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import made_by_fsdp
 from tacit.gradients.traced import mark
+
+
+def made_by_fsdp(node: Any) -> bool:
+    """Return whether a node of the graph is the one at which FSDP learns that a backward pass is over."""
+    return node is not None and node.name() == "RegisterPostBackwardFunctionBackward"
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:

@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
 from tacit.gradients.torch_internals import keeps_graph
+
+OWN = object()
+"""What a node of the graph is marked with (`made_by`) that the engine made."""
+
+
+def differentiates_forward(x: Tensor) -> bool:
+    """Return whether a tensor takes part in forward-mode differentiation (`torch.func.jvp`)."""
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class Tap(torch.autograd.Function):
@@ -25,7 +34,7 @@ class Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, out: Tensor, arrived: Callable[[Tensor], None]) -> Tensor:
-        ctx.arrived = arrived
+        ctx.arrived, ctx.made_by = arrived, OWN
         return out.detach()
 
     @staticmethod
@@ -68,7 +77,7 @@ class LinearTap(torch.autograd.Function):
         bias: Tensor | None,
         arrived: Callable[[Tensor], None] | None,
     ) -> Tensor:
-        ctx.arrived = arrived
+        ctx.arrived, ctx.made_by = arrived, OWN
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(weight)
         return batch_invariant_matmul.linear(x.detach(), weight, bias)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import overrides
-from torch.autograd import forward_ad
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
@@ -21,12 +20,6 @@ __all__ = ["pytree"]
 
 without_subclasses = torch._C.DisableTorchFunctionSubclass
 """Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
-
-without_overrides = torch._C.DisableTorchFunction
-"""The same, and modes do not see them either: what the engine itself looks at."""
-
-with_overrides = torch._C._EnableTorchFunction
-"""The opposite: a hook that PyTorch calls while the engine is at work is somebody's code, which is followed."""
 
 function_modes = overrides._get_current_function_mode_stack
 """The modes of this thread, the innermost last: the engine takes its own out from wherever it lies."""
@@ -45,17 +38,10 @@ forward_pre_hooks = attrgetter("_forward_pre_hooks")
 """A module's hooks. There is no public way to list them, or to leave those of others out of a copy."""
 
 backward_hooks = attrgetter("_backward_hooks")
-backward_pre_hooks = attrgetter("_backward_pre_hooks")
 """A module's hooks on its backward pass, which see the gradients of all examples together."""
 
 global_forward_hooks = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 """Hooks for all modules: they must see whole batches, and no copies."""
-
-global_backward_hooks = (modules._global_backward_hooks, modules._global_backward_pre_hooks)
-"""Hooks for the backward pass of all modules: they may combine gradients of examples."""
-
-node_class = attrgetter("_forward_cls")
-"""The autograd function that made a node of the graph: one of the engine's own, or somebody else's."""
 
 in_transform = torch._C._functorch.peek_interpreter_stack
 """Not None inside `torch.vmap`, `torch.func.grad` and the like, which wrap the batch in tensors of their own."""
@@ -85,32 +71,9 @@ def storage_users(t: torch.Tensor) -> int:
     return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata)) - 1
 
 
-def differentiates_forward() -> bool:
-    """Return whether forward-mode differentiation is on (`torch.func.jvp`)."""
-    return forward_ad._current_level >= 0
-
-
-def is_mutable(func: Any) -> bool:
-    """Return whether an operator of PyTorch's says in its schema that it changes an argument."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
-
-
-def made_by_fsdp(node: Any) -> bool:
-    """Return whether a node of the graph is the one at which FSDP learns that a backward pass is over."""
-    made = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-    kind = getattr(type(node), "_forward_cls", None)
-    return kind is not None and kind is getattr(made, "RegisterPostBackwardFunction", None)
-
-
 def is_compiler_loaded() -> bool:
     """Return whether anything can be compiled yet: asking the compiler itself would load it, for a second or two."""
     return "torch._dynamo" in sys.modules
-
-
-def compiled_from(module: torch.nn.Module) -> Any:
-    """Return the module that `torch.compile` was given to make this one; None where it did not make it."""
-    return getattr(module, "_orig_mod", None)
 
 
 def take_compiled_call(module: Any) -> Any:

@@ -28,12 +28,8 @@ class Traced(torch.Tensor):
     _epoch: int
     _entered: bool = False
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
-    _free: frozenset[int] = frozenset()
-    """The dimensions whose sizes data of the batch decided (see `sizes`)."""
     _filled_with: float | None = None
     """The public number that all entries were at first, where no size was decided by data."""
-    _zero_padded: int = -1
-    """The version in which positions beyond an example's own length are zero (see `longest`)."""
 
     def as_subclass(self, cls: Any) -> Any:
         """PyTorch does not show this one; the model's code gets a tensor that is followed all the same."""
@@ -97,7 +93,6 @@ def mark_like(t: Tensor, like: Traced, epoch: int | None = None) -> Tensor:
     """Tag an alias or a copy, of the batch at hand or the one of ``epoch``."""
     found = mark(t, like._recorder, like._tag)
     found._epoch = like._recorder.epoch if epoch is None else epoch  # type: ignore[attr-defined]
-    found._free = like._free  # type: ignore[attr-defined]
     return found
 
 

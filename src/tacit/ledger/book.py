@@ -77,6 +77,11 @@ class Ledger:
         ledger._start(journal.contents, journal, None)
         return ledger
 
+    @property
+    def path(self) -> Path | None:
+        """Where the journal is that this ledger writes, if it writes one."""
+        return None if self._journal is None else self._journal.path
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Ledger:
         """Read the journal at ``path``. Nothing is changed or locked; a run may be writing to it meanwhile."""

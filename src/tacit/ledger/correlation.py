@@ -2,10 +2,12 @@
 
 A strategy is a lower-triangular matrix C. With z the fresh noise of every step, independent and of one standard
 deviation, the noise added to the sums is C^-1 z, so that what is released, multiplied by C, is C·sums + z: one Gaussian
-mechanism over all steps (Denisov et al. 2022). Four strategies are Toeplitz, C[t, i] = c[t-i], with c_0 = 1:
+mechanism over all steps (Denisov et al. 2022). Five strategies are Toeplitz, C[t, i] = c[t-i], with c_0 = 1:
 
 * ``"banded"``: the parameters are c_0 = 1, c_1, ..., all others are zero;
 * ``"banded-inverse"``: the parameters are d_0 = 1, d_1, ... of C^-1, all others are zero;
+* ``"sparse-inverse"``: C^-1 has d_0 = 1 and few other coefficients; the parameters are d_(l_1), ..., d_(l_m), how much
+  of the fresh noise of l_1, ..., l_m steps ago is added, and l_1, ..., l_m;
 * ``"buffered"``: c_i = sum_j w_j r_j^(i-1) for i > 0, with parameters w_1, ..., w_m, r_1, ..., r_m (Dvijotham et al.
   2024);
 * ``"square-root"``: C times C is the matrix of prefix sums (Fichtenberger, Henzinger & Upadhyay 2023); no parameters.
@@ -24,7 +26,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-STRATEGIES = ("banded", "banded-inverse", "buffered", "square-root", "tree")
+STRATEGIES = ("banded", "banded-inverse", "sparse-inverse", "buffered", "square-root", "tree")
 
 
 Fitted = tuple[str, tuple[float, ...]]
@@ -54,6 +56,14 @@ def check_strategy(strategy: str, parameters: Sequence[float]) -> None:
     if strategy in ("square-root", "tree"):
         if parameters:
             raise ValueError(f"the {strategy} strategy has no parameters; leave out {list(parameters)[:8]}.")
+    elif strategy == "sparse-inverse":
+        half, odd = divmod(len(parameters), 2)
+        places = parameters[half:]
+        if odd or any(place != int(place) for place in places) or [0, *places] != sorted({0, *places}):
+            raise ValueError(
+                f"parameters are {list(parameters)[:8]}; give coefficients and as many lags, whole numbers that grow "
+                "from 1 on."
+            )
     elif strategy == "buffered":
         half, odd = divmod(len(parameters), 2)
         weights, decays = parameters[:half], parameters[half:]
@@ -75,6 +85,8 @@ def coefficients(strategy: str, parameters: Sequence[float], steps: int) -> Floa
         return _padded(parameters, steps)
     if strategy == "banded-inverse":
         return _reciprocal(_padded(parameters, steps), len(parameters))
+    if strategy == "sparse-inverse":
+        return _sparse_reciprocal(lags(strategy, parameters, steps)[1:], steps)
     if strategy == "buffered":
         half = len(parameters) // 2
         powers = np.asarray(parameters[half:])[None, :] ** np.arange(steps - 1)[:, None]
@@ -93,10 +105,29 @@ def inverse_coefficients(strategy: str, parameters: Sequence[float], steps: int)
     """
     if strategy == "banded-inverse":
         return _padded(parameters, steps)
+    if strategy == "sparse-inverse":
+        found = np.zeros(steps)
+        for lag, weight in lags(strategy, parameters, steps):
+            found[lag] = weight
+        return found
     if strategy == "square-root":
         number = np.arange(1, steps)
         return np.concatenate([[1.0], np.cumprod((number - 1.5) / number)])
     return _reciprocal(coefficients(strategy, parameters, steps), len(parameters) if strategy == "banded" else steps)
+
+
+def lags(strategy: str, parameters: Sequence[float], steps: int) -> list[tuple[int, float]]:
+    """Return (lag, coefficient) of C^-1 where it is not zero, for lags below ``steps``.
+
+    >>> lags("sparse-inverse", (-0.5, -0.25, 1, 4), 4)
+    [(0, 1.0), (1, -0.5)]
+    """
+    if strategy == "sparse-inverse":
+        half = len(parameters) // 2
+        pairs = zip(parameters[half:], parameters[:half], strict=True)
+        return [(0, 1.0), *((int(lag), float(weight)) for lag, weight in pairs if lag < steps)]
+    width = min(len(parameters), steps) if strategy == "banded-inverse" else steps
+    return list(enumerate(inverse_coefficients(strategy, parameters, width).tolist()))
 
 
 def nodes_after(steps: int) -> list[tuple[int, int]]:
@@ -126,3 +157,11 @@ def _reciprocal(series: Floats, bands: int) -> Floats:
         width = min(t, len(tail))
         found[t] = -float(tail[len(tail) - width :] @ found[t - width : t])
     return found
+
+
+def _sparse_reciprocal(pairs: Sequence[tuple[int, float]], steps: int) -> Floats:
+    """The power series 1 / (1 + sum of w x^lag): c_t = - sum of w c_(t - lag), in plain numbers, which is quick."""
+    found = [1.0]
+    for t in range(1, steps):
+        found.append(-sum([weight * found[t - lag] for lag, weight in pairs if lag <= t]))
+    return np.array(found)

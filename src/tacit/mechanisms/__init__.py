@@ -15,6 +15,7 @@ from tacit.mechanisms.strategies import (
     BandedInverse,
     BandedToeplitz,
     BufferedToeplitz,
+    SparseInverse,
     SquareRoot,
     TreeAggregation,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "QuantileTracker",
     "Repeated",
     "SharedSum",
+    "SparseInverse",
     "SparseVectorQuery",
     "SquareRoot",
     "Strategy",

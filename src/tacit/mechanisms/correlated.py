@@ -6,28 +6,30 @@ N(0, 1) values times the recorded standard deviation. So the releases of a block
 and `tacit.accounting.correlated` has what it costs. Noise is used for one release only: a step that was drawn and not
 released is passed over, its noise with it, and a position that was released is refused.
 
-Secret state. The fresh noise of past steps is in the noise of later ones. It is made again from its keys of 32 bytes
-(``"banded-inverse"``, ``"square-root"``, ``"tree"``), or kept as sums of past noise in memory (``"banded"`` and
-``"buffered"``, where every value depends on all steps before). Keys or sums, together with the released gradients, give
-the exact gradients. They stay in the memory of the process and are never written anywhere; keys are overwritten when
-they are no longer needed.
+Secret state. The fresh noise of past steps is in the noise of later ones. It is made again from the keys of the block
+(`tacit.block_keys`): in every step for ``"banded-inverse"``, ``"sparse-inverse"``, ``"square-root"`` and ``"tree"``,
+which keep nothing else. With ``"banded"`` and ``"buffered"`` every value depends on all steps before, through a
+recursion whose state is as many sums of past noise as there are bands or buffers; these are kept in memory, and made
+again from the keys once where a run is resumed. No smaller state will do: the noise to come is a linear function of the
+past noise of that rank. Keys or sums, together with the released gradients, give the exact gradients.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
-from tacit.ledger.correlation import inverse_coefficients, nodes_after
+from tacit.block_keys import BlockKeys
+from tacit.ledger.correlation import inverse_coefficients, lags, nodes_after
 from tacit.ledger.events import CyclicPoisson, GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation, Sensitivity
-from tacit.mechanisms.noise import Noisy, add_taken_
+from tacit.mechanisms.noise import Noisy, add_mixture_, add_taken_
 from tacit.mechanisms.noise_ahead import PIECE
-from tacit.randomness import KeyedSource, Source
+from tacit.randomness import KeyedSource, Mixture
 
 
 @dataclass(frozen=True)
@@ -57,39 +59,41 @@ class Correlated:
 
 
 class CorrelatedNoise:
-    """Adds the noise of one step after another, block after block."""
+    """Adds the noise of one step after another, block after block; ``keys`` gives the secrets of the block at hand."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._block: str | None = None
+    def __init__(self, keys: Callable[[], BlockKeys]) -> None:
+        self._keys = keys
+        self._block: BlockKeys | None = None
         self._state: _State | None = None
         self._position = 0
 
     def add_(self, sums: Noisy, query: GaussianSum, sampling: CyclicPoisson, position: int) -> None:
         """Add the noise of step ``position`` of the block, for pairs (sum, standard deviation of the fresh noise)."""
-        size = sum(total.numel() for total, _ in sums)
-        if sampling.block != self._block or self._state is None:
-            if sampling.block == self._block:
+        sizes, keys = tuple(total.numel() for total, _ in sums), self._keys()
+        if keys.name != sampling.block:
+            raise RuntimeError(f"the ledger has block {sampling.block!r} but the keys are those of {keys.name!r}.")
+        if keys is not self._block or self._state is None:
+            if keys is self._block:
                 raise RuntimeError("the noise of an earlier step was not completed; resume from a checkpoint.")
-            self._begin(query, sampling.block, size)
+            self._begin(query, keys, sizes, position)
         state, self._state = self._state, None  # if this fails half-way, nobody goes on with what is left
         assert state is not None
-        if position < self._position or size != state.size:
+        if position < self._position or sizes != state.sizes:
             raise RuntimeError(
-                f"step {position} of the block, with {size} values, cannot follow step {self._position - 1} with "
-                f"{state.size}; its noise was used, or the model changed. Make a new run."
+                f"step {position} of the block, with {sum(sizes)} values, cannot follow step {self._position - 1} with "
+                f"{sum(state.sizes)}; its noise was used, or the model changed. Make a new run."
             )
-        for _ in range(position - self._position):
-            state.skip()
-        state.begin()
-        add_taken_(sums, state.take, self._source)
-        state.end()
+        for passed in range(self._position, position):
+            state.skip(passed)
+        state.add_(sums, position)
         self._position, self._state = position + 1, state
 
-    def _begin(self, query: GaussianSum, block: str, size: int) -> None:
+    def _begin(self, query: GaussianSum, keys: BlockKeys, sizes: tuple[int, ...], position: int) -> None:
         strategy, parameters = str(query.strategy), query.parameters or ()
-        self._block, self._position = block, 0
-        self._state = _STATES[strategy](self._source, size, strategy, parameters)
+        self._block, self._position = keys, 0
+        self._state = _STATES[strategy](keys, sizes, strategy, parameters)
+        if isinstance(self._state, _Tree):
+            self._state.released = position
 
 
 def released_std(query: GaussianSum, position: int) -> float:
@@ -102,137 +106,81 @@ def released_std(query: GaussianSum, position: int) -> float:
     return query.noise_std * math.sqrt(float(inverse @ inverse))
 
 
-class _State(ABC):
-    """The noise of past steps, for ``size`` values; of a step it is taken in order, the same pieces every time."""
+class _State(Protocol):
+    """The memory of past steps, for sums of ``sizes`` values."""
 
-    def __init__(self, source: Source, size: int, strategy: str, parameters: tuple[float, ...]) -> None:
-        self.size, self._source = size, source
-        self._strategy, self._parameters = strategy, parameters
-        self._taken = 0
-        self._rooms: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+    sizes: tuple[int, ...]
 
-    def begin(self) -> None:
-        """Begin a step."""
-        self._taken = 0
+    def add_(self, sums: Noisy, position: int) -> None:
+        """Add the noise of a step."""
 
-    @abstractmethod
-    def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
-        """Return the noise of values ``first`` and on; ``fresh`` may be overwritten and has their number and type."""
-
-    def take(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return the noise of the next ``count`` values, to be overwritten."""
-        first, self._taken = self._taken, self._taken + count
-        return self.next(self.room(count, dtype), first).to(device)
-
-    def room(self, count: int, dtype: torch.dtype, number: int = 0) -> torch.Tensor:
-        """Return memory for ``count`` values, kept: touching new pages costs more than the arithmetic."""
-        kept = self._rooms.get((dtype, number))
-        if kept is None or len(kept) < count:
-            kept = self._rooms[dtype, number] = torch.empty(count, dtype=dtype, device="cpu")
-        return kept[:count]
-
-    def end(self) -> None:
-        """End a step, all of whose noise was taken."""
-        assert self._taken == self.size
-
-    def skip(self) -> None:
+    def skip(self, position: int) -> None:
         """Pass over a step of which nothing is released."""
-        self.begin()
-        for first in range(0, self.size, PIECE):
-            self.take(min(PIECE, self.size - first), torch.float32, torch.device("cpu"))
-        self.end()
 
 
-class _MovingAverage(_State):
-    """Fresh noise of the last steps, as many as have a coefficient, made again from its keys."""
+class _MovingAverage:
+    """Nothing but the keys: the fresh noise of all steps that have a coefficient is made again."""
 
-    def __init__(self, source: Source, size: int, strategy: str, parameters: tuple[float, ...]) -> None:
-        super().__init__(source, size, strategy, parameters)
-        self._keys: list[bytearray] = []  # newest first
-        self._sources: list[tuple[KeyedSource, float]] = []
+    def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
+        self.sizes, self._keys = sizes, keys
+        self._strategy, self._parameters = strategy, parameters
 
-    def begin(self) -> None:
-        super().begin()
-        self.skip()
-        bands = len(self._keys)
-        weights = inverse_coefficients(self._strategy, self._parameters, bands)
-        self._sources = [(KeyedSource(key), float(weight)) for key, weight in zip(self._keys, weights, strict=True)]
+    def add_(self, sums: Noisy, position: int) -> None:
+        weights = lags(self._strategy, self._parameters, position + 1)
+        parts = [(self._keys.stream(position - lag, position - lag), weight) for lag, weight in weights]
+        add_mixture_(sums, Mixture(parts))
 
-    def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
-        (newest, _), *older = self._sources
-        total = newest.normal_(self.room(len(fresh), fresh.dtype, 1))
-        for source, weight in older:
-            total.add_(source.normal_(fresh), alpha=weight)
-        return total
-
-    def end(self) -> None:
-        super().end()
-        self._sources = []
-
-    def skip(self) -> None:
-        self._keys.insert(0, bytearray(self._source.bytes(32)))
-        if self._strategy == "banded-inverse" and len(self._keys) > len(self._parameters):
-            _forget(self._keys.pop())
+    def skip(self, position: int) -> None:
+        pass
 
 
-class _Tree(_State):
-    """The nodes of the prefix sum so far, each by its key."""
+class _Tree:
+    """Nothing but the keys: the nodes that the prefix sum has gained and lost since the last release."""
 
-    def __init__(self, source: Source, size: int, strategy: str, parameters: tuple[float, ...]) -> None:
-        super().__init__(source, size, strategy, parameters)
-        self._steps = 0
-        self._keys: dict[tuple[int, int], bytearray] = {}
-        self._left: dict[tuple[int, int], bytearray] = {}
-        """Nodes of the last released prefix sum that later ones have no more."""
-        self._new: dict[tuple[int, int], bytearray] = {}
-        """Nodes that the last released prefix sum did not have."""
-        self._sources: list[tuple[KeyedSource, float]] = []
+    def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
+        self.sizes, self._keys = sizes, keys
+        self.released = 0
+        """The steps in the last prefix sum that was released."""
 
-    def begin(self) -> None:
-        super().begin()
-        self.skip()
-        self._sources = [(KeyedSource(key), 1.0) for key in self._new.values()]
-        self._sources += [(KeyedSource(key), -1.0) for key in self._left.values()]
+    def add_(self, sums: Noisy, position: int) -> None:
+        before, now = set(nodes_after(self.released)), set(nodes_after(position + 1))
+        parts = [(self._node(*node), 1.0 if node in now else -1.0) for node in sorted(before ^ now)]
+        add_mixture_(sums, Mixture(parts))
+        self.released = position + 1
 
-    def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
-        total = self.room(len(fresh), fresh.dtype, 1).zero_()
-        for source, weight in self._sources:
-            total.add_(source.normal_(fresh), alpha=weight)
-        return total
+    def skip(self, position: int) -> None:
+        pass
 
-    def end(self) -> None:
-        super().end()
-        self._sources = []
-        self._new.clear()
-        while self._left:
-            _forget(self._left.popitem()[1])
-
-    def skip(self) -> None:
-        self._steps += 1
-        nodes = nodes_after(self._steps)
-        for node in [node for node in self._keys if node not in nodes]:
-            key = self._keys.pop(node)
-            if node in self._new:  # it came and went between two releases
-                _forget(self._new.pop(node))
-            else:
-                self._left[node] = key
-        for node in nodes:
-            if node not in self._keys:
-                self._keys[node] = self._new[node] = bytearray(self._source.bytes(32))
+    def _node(self, first: int, level: int) -> KeyedSource:
+        """The noise of a node; nodes are numbered as they stand in the tree from left to right."""
+        return self._keys.stream(2 * first + (1 << level) - 1, first + (1 << level) - 1)
 
 
-class _Recursion(_State):
+class _Recursion:
     """Sums of past noise in memory, one row for each band or buffer."""
 
-    def __init__(self, source: Source, size: int, strategy: str, parameters: tuple[float, ...]) -> None:
-        super().__init__(source, size, strategy, parameters)
+    def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
+        self.sizes, self._keys, self._strategy, self._parameters = sizes, keys, strategy, parameters
         rows = len(parameters) - 1 if strategy == "banded" else len(parameters) // 2
-        self._rows = torch.zeros(rows, size, dtype=torch.float32, device="cpu")
-        self._step = 0
+        pieces = [min(PIECE, size - first) for size in sizes for first in range(0, size, PIECE)]
+        self._rows = [torch.zeros(rows, piece, dtype=torch.float32, device="cpu") for piece in pieces]
+        """A matrix for each piece, because products with a part of a larger one copy it."""
+        self._fresh = torch.empty(max(pieces, default=0), dtype=torch.float32, device="cpu")
+        self._taken = 0
 
-    def next(self, fresh: torch.Tensor, first: int) -> torch.Tensor:
-        noise = self._source.normal_(fresh)
-        rows = self._rows[:, first : first + len(noise)]
+    def add_(self, sums: Noisy, position: int) -> None:
+        source, self._taken = self._keys.stream(position, position), 0
+        add_taken_(sums, lambda count, dtype: self._next(source, count, position).to(dtype))
+
+    def skip(self, position: int) -> None:
+        source, self._taken = self._keys.stream(position, position), 0
+        for rows in self._rows:
+            self._next(source, rows.shape[1], position)
+
+    def _next(self, source: KeyedSource, count: int, position: int) -> torch.Tensor:
+        """Return the noise of the next piece, of ``count`` values, to be overwritten."""
+        noise, rows = source.normal_(self._fresh[:count]), self._rows[self._taken]
+        self._taken += 1
         if not len(rows):
             return noise
         if self._strategy == "buffered":
@@ -241,20 +189,17 @@ class _Recursion(_State):
             noise.sub_(weights @ rows)
             rows.mul_(decays[:, None]).add_(noise)
         else:
-            ages = [(self._step - 1 - row) % len(rows) for row in range(len(rows))]
+            ages = [(position - 1 - row) % len(rows) for row in range(len(rows))]
             noise.sub_(_single([self._parameters[age + 1] for age in ages]) @ rows)
-            rows[self._step % len(rows)] = noise
+            rows[position % len(rows)] = noise
         return noise
 
-    def end(self) -> None:
-        super().end()
-        self._step += 1
 
-
-_STATES: dict[str, type[_State]] = {
+_STATES: dict[str, Callable[[BlockKeys, tuple[int, ...], str, tuple[float, ...]], _State]] = {
     "banded": _Recursion,
     "banded-inverse": _MovingAverage,
     "buffered": _Recursion,
+    "sparse-inverse": _MovingAverage,
     "square-root": _MovingAverage,
     "tree": _Tree,
 }
@@ -262,7 +207,3 @@ _STATES: dict[str, type[_State]] = {
 
 def _single(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
-
-
-def _forget(key: bytearray) -> None:
-    key[:] = bytes(len(key))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tacit.mechanisms.noise_ahead import PIECE as _PIECE
-from tacit.randomness import Drawn, Source
+from tacit.randomness import Drawn, Mixture, Source
 
 _GRID_BITS = 14
 
@@ -33,21 +33,26 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
         _add_(sums, source.normal_, source, source.drawn)
 
 
-def add_taken_(sums: Noisy, take: Drawn, source: Source) -> None:
-    """Add noise that ``take`` hands out in units of the standard deviation, for pairs (sum, std)."""
-    if source.share != 1 or source.join_ is not None:
-        raise ValueError("correlated noise is drawn in one process; leave parallel= out.")
+def add_mixture_(sums: Noisy, mixture: Mixture) -> None:
+    """Add std times the mixture's values to each sum, for pairs (sum, std): the same ones on every device."""
+    _check(sums)
+    if all(total.is_contiguous() and total.device.type == "cpu" for total, _ in sums):
+        mixture.add_normals_([(total, std, _grid(std)) for total, std in sums])
+    else:
+        add_taken_(sums, lambda count, dtype: mixture.normal_(_scratch(dtype)[:count]))
+
+
+def add_taken_(sums: Noisy, take: Callable[[int, torch.dtype], torch.Tensor]) -> None:
+    """Add noise that ``take`` hands out in units of the standard deviation, for pairs (sum, std), sum after sum."""
     _check(sums)
     with torch.no_grad():
         flats = [(total.reshape(-1), scale) for total, scale in sums]  # views where they can be
-        for tray in _trays(flats):
-            first, _ = tray[0]
-            noisy = take(sum(piece.numel() for piece, _ in tray), first.dtype, first.device)
-            assert noisy is not None
-            for part, (piece, scale) in zip(torch.split(noisy, [piece.numel() for piece, _ in tray]), tray):
-                grid = _grid(scale)
-                part.mul_(scale / grid).add_(piece, alpha=1 / grid).round_()
-                torch.mul(part, grid, out=piece)
+        for flat, scale in flats:
+            grid = _grid(scale)
+            for piece in torch.split(flat, _PIECE):
+                noisy = take(piece.numel(), piece.dtype).to(piece.device)
+                noisy.mul_(scale / grid).add_(piece, alpha=1 / grid).round_()
+                torch.mul(noisy, grid, out=piece)
         _put_back(sums, flats)
 
 

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from tacit.features import Fitted, Grouped, Pca, Pixels, RandomProjection, Scattering, Statistics, Whitened
 from tacit.features.front import pieces
+from tacit.mechanisms import Automatic, DimensionWeighted, Flat, Joint, PerLayer
 from tacit.recipes.outcome import read_json, read_tensors
-from tacit.recipes.recipe import Linear, Mlp
+from tacit.recipes.recipe import Ema, Linear, Mlp, Recipe, Sgd, Tail
+from tacit.tuning import NormHistogram
 
 _FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Statistics)
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_FRONTS, Linear, Mlp)}
+_TRAINING = (Recipe, Sgd, Tail, Ema, NormHistogram, Flat, PerLayer, DimensionWeighted, Joint, Automatic)
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_FRONTS, Linear, Mlp, *_TRAINING)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,17 @@ class Trained:
     def scores(self, images: Tensor) -> Tensor:
         """One row of scores for each image (bytes, shape (n, channels, height, width)); the largest is the answer."""
         return torch.cat([self.model(self.front.transform(piece)) for piece in pieces(images)])
+
+
+def recipe_of(facts: dict[str, Any]) -> Recipe:
+    """Return the recipe of a run, from what its run.json has under ``recipe``."""
+    try:
+        found = _configured(facts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"run.json has a recipe that this version of tacit cannot read: {error}.") from error
+    if not isinstance(found, Recipe):
+        raise ValueError("run.json has no recipe of images; `tacit train` on a data set of images writes one.")
+    return found
 
 
 def _configured(facts: Any) -> Any:

@@ -42,8 +42,11 @@ def _panel(name: str, title: str, facts: dict[str, object]) -> str:
     if facts["type"] == "number":
         histogram, quantiles = facts["histogram"], facts["quantiles"]
         assert isinstance(histogram, dict) and isinstance(quantiles, dict)
-        numbers = [(key, facts[key]) for key in ("present", "mean", "standard_deviation")]
-        rows = [(key.replace("_", " "), f"{value:.5g}") for key, value in numbers if isinstance(value, float)]
+        rows = [("present", f"{facts['present']:.0f}"), ("mean", f"{facts['mean']:.5g} ± {facts['mean_noise']:.1g}")]
+        spread = f"below {facts['standard_deviation_at_most']:.3g}"
+        if facts["standard_deviation"] is not None:
+            spread = f"{facts['standard_deviation']:.3g} ± {facts['standard_deviation_noise']:.1g}"
+        rows.append(("standard deviation", spread))
         rows += [(f"{100 * float(share):g} % below", f"{value:.5g}") for share, value in quantiles.items()]
         counts = histogram["counts"]
         if not counts:
@@ -78,9 +81,17 @@ def _related(found: Description) -> str:
     names = list(found.correlations)
     if len(names) < 2:
         return ""
-    rows = [(clean(name), *(f"{found.correlations[name][other]:.2f}" for other in names)) for name in names]
+    table_of = found.correlations
+    rows = [(clean(name), *(_rounded(table_of[name][other]) for other in names)) for name in names]
     table = _table(("", *(clean(name) for name in names)), rows)
-    return f'<section><h2>Correlations of numbers</h2><div class="wide">{table}</div></section>'
+    words = "A dash: noise would be most of it. A missing entry counts as the mean."
+    return (
+        f'<section><h2>Correlations of numbers</h2><p class="soft">{words}</p><div class="wide">{table}</div></section>'
+    )
+
+
+def _rounded(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -239,6 +239,11 @@ def _alarms(
             f"REFUTED BY ITS AUDIT. The audit found ε of at least {audited:.4g}, more than the ledger's "
             f"{rounded_up(found.epsilon)}: something in the run did not do what the ledger says."
         )
+    elif said.value("audit", "violated") is True:
+        alarms.append(
+            "REFUTED BY ITS AUDIT. Training with the settings of this run leaked more than its ledger says. "
+            "Do not release."
+        )
     return alarms
 
 

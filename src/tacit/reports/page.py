@@ -9,8 +9,9 @@ from importlib import resources
 
 from tacit._version import __version__
 from tacit.accounting.guarantee import rounded_up
-from tacit.reports import charts, checklists, events, shapes, statement
+from tacit.reports import attacks, charts, checklists, events, shapes, statement
 from tacit.reports.findings import Findings, Run
+from tacit.reports.html_table import table
 from tacit.reports.said import Said, clean
 
 # The browser itself refuses whatever escaping might have missed: no scripts, no frames, nothing from elsewhere.
@@ -38,6 +39,7 @@ def page(run: Run, facts: Findings, signed: Mapping[str, str] | None = None) -> 
             _tiles(run, facts),
             _statement(run, facts),
             _section("Privacy, from the ledger", _privacy(run, facts)),
+            _attacked(run, facts),
             _columns(run),
             _compared(run),
             _model(run),
@@ -106,6 +108,17 @@ def _privacy(run: Run, facts: Findings) -> str:
     return seeded + _panels(charts.privacy(run, facts))
 
 
+def _attacked(run: Run, facts: Findings) -> str:
+    """Return what an audit found, beside the claim; nothing where run.json has none."""
+    found = attacks.rows(run)
+    if not found:
+        return ""
+    words = (
+        f"{statement.claim(facts.guarantee)}: what is claimed. {attacks.origin(run)} A lower bound proves no safety."
+    )
+    return _section("What attackers found", f"<p>{escape(words)}</p>{table(attacks.HEADINGS, found)}")
+
+
 def _columns(run: Run) -> str:
     """Return what each column of a table is, and where that is from; nothing for other runs."""
     columns = run.said.object("columns")
@@ -125,8 +138,8 @@ def _columns(run: Run) -> str:
         )
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head = "".join(f'<th scope="col">{name}</th>' for name in ("column", "type", "where that is from"))
-    table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    return _section("The data", f"<p>{escape(words)}</p>{table}")
+    listed = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _section("The data", f"<p>{escape(words)}</p>{listed}")
 
 
 def _checklists(run: Run, facts: Findings) -> str:

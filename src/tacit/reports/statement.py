@@ -14,7 +14,7 @@ from tacit.accounting.accountants import find
 from tacit.accounting.guarantee import Guarantee, rounded_up
 from tacit.accounting.selection import in_words
 from tacit.ledger import Selection, Shuffled
-from tacit.reports import events
+from tacit.reports import attacks, events
 from tacit.reports.findings import Findings, Run
 from tacit.reports.said import clean
 
@@ -75,7 +75,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
             else "SEEDED, FOR DEBUGGING. This run is not private.",
         ),
         ("Arithmetic", "Floating point, rounded to a public grid; proved for real numbers, not bit by bit."),
-        ("Audit", _audit(run)),
+        ("Audit", attacks.summary(run, facts)),
     ]
     return pairs
 
@@ -100,6 +100,8 @@ def uncovered(run: Run) -> list[str]:
     tested = score(run)
     if tested is None or not tested.paid:
         items.append("The records that accuracy was measured on, if they are about people: test figures have no noise.")
+    if any(attack.objects("rates") for attack in run.said.object("audit").objects("attacks")):
+        items.append("The rates of membership attacks, which were counted on the records without noise.")
     exposed = sorted(
         {clean(name) for entry in run.said.objects("history") for name in _exposed(entry.value("metrics"), groups(run))}
     )
@@ -227,14 +229,6 @@ def _family(found: Guarantee, size: int = 4) -> str:
         f"For any {size} {unit}s together, a family or one person's several records, ε is {rounded_up(epsilon)} at the "
         f"same δ. For other numbers: `tacit account LEDGER --delta {found.delta:g} --group N`."
     )
-
-
-def _audit(run: Run) -> str:
-    audit = run.said.object("audit")
-    if not audit.values:
-        return "Not audited."
-    found = "; ".join(f"{name} {value}" for name, value in audit.flat(most=12))
-    return f"Audited, as run.json has it: {found}. An audit finds lower bounds; it can refute the claim, not prove it."
 
 
 def up(delta: float) -> str:

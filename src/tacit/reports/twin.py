@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit._version import __version__
-from tacit.reports import events, statement
+from tacit.reports import attacks, events, statement
 from tacit.reports.findings import Findings, Run
 from tacit.reports.page import SIGNOFF
 from tacit.reports.said import clean
@@ -41,6 +41,8 @@ def twin(run: Run, facts: Findings, signed: Mapping[str, str]) -> dict[str, Any]
         },
         "statement": dict(statement.lines(run, facts)),
         "not_covered": statement.uncovered(run),
+        "attacks": [dict(zip(("attack", "on", "found", "how"), row, strict=True)) for row in attacks.rows(run)],
+        "attacks_by": attacks.origin(run),
         "alarms": list(facts.alarms),
         "remarks": list(facts.remarks),
         "released": [asdict(row) for row in rows],

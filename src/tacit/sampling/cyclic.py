@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tacit.block_keys import BlockKeys
 from tacit.ledger.events import CyclicPoisson
 from tacit.randomness import Integers, Source
 from tacit.sampling.samplers import Drawable, check_state, mismatch
@@ -25,18 +25,21 @@ class CyclicSampler:
     probability, and in no other steps (`tacit.accounting.correlated` builds on that). The number of a step in its
     block is the number of draws before it, whether or not anything was released for them: `position`.
 
-    A block has a name of its own in the ledger, drawn when the sampler is made. `restore` does not bring back a
-    half-used block (that would mean storing who is in which group) but begins a new one, which is charged as another
-    mechanism. Work is O(records) once a block and O(records / groups) in each step.
+    A block has a name of its own in the ledger, drawn when the sampler is made, and keys from which the groups follow
+    (`tacit.block_keys`). `restore` begins a new block, which is charged as another mechanism; with the keys of an old
+    one, `go_on` continues it after the last step that the ledger has of it. Work is O(records) once a block and
+    O(records / groups) in each step.
     """
 
     def __init__(self, records: int, *, groups: int, rate: float, source: Source, unit: str = "example") -> None:
-        self._event = CyclicPoisson(groups=groups, rate=rate, block=_name(), records=records, unit=unit)
+        self.keys = BlockKeys(source)
+        """The secrets of the block."""
+        self._event = CyclicPoisson(groups=groups, rate=rate, block=self.keys.name, records=records, unit=unit)
         if groups > records:
             raise ValueError(f"groups is {groups}; it must be at most the number of records, {records}.")
         self._source, self._records, self._draws = source, records, 0
         self.position = 0
-        """The number of draws in this block."""
+        """The number of steps of this block that are over or at hand."""
         self._members: list[Integers] = []
 
     @property
@@ -65,18 +68,24 @@ class CyclicSampler:
 
     def _assigned(self) -> list[Integers]:
         """Draw every record's group; return the records of each group in increasing order."""
-        coins = self._source.integers(self._event.groups, self._records)
+        coins = self.keys.groups().integers(self._event.groups, self._records)
         ends = np.cumsum(np.bincount(coins, minlength=self._event.groups))
         return np.split(np.argsort(coins, kind="stable"), ends[:-1])
 
     def state(self) -> dict[str, Any]:
-        return {"sampler": "cyclic", "records": self._records, "draws": self._draws}
+        return {"sampler": "cyclic", "records": self._records, "draws": self._draws, "block": self.keys.name}
 
     def restore(self, state: dict[str, Any]) -> None:
-        check_state(state, self.state())
-        self._draws, self.position, self._members = state["draws"], 0, []
-        self._event = replace(self._event, block=_name())
+        numbers = {name: value for name, value in state.items() if name != "block"}
+        check_state(numbers, {name: value for name, value in self.state().items() if name != "block"})
+        self._draws = state["draws"]
+        self._begin(BlockKeys(self._source), 0)
 
+    def go_on(self, keys: BlockKeys, position: int) -> None:
+        """Continue the block of these keys, of which ``position`` steps are in the ledger; the noise to come is new."""
+        keys.go_on(position)
+        self._begin(keys, position)
 
-def _name() -> str:
-    return f"block-{secrets.token_hex(8)}"
+    def _begin(self, keys: BlockKeys, position: int) -> None:
+        self.keys, self.position, self._members = keys, position, []
+        self._event = replace(self._event, block=keys.name)

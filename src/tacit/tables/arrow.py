@@ -33,7 +33,8 @@ def from_arrow(column: Any, name: str) -> NDArray[Any]:
     if kind.is_integer(column.type) or kind.is_floating(column.type):
         values: NDArray[Any] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
         return values
-    if kind.is_boolean(column.type) or kind.is_string(column.type) or kind.is_large_string(column.type):
+    text = (kind.is_boolean, kind.is_string, kind.is_large_string, kind.is_string_view, kind.is_null)
+    if any(holds(column.type) for holds in text):
         return entries(["" if value is None else _word(value) for value in column.to_pylist()], False)
     raise ValueError(f"column {name!r} has the type {column.type}; only numbers, text, dates and true/false are read.")
 

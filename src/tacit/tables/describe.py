@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from tacit.accounting import Guarantee, account, guarantee, plan
-from tacit.ledger import Budget, Everyone, Ledger, Step
-from tacit.mechanisms import SumQuery
+from tacit.ledger import Budget, Ledger
 from tacit.randomness import Source
 from tacit.tables.column_types import column_from, mostly
 from tacit.tables.columns import MOST_VALUES, Category, Number, Undeclared
-from tacit.tables.entries import numeric
 from tacit.tables.histograms import Array, cell_edges, cumulative, height
 from tacit.tables.looks import Look, Pieces, QuantileLook
+from tacit.tables.moments import Bounds, Moments, Summary
 from tacit.tables.notation import KINDS
 
 _WEIGHTS = {"types": 0.4, "quantiles": 0.25, "moments": 0.35}
 _SLACK_SHARE = 0.1
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BARS = 16
+_OUTER = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +32,22 @@ class Description:
 
     records: int
     columns: dict[str, dict[str, Any]]
-    correlations: dict[str, dict[str, float]]
+    correlations: dict[str, dict[str, float | None]]
+    """None where noise would be most of it. A missing entry counts as the mean."""
     noise: str
     guarantee: Guarantee
 
 
 class _Plan:
-    """The three looks, with the noise that the budget asks for."""
+    """The looks, with the noise that the budget asks for."""
 
     def __init__(self, names: Sequence[str], budget: Budget, unit: str, ledger: Ledger) -> None:
         start = plan(records=1, lot_size=1, steps=1, epsilon=budget.epsilon, delta=(1 - _SLACK_SHARE) * budget.delta)
         noise = start.noise_multiplier
         for _ in range(200):
             self._choose(names, noise, budget)
-            steps = [(self.types.step(unit), 1), (self.quantiles.step(unit), 1), (_step(self.moments, unit), 1)]
+            looks = (self.types.step(unit), self.quantiles.step(unit), *self.moments.steps(unit))
+            steps = [(step, 1) for step in looks]
             if guarantee(steps, ledger.header, delta=budget.delta).epsilon <= budget.epsilon:
                 return
             noise *= 1.001
@@ -60,22 +61,7 @@ class _Plan:
         self.types = Look({name: Undeclared() for name in names}, loud["types"], slack)
         self.quantiles = QuantileLook(names, loud["quantiles"])
         self.noise = loud
-        self.moments = moment_queries(len(names), loud["moments"])
-
-
-def moment_queries(columns: int, noise_multiplier: float) -> list[SumQuery]:
-    """Return the sums of the last look: of values and who has one, and of products of two columns' values.
-
-    Formal guarantee: values are scaled to [-1, 1], and 0 where missing. So a record's values have L2 norm at most
-    sqrt(k) for k columns, with the indicators sqrt(2 k), and its products, each pair once, at most k. Rows beyond that
-    are clipped.
-    """
-    norms = {"means": math.sqrt(2 * columns), "products": float(columns)}
-    root = math.sqrt(2)
-    return [
-        SumQuery(group=f"moments/{name}", clip_norm=norm, noise_std=noise_multiplier * root * norm)
-        for name, norm in norms.items()
-    ]
+        self.moments = Moments(len(names), loud["moments"])
 
 
 def describe(
@@ -83,7 +69,7 @@ def describe(
 ) -> Description:
     """Release counts, values, quantiles, histograms, means, deviations and correlations of the columns ``names``.
 
-    Everyone takes part in three looks, which together cost the budget. The number of records is taken to be public. A
+    Everyone takes part in four looks, which together cost the budget. The number of records is taken to be public. A
     column of which nothing stands out of the noise is said to be that.
     """
     if len(names) < 1 or len(set(names)) != len(names):
@@ -96,19 +82,20 @@ def describe(
     edges = {name: cell_edges(bins, chosen.types.std) for name in numbers if (bins := seen[name].bins) is not None}
     trees: dict[str, Array] = {}
     look = QuantileLook(list(numbers), chosen.noise["quantiles"]) if numbers else None
-    means: dict[str, dict[str, float]] = {}
-    correlations: dict[str, dict[str, float]] = {}
+    means: dict[str, Summary] = {}
+    correlations: dict[str, dict[str, float | None]] = {}
     if look is not None:
         trees = look.release(pieces, edges, {}, ledger=ledger, source=source)
-        queries = moment_queries(len(numbers), chosen.noise["moments"])
-        means, correlations = _moments(pieces, numbers, queries, records, ledger, source)
+        bounds = {name: _reach(trees[name], edges[name], column, look.std) for name, column in numbers.items()}
+        moments = Moments(len(numbers), chosen.noise["moments"])
+        means, correlations = moments.release(pieces, bounds, records, ledger=ledger, source=source)
     columns = {}
     for name in names:
         column = kinds[name]
         if isinstance(column, Number):
             assert look is not None
             spread = _spread(trees[name], edges[name], look.std)
-            columns[name] = {"type": "number", "low": column.low, "high": column.high, **means[name], **spread}
+            columns[name] = {"type": "number", "low": column.low, "high": column.high, **asdict(means[name]), **spread}
         elif isinstance(column, Category) and seen[name].values:
             found = dict(sorted(seen[name].values.items(), key=lambda pair: -pair[1]))
             columns[name] = {"type": "category", "counts": {value: round(count, 1) for value, count in found.items()}}
@@ -127,60 +114,31 @@ def describe(
     )
 
 
-def _step(queries: Sequence[SumQuery], unit: str) -> Step:
-    return Step(Everyone(unit=unit), tuple(query.event() for query in queries))
+def _range(tree: Array, edges: Array, std: float, beyond: float) -> tuple[float, float] | None:
+    """Return the range of nearly all values and about ``beyond`` times its width on both sides; None if all is noise.
+
+    The outer quantiles leave out as much as noise could move them by: noise in empty cells must not widen the range.
+    The more they leave out, the farther beyond them values lie.
+    """
+    below, total = cumulative(tree)
+    if total <= height(std, 1):
+        return None
+    moved = 6 * std / total  # the noise of a sum of cells from the first on: of 15 groups and 15 cells at most
+    outer = min(max(_OUTER, 3 * moved), 0.25)
+    low, high = (float(np.interp(share, below, edges)) for share in (outer, 1 - outer))
+    more = (beyond + 4 * outer) * (high - low)
+    return (max(float(edges[0]), low - more), min(float(edges[-1]), high + more)) if low < high else None
 
 
-def _moments(
-    pieces: Pieces,
-    numbers: Mapping[str, Number],
-    queries: Sequence[SumQuery],
-    records: int,
-    ledger: Ledger,
-    source: Source,
-) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Release means, deviations and correlations of numbers between their released bounds."""
-    receipt = ledger.record(_step(queries, ledger.header.unit), secure=source.secure)
-    receipt.draw()
-    count = len(numbers)
-    above = np.triu_indices(count)
-    firsts, seconds = queries[0].total((2 * count,)), queries[1].total((len(above[0]),))
-    for piece in pieces():
-        rows = np.stack([_scaled(name, column, piece[name]) for name, column in numbers.items()], axis=1)
-        there = ~np.isnan(rows)
-        rows = np.where(there, rows, 0.0)
-        firsts.add(torch.from_numpy(np.concatenate([rows, there], axis=1)))
-        seconds.add(torch.from_numpy(rows[:, above[0]] * rows[:, above[1]]))
-    sums, products = (total.release(receipt, source).numpy() for total in (firsts, seconds))
-    present = np.clip(sums[count:], max(1.0, 2 * queries[0].noise_std), records)
-    mean = np.clip(sums[:count] / present, -1, 1)
-    second = np.zeros((count, count))
-    second[above] = products
-    second = second + np.triu(second, 1).T
-    noise = queries[1].noise_std / present
-    variance = np.maximum(np.diag(second) / present - mean**2, noise)
-    both = np.sqrt(np.outer(present, present))
-    related = np.clip((second / both - np.outer(mean, mean)) / np.sqrt(np.outer(variance, variance)), -1, 1)
-    found, table = {}, {}
-    for place, (name, column) in enumerate(numbers.items()):
-        assert column.low is not None and column.high is not None
-        half, middle = (column.high - column.low) / 2, (column.high + column.low) / 2
-        found[name] = {
-            "present": float(round(present[place])),
-            "mean": float(middle + half * mean[place]),
-            "standard_deviation": float(half * math.sqrt(min(variance[place], 1.0))),
-        }
-        table[name] = {
-            other: 1.0 if at == place else round(float(related[place, at]), 3) for at, other in enumerate(numbers)
-        }
-    return found, table
+def _reach(tree: Array, edges: Array, column: Number, std: float) -> Bounds:
+    """Return bounds for means: values beyond count as the bound.
 
-
-def _scaled(name: str, column: Number, values: Any) -> Array:
+    Bounds of columns are powers of two. A year lies between 1024 and 2048, and noise in proportion to that would drown
+    its spread; a range three times as wide as that of nearly all values cuts off what few far values would add.
+    """
     assert column.low is not None and column.high is not None
-    entries = numeric(name, values, text="missing")
-    scaled: Array = (np.clip(entries, column.low, column.high) - column.low) / (column.high - column.low) * 2 - 1
-    return scaled
+    low, high = _range(tree, edges, std, beyond=1.0) or (column.low, column.high)
+    return max(low, column.low), min(high, column.high)
 
 
 def _spread(tree: Array, edges: Array, std: float) -> dict[str, Any]:
@@ -189,8 +147,8 @@ def _spread(tree: Array, edges: Array, std: float) -> dict[str, Any]:
     if total <= height(std, 1):
         return {"quantiles": {}, "histogram": {"edges": [], "counts": []}}
     quantiles = {f"{share:g}": float(np.interp(share, below, edges)) for share in _SHARES}
-    low, high = (float(np.interp(share, below, edges)) for share in (0.005, 0.995))
-    marks = np.linspace(low, high, _BARS + 1) if high > low else np.array([edges[0], edges[-1]])
+    shown = _range(tree, edges, std, beyond=0.2)
+    marks = np.array([edges[0], edges[-1]]) if shown is None else np.linspace(*shown, _BARS + 1)
     parts = np.diff(np.interp(marks, edges, below))
     counts = [round(float(part * total), 1) for part in parts]
     return {"quantiles": quantiles, "histogram": {"edges": marks.tolist(), "counts": counts}}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.notation import PLAIN, Notation, parsed
+from tacit.tables.notation import PLAIN, Notation, date_formats, parsed
 
 MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
 """How a missing entry is written."""
@@ -36,16 +36,24 @@ def numeric(
         numbers[bad] = np.nan
     elif bad.any():
         at = int(np.flatnonzero(bad)[0])
+        entry = str(values[at]).strip()
         raise ValueError(
-            f"column {name!r}, row {first + at}: {str(values[at]).strip()!r} is not a {_kind_of(notation)}; declare "
-            "the column as it is written (docs/tables.md, The schema), or correct the file."
+            f"column {name!r}, row {first + at}: {entry!r} is not a {_kind_of(notation)}; {_remedy(entry)}, or correct "
+            "the file."
         )
     return numbers
 
 
+def _remedy(entry: str) -> str:
+    formats = [f'"format": "{form}"' for form in date_formats(entry) if form != "iso"]
+    if formats:
+        return f'declare the column with "type": "date" and {" or ".join(formats)}'
+    return "declare the column as it is written (docs/tables.md, The schema)"
+
+
 def _kind_of(notation: Notation) -> str:
     if notation.date:
-        return "date" if notation.date == "iso" else f"date like {notation.date}"
+        return "date like 2024-12-31" if notation.date == "iso" else f"date like {notation.date}"
     return "number" if notation.plain else f"number with {notation.decimal!r} before its decimals"
 
 

@@ -117,6 +117,17 @@ class Notation:
 
 PLAIN = Notation()
 
+_FORMATS = ("iso", *(f"%Y{mark}%m{mark}%d{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "-/."))
+_FORMATS += tuple(f"%d{mark}%m{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "./-")
+_FORMATS += tuple(f"%m{mark}%d{mark}%Y{time}" for time in ("", " %H:%M", " %H:%M:%S") for mark in "/-")
+
+
+def date_formats(entry: str) -> tuple[str, ...]:
+    """Return the common formats of dates that an entry can be read by: two where day and month could be either."""
+    if not _PATTERNS["date"].fullmatch(entry.strip()):
+        return ()
+    return tuple(form for form in _FORMATS if not math.isnan(Notation(date=form).number(entry)))
+
 
 def parsed(values: NDArray[Any], notation: Notation) -> NDArray[np.float64]:
     """Return text as numbers, NaN where it is none; equal entries are read once."""

@@ -6,13 +6,16 @@ replaced by what is known of them beforehand, or by "private".
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tacit.tables.entries import numeric, words
+from tacit.tables.notation import Notation, date_formats, day_text
 from tacit.tables.reading import columns_of, read
 from tacit.tables.schema import DRAFT
 
@@ -29,6 +32,8 @@ class _Seen:
     def __init__(self) -> None:
         self.low, self.high, self.number, self.missing = np.inf, -np.inf, True, False
         self.values: Counter[str] = Counter()
+        self.formats: tuple[str, ...] | None = None
+        """The formats of dates that all entries so far can be read by."""
 
     def add(self, name: str, entries: np.ndarray[Any, Any]) -> None:
         text = words(entries)
@@ -36,13 +41,22 @@ class _Seen:
         if len(self.values) <= _FEW:
             there, counts = np.unique(text[text != ""], return_counts=True)
             self.values.update(dict(zip(there.tolist(), counts.tolist())))
-        if not self.number:
+        if self.number:
+            try:
+                self._reach(numeric(name, entries))
+                return
+            except ValueError:
+                self.number = False
+                self.formats = () if np.isfinite(self.low) else None  # numbers came before
+        if self.formats == ():
             return
-        try:
-            numbers = numeric(name, entries)
-        except ValueError:
-            self.number = False
-            return
+        known = np.unique(text[text != ""]).tolist()
+        possible = self.formats or (date_formats(known[0]) if known else ())
+        self.formats = tuple(form for form in possible if all(_is_date(entry, form) for entry in known))
+        if self.formats:
+            self._reach(numeric(name, text, notation=Notation(date=self.formats[0])))
+
+    def _reach(self, numbers: NDArray[np.float64]) -> None:
         there = numbers[~np.isnan(numbers)]
         if len(there):
             self.low, self.high = min(self.low, float(there.min())), max(self.high, float(there.max()))
@@ -55,6 +69,11 @@ class _Seen:
             return {"type": "number", "low": self.low, "high": self.high, **treatment}
         if self.number:
             return {"type": "ignore", "comment": "always the same, or never there"}
+        if self.formats and self.low < self.high:
+            low, high = day_text(float(math.floor(self.low))), day_text(float(math.ceil(self.high)))
+            form, *others = self.formats
+            doubt = {"comment": f"or the format {' or '.join(others)}"} if others else {}
+            return {"type": "date", "low": low, "high": high, "format": form, **treatment, **doubt}
         return {"type": "ignore", "comment": f"text with more than {_FEW} different values"}
 
 
@@ -75,6 +94,10 @@ def propose(path: Path, *, target: str | None = None) -> dict[str, Any]:
     if target is not None:
         columns[target].pop("missing", None)
     return {"comment": COMMENT, "target": target or names[-1], "columns": columns}
+
+
+def _is_date(entry: str, form: str) -> bool:
+    return not math.isnan(Notation(date=form).number(entry))
 
 
 def _order(value: str) -> tuple[int, float, str]:

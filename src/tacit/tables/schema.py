@@ -158,6 +158,8 @@ _FIELDS = {
 
 
 def _column(facts: Any) -> Column | None:
+    if facts in ("private", "ignore", "text"):
+        raise ValueError(f'it is "{facts}" alone; write {{"type": "{facts}"}}.')
     kind = facts.get("type") if isinstance(facts, dict) else None
     if kind not in _FIELDS:
         raise ValueError(f"type is {kind!r}; it must be one of {', '.join(_FIELDS)}.")

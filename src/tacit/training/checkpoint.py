@@ -3,7 +3,8 @@
 A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state, where the ledger stood,
 and the state of what else is given by name: a learning-rate scheduler, an average of the weights. It never holds a key
 or a state of the random generator: after a resume noise and lots are drawn afresh, so nothing is replayed, and steps
-the ledger holds beyond the checkpoint stay charged.
+the ledger holds beyond the checkpoint stay charged. Keys of correlated noise, whose past the noise to come depends on,
+are in a file of their own beside the ledger (`tacit.training.block_file`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from tacit._files import sync
 from tacit.ledger import Ledger
+from tacit.training.block_file import block_sampler, resume_block
 from tacit.training.checkpoint_files import FORMAT, first_line, positive, read_facts, read_tensors
 from tacit.training.dtensor_local import cut_like, whole
 from tacit.training.json_state import Stateful, pack, unpack
@@ -143,7 +145,11 @@ def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) ->
             run.restore_noise(positive(facts["noise_multiplier"]))
         for name, other in others.items():
             other.load_state_dict(cut_like(unpack(facts["others"][name], parts), other.state_dict()))
+        cyclic = block_sampler(run.sampler)
+        live = None if cyclic is None else cyclic.keys
         run.sampler.restore(facts["sampler"])
+        if cyclic is not None and live is not None:
+            resume_block(cyclic, run.ledger, facts["sampler"], run.next_step(), live)
     except _MISFITS as error:
         undo()
         raise ValueError(f"the checkpoint in {str(directory)!r} does not fit this run: {first_line(error)}") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 from tacit.ledger import AdaptiveBudget
 from tacit.ledger.correlation import Correlation
-from tacit.mechanisms import Adaptive, Correlated, Proportional
+from tacit.mechanisms import Adaptive, Correlated, Proportional, SparseInverse
 from tacit.training.noise_calibration import CalibratedNoise
 from tacit.training.population import Population
 
@@ -23,11 +23,13 @@ def check_correlated(
     shards: bool,
 ) -> Correlation | None:
     """Return the strategy of correlated noise, if ``noise`` is one; refuse by name what has no proof beside it."""
+    if noise == "correlated":
+        noise = SparseInverse()
     if not isinstance(noise, Correlation):
         if sampling == "cyclic":
             raise ValueError(
-                "sampling is 'cyclic', which is for correlated noise; give noise=tacit.mechanisms.BandedToeplitz("
-                "bands=8), for example, or use sampling='poisson'."
+                "sampling is 'cyclic', which is for correlated noise; give noise='correlated' or a strategy "
+                "of tacit.mechanisms, or use sampling='poisson'."
             )
         return None
     kind = type(noise).__name__

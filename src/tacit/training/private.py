@@ -92,9 +92,9 @@ def make_private(
       and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
     * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
       sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
-    * ``noise=tacit.mechanisms.BandedToeplitz(bands=8)``, or another strategy of `tacit.mechanisms.strategies`, with
-      ``sampling="cyclic"``: the noise of a step takes back part of the noise of earlier ones. The noise multiplier is
-      that of each step's fresh noise. A resumed run begins a new block, charged as another mechanism.
+    * ``noise="correlated"``, or a strategy of `tacit.mechanisms.strategies`, with ``sampling="cyclic"``: the noise of a
+      step takes back part of the noise of earlier ones. The noise multiplier is that of each step's fresh noise. Past
+      noise is made again from a key, which ``run.save`` keeps in a file beside the ledger, for a resumed run.
     * ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy.
     * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
     * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one), ``"allocation"`` (each record in exactly
@@ -280,7 +280,7 @@ def make_private(
         elif correlation is not None:
             base = sampler.base if isinstance(sampler, UserSampler) else sampler
             assert isinstance(base, CyclicSampler)
-            sums = CorrelatedSums(engine.parameters, source, lambda: base.position)
+            sums = CorrelatedSums(engine.parameters, lambda: base.keys, lambda: base.position)
         else:
             sums = GradientSums(engine.parameters)
         run = PrivateRun(

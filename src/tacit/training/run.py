@@ -32,6 +32,7 @@ from tacit.training import checkpoint
 from tacit.training.adam import AdamBC
 from tacit.training.arithmetic import missing_kernels
 from tacit.training.batch_norm import PrivateBatchNorm
+from tacit.training.block_file import keep_keys
 from tacit.training.buffers import WatchedBuffers
 from tacit.training.clip_notice import clipping_noticed
 from tacit.training.drawing import Drawing
@@ -341,6 +342,7 @@ class PrivateRun:
         self._weights.refuse_lost()
         content = checkpoint.collect(self, others) if self._shards else None
         self.team.first_does(lambda: checkpoint.save(content or checkpoint.collect(self, others), directory))
+        keep_keys(self)
 
     def load(self, directory: str | Path, **others: Stateful) -> None:
         """Continue from a checkpoint, with the same ``others`` by name; steps recorded after it stay charged."""
@@ -387,6 +389,8 @@ class PrivateRun:
         if not self._attached:
             return
         self._trial.stop()
+        if self.step >= self.steps:
+            keep_keys(self)
         try:
             if self._lot is not None:
                 self._undo_writes()

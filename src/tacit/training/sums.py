@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from tacit.block_keys import BlockKeys
 from tacit.gradients import Engine
 from tacit.gradients.factors.complex_parts import real
 from tacit.gradients.kernels.loops import divide
@@ -113,10 +114,12 @@ class GradientSums:
 class CorrelatedSums(GradientSums):
     """Sums that get noise which is correlated between steps (`tacit.mechanisms.correlated`)."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], source: Source, position: Callable[[], int]) -> None:
-        """``position`` tells how many lots of the block were drawn, with the one at hand."""
+    def __init__(
+        self, parameters: Mapping[str, Tensor], keys: Callable[[], BlockKeys], position: Callable[[], int]
+    ) -> None:
+        """``keys`` gives the secrets of the block, ``position`` how many of its lots were drawn, with this one."""
         super().__init__(parameters)
-        self._noise, self._position = CorrelatedNoise(source), position
+        self._noise, self._position = CorrelatedNoise(keys), position
 
     def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
         """Draw nothing: this noise is made when the sums are released."""

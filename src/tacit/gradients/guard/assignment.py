@@ -8,15 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.indexing import (
-    PLACES,
-    alike_along,
-    indexed,
-    is_bounded_by_data,
-    is_natural,
-    is_single_truth,
-    torch_key,
-)
+from tacit.gradients.guard.indexing import indexed, is_bounded_by_data, is_natural, is_single_truth, torch_key
 from tacit.gradients.layout import Layout, Mixed, Tag, same_everywhere
 from tacit.gradients.traced import Traced
 
@@ -29,6 +21,11 @@ def _numbered_rows(x: Tensor, raw: Sequence[Any], keyed: Sequence[Tag], batch: i
     plain_key = all(isinstance(p, (Tensor, int)) and not is_single_truth(p) for p in raw)
     fits = regular and plain_key and len(places) == 1 and x.shape[places[0]] == batch
     return Layout(places[0]) if fits else None
+
+
+def _is_for_all(value: Any, dim: int) -> bool:
+    """Return whether a constant gives all rows along a dimension, counted from the last, the same."""
+    return not isinstance(value, Tensor) or value.ndim < -dim or same_everywhere(value, dim)
 
 
 def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int) -> Tag:
@@ -59,10 +56,8 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
         if at is None or (mine is None and at.by_data and not same_everywhere(base, at.dim)):
             return refused
         found = indexed(x, key, part, {**tags, id(x): at}, batch)
-        if not isinstance(found, Layout):
-            return found if found is PLACES else refused
-        constant = torch.as_tensor(value)
-        return at if not found.by_data or alike_along([constant], found.dim - part.ndim) else PLACES
+        alike = isinstance(found, Layout) and (not found.by_data or _is_for_all(value, found.dim - part.ndim))
+        return at if alike else refused
     regular = Layout(0, new.inner)
     candidates = [mine] if mine is not None else [regular.at(d) for d in range(x.ndim)]
     wanted = new.at(part.ndim - value.ndim + new.dim)
@@ -73,6 +68,5 @@ def written(x: Tensor, key: Any, value: Any, tags: Mapping[int, Tag], batch: int
             continue
         found = indexed(x, key, part, {**tags, id(x): layout}, batch)
         if isinstance(found, Layout) and found.dim == wanted.dim and found.same_order(wanted):
-            by_data = layout.by_data or new.by_data != found.by_data
-            fitting.append(Layout(layout.dim, layout.inner, layout.owner, by_data))
+            fitting.append(layout)
     return fitting[0] if len(fitting) == 1 else refused

@@ -12,31 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from tacit.gradients.guard.data_dependent_order import alike, stride
 from tacit.gradients.isolation.replay import Walk
-from tacit.gradients.layers.pooling import Pool
-from tacit.gradients.layers.recurrent import RecurrentLayer
-from tacit.gradients.layers.registry import ALWAYS, BESIDE, bound, layout_of, operation
+from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Mixed, Only
 from tacit.gradients.problems import EARLIER
 from tacit.gradients.recording import Recording
-from tacit.gradients.shards import gather_again
-from tacit.gradients.tap import Border, LinearTap, Tap, unscaled
+from tacit.gradients.shards import gather_again, made_by_fsdp
+from tacit.gradients.tap import OWN, unscaled
 from tacit.gradients.torch_internals import (
     backward_hooks,
-    backward_pre_hooks,
     base_of,
-    global_backward_hooks,
-    made_by_fsdp,
-    node_class,
-    with_overrides,
     without_subclasses,
     write_count,
 )
 from tacit.gradients.traced import Traced, mark, opened, plain
-
-OWN: frozenset[type] = frozenset([Border, LinearTap, Pool, RecurrentLayer, Tap])
-"""The engine's own autograd functions."""
 
 
 @operation("backward", ALWAYS)
@@ -118,8 +107,8 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
             continue
         seen.add(node)
         found.append(node)
-        if isinstance(node, BackwardCFunction) and node_class(type(node)) is Border:
-            stack.extend(node.upstream)  # type: ignore[attr-defined]
+        if getattr(node, "made_by", None) is OWN and hasattr(node, "upstream"):
+            stack.extend(node.upstream)
         else:
             for child, _ in node.next_functions:
                 stack.append(child)
@@ -128,7 +117,7 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
 
 def is_custom(node: Any) -> bool:
     """Return whether a node is of an autograd function that is neither PyTorch's nor the engine's."""
-    if not isinstance(node, BackwardCFunction) or node_class(type(node)) in OWN:
+    if not isinstance(node, BackwardCFunction) or getattr(node, "made_by", None) is OWN:
         return False
     return not made_by_fsdp(node)  # its gradients pass unchanged
 
@@ -136,14 +125,19 @@ def is_custom(node: Any) -> bool:
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
     for node in nodes(roots):
-        if not isinstance(node, BackwardCFunction) or node_class(type(node)) in OWN or not is_custom(node):
+        if not is_custom(node):
             continue
+        name = node.name().removesuffix("Backward")
+        if name == "BackwardHookFunction":
+            raise ValueError(_MODULE_HOOK.format("a module"))
         raise ValueError(
-            f"the loss goes through the custom autograd function {node_class(type(node)).__name__!r}, whose "
+            f"the loss goes through the custom autograd function {name!r}, whose "
             "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
             "which then runs one example at a time"
         )
 
+
+_MODULE_HOOK = "{} has a backward hook, which may combine the gradients of different examples unseen; remove it"
 
 _HOOK = (
     "a gradient hook on a tensor of the batch sees the gradients of all examples together: it may look at them, but "
@@ -161,8 +155,7 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     def watched(grad: Tensor) -> None:
         version = write_count(grad)
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        with with_overrides():
-            answer = hook(shown)  # somebody's code, like the model's own
+        answer = hook(shown)  # somebody's code, like the model's own
         if not (answer is None or answer is shown) or write_count(grad) != version:
             raise ValueError(_HOOK)
 
@@ -175,23 +168,14 @@ def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any
 
 
 def refuse_module_hooks(model: nn.Module) -> None:
-    """Backward hooks of modules see, and may change, the gradients of all examples together."""
-    if any(global_backward_hooks):
-        raise ValueError("a global module backward hook is set; remove it, since it may combine gradients of examples")
-    left: list[nn.Module] = [model]
-    seen: set[nn.Module] = set()
-    while left:
-        module = left.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        if backward_hooks(module) or backward_pre_hooks(module):
+    """Backward hooks of modules see, and may change, the gradients of all examples together.
+
+    Those that PyTorch runs in a node of their own (full ones, hooks of all modules) are found in the graph too.
+    """
+    for module in model.modules():
+        if backward_hooks(module):
             name = next(name for name, each in model.named_modules() if each is module)
-            raise ValueError(
-                f"{name or 'the model'} ({type(module).__name__}) has a backward hook, which may combine the gradients "
-                "of different examples unseen; remove it"
-            )
-        left.extend(module.children())
+            raise ValueError(_MODULE_HOOK.format(f"{name or 'the model'} ({type(module).__name__})"))
 
 
 def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:
@@ -201,9 +185,6 @@ def _check_seed(recorder: Recording, root: Any, gradient: Any) -> None:
         recorder.problems.add(EARLIER)
         return
     if not recorder.follows(gradient):
-        ordered = own is not None and own.by_data and recorder.batch != 1 and isinstance(gradient, Tensor)
-        if ordered and own is not None and not alike(gradient, own.dim, stride(own)):
-            recorder.problems.add(f"the gradient given to backward {BESIDE}")
         return
     tag = gradient._tag
     if isinstance(tag, Layout) and own is not None and tag.dim == own.dim and tag.same_order(own):
@@ -268,3 +249,19 @@ def _layout_of_input(recorder: Recording, t: Any) -> Layout | None:
     with without_subclasses():
         given = next((alias for alias in recorder.inputs if base_of(alias) is t), None)
     return layout_of(recorder, t if given is None else given)
+
+
+def refuse_gradient(name: str) -> Any:
+    """Return a hook that raises when a gradient reaches a parameter by itself."""
+
+    def refuse(parameter: Tensor) -> None:
+        parameter.grad = None
+        raise RuntimeError(
+            f"parameter {name!r} received a gradient outside the engine's sight, so its examples cannot be told apart: "
+            "it was used by a custom autograd function or compiled code, or the loss has a term that depends on no "
+            "example (use the optimizer's weight_decay for penalties, or add it to each example's loss before the "
+            "mean), or backward ran on something not computed by calling the model, or the batch was given to it in an "
+            "object that is no tuple, list or dict"
+        )
+
+    return refuse

@@ -11,17 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.guard import image_rules, linalg_rules, reductions, shape_rules
-from tacit.gradients.guard.data_dependent_order import in_order, inverted
+from tacit.gradients.guard import leading_rules, reductions, shape_rules
 from tacit.gradients.guard.picked_examples import of_singles
 from tacit.gradients.guard.shape_rules import is_listing
+from tacit.gradients.layers.loss import BY_CLASSES, LOSSES
 from tacit.gradients.layers.own_means import own_share
-from tacit.gradients.layers.registry import RULES, Call, broadcast, unknown
-from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
+from tacit.gradients.layers.registry import BESIDE, RULES, Call, broadcast, mixes, unknown
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.names import POINTWISE, words
+from tacit.gradients.nested import tensors
 from tacit.gradients.traced import Traced
 
-__all__ = ["image_rules", "linalg_rules", "propagate", "reductions", "shape_rules"]
+__all__ = ["leading_rules", "propagate", "reductions", "shape_rules"]
 """Rooms that register batch rules of operations without parameters."""
 
 
@@ -49,10 +50,11 @@ def propagate(call: Call) -> Any:
     if isinstance(found, (Total, Mixed)):
         own = own_share(call)
         found = found if own is found.own else replace(found, own=own)  # tags are told apart by identity
+    for _, tag in call.tagged:
+        if tag.by_data:
+            found = _ordered(call, found)
+            break
     if call.batch != 1:
-        for _, tag in call.tagged:
-            if tag.by_data:
-                return in_order(call, found, pointwise=call.name in POINTWISE)
         return found
     # A batch of one cannot mix: whatever else a rule objects to, every entry belongs to the one example.
     if isinstance(found, list):
@@ -60,6 +62,37 @@ def propagate(call: Call) -> Any:
     if isinstance(call.out, (tuple, list)) and not isinstance(found, Layout):
         return [_alone(call, found, out) for out in call.out]
     return _alone(call, found, call.out) if not isinstance(call.out, (tuple, list)) else found
+
+
+_OWN_RULE = frozenset(["getitem", "setitem", "index_select", "_pack_padded_sequence", "_pad_packed_sequence"])
+"""Operations that put rows in order, or undo it: their rules say what becomes of it."""
+
+
+def _ordered(call: Call, found: Any) -> Any:
+    """The tags of an operation on rows that data has put in order: they stay so, and labels beside are refused."""
+    if call.name in _OWN_RULE or isinstance(found, Mixed):
+        return found
+    if call.batch != 1 and _is_beside_constants(call):
+        return mixes(call, BESIDE)
+    tags = found if isinstance(found, list) else [found]
+    by_data: Any = "count" if any(tag.by_data == "count" for _, tag in call.tagged) else "order"
+    kept = [replace(t, by_data=by_data) if isinstance(t, Layout) and t.owner is not None else t for t in tags]
+    return kept if isinstance(found, list) else kept[0]
+
+
+def _is_beside_constants(call: Call) -> bool:
+    """Return whether an operation on entries, or a loss, sets rows in the order of data beside those of a constant."""
+    classes = call.name in BY_CLASSES
+    if not classes and ((call.name not in POINTWISE and call.name not in LOSSES) or call.name in ("to", "type_as")):
+        return False
+    given = call.args[:2] if classes else tensors((call.args[call.name == "copy" :], call.kwargs))
+    constants = [t for t in given if isinstance(t, Tensor) and type(t) is not Traced]
+    for t, tag in call.layouts():
+        for constant in constants if tag.by_data else ():
+            place = tag.dim if classes else constant.ndim - t.ndim + tag.dim
+            if 0 <= place < constant.ndim and not same_everywhere(constant, place):
+                return True
+    return False
 
 
 def _alone(call: Call, tag: Tag | None, out: Any) -> Tag | None:
@@ -76,7 +109,7 @@ def _propagate(call: Call) -> Any:
     if not exempt:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):
-                return tag if call.name in _SAME_VALUES else inverted(call) or Mixed(tag.reason)
+                return tag if call.name in _SAME_VALUES else Mixed(tag.reason)
     singles = [tag for _, tag in call.tagged if isinstance(tag, Only)]
     if singles:
         return of_singles(call, singles)

@@ -34,12 +34,19 @@ class Unseen(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self._is_put = False
+        self.looks_away = False
+        """Whether the engine itself reads something."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if Traced not in types and func is not _TAKES_LISTS and not self._is_found_by_value(func, args):
+        if (
+            Traced not in types
+            and not self.looks_away
+            and func is not _TAKES_LISTS
+            and not self._is_found_by_value(func, args)
+        ):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))

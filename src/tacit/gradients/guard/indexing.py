@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.gradients.layers.registry import tidy
+from tacit.gradients.layers.registry import in_order, tidy
 from tacit.gradients.layout import Layout, Mixed, Tag, owners, same_everywhere
 from tacit.gradients.nested import tensors
 from tacit.gradients.traced import Traced
@@ -61,8 +61,7 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
     raw = list(key) if isinstance(key, tuple) else [key]
     if any(map(is_single_truth, raw)):
         return Mixed("an index of True or False adds a dimension; use None, or an index within each example")
-    index_tags = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
-    mine = tags.get(id(x)) or _beside_examples(raw, x, tags)
+    mine = tags.get(id(x))
     if mine is not None and not isinstance(mine, Layout):
         return Mixed(mine.reason) if isinstance(mine, Mixed) else mine
     combined = _combined(raw, x, mine, tags)
@@ -70,120 +69,102 @@ def indexed(x: Tensor, key: Any, out: Tensor, tags: Mapping[int, Tag], batch: in
         return combined
     parts = _normalised(key, x.ndim)
     advanced = [i for i, p in enumerate(parts) if isinstance(p, Tensor) and not (p.ndim == 0 and p.dtype != torch.bool)]
-    refused = Mixed(
-        "indexing picks examples out of the batch or sets them against each other; "
-        "index only within each example (other dimensions); an argument of the model that has no examples (times, "
-        "positions) is declared: batch_dim={'argument': None}"
-    )
     if not advanced:
-        return _basic(parts, mine, x, refused) if mine is not None else refused
-    in_dim = [sum(_consumes(p) for p in parts[:i]) for i in range(len(parts))]
+        return _basic(parts, mine, x)
     chosen: list[Tensor] = [parts[i].as_subclass(Tensor) for i in advanced]
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
     lead = _out_rank(parts[: advanced[0]]) if adjacent else 0
-    masks = [t.dtype in (torch.bool, torch.uint8) for t in chosen]
-    shape = (
-        torch.broadcast_shapes(*(torch.Size([0]) if m else t.shape for t, m in zip(chosen, masks)))  # type: ignore[no-untyped-call]
-        if not any(masks)
-        else None
-    )
+    shape = None if any(map(_is_mask, chosen)) else torch.broadcast_shapes(*(t.shape for t in chosen))  # type: ignore[no-untyped-call]
     width = 1 if shape is None else len(shape)
-    if mine is not None:
-        for i, t, is_mask in zip(advanced, chosen, masks):
-            if in_dim[i] <= mine.dim < in_dim[i] + _consumes(parts[i]):
-                ids = owners(mine, batch, x.shape[mine.dim], x.device).to(x.device)
-                if is_mask:
-                    if len(advanced) > 1:
-                        return refused
-                    at = mine.dim - in_dim[i]
-                    own = tags.get(id(parts[i]))
-                    if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
-                        return refused
-                    if own is None and mine.by_data and not same_everywhere(t, at):
-                        return PLACES
-                    spread = ids.view(-1, *(1,) * (t.ndim - at - 1)).expand(t.shape)
-                    return tidy(Layout(lead, 1, spread[t], own is not None or mine.by_data), batch)
-                varying = [d for d in range(t.ndim) if t.shape[d] > 1]
-                if len(varying) > 1 or shape is None:
-                    return refused
-                d = varying[0] if varying else max(t.ndim - 1, 0)
-                position = width - t.ndim + d
-                owner = ids[t.flatten()]
-                if owner.numel() != shape[position]:
-                    owner = owner.expand(shape[position])
-                picks = id(parts[i]) in tags
-                if mine.by_data and not picks and not _is_permutation(t.flatten(), x.shape[mine.dim]):
-                    return PLACES
-                found = _put_in_order(mine, tags.get(id(parts[i])), owner, batch, lead + position)
-                others = [p for j, p in zip(advanced, chosen) if j != i and id(parts[j]) not in tags]
-                if found.by_data and not alike_along(others, position - width):
-                    return PLACES
-                return found if all(_agrees(tag, found, lead, width, raw, tags) for tag in index_tags) else refused
-        if any(isinstance(tag, Layout) for tag in index_tags):
-            return refused
-        if index_tags:
-            return index_tags[0]
-        before = _out_rank([p for p in parts[: _part_of(parts, mine.dim)] if not isinstance(p, Tensor) or p.ndim == 0])
-        crossed = not adjacent or _part_of(parts, mine.dim) > advanced[0]
-        part = parts[_part_of(parts, mine.dim)]
-        if not _full(part, x.shape[mine.dim]):
-            return refused
-        return mine.at(before + (width if crossed else 0))
-    found_tag: Tag | None = None
-    for part in raw:
-        tag = tags.get(id(part)) if isinstance(part, Tensor) else None
-        if tag is None:
-            continue
-        if not isinstance(tag, Layout):
-            return tag
-        is_mask = part.dtype in (torch.bool, torch.uint8)
-        if is_mask or (found_tag is not None and found_tag != tag.at(lead + width - part.ndim + tag.dim)):
-            return refused
-        found_tag = tag.at(lead + width - part.ndim + tag.dim)
-    if isinstance(found_tag, Layout) and found_tag.by_data:
-        constants = [p.as_subclass(Tensor) for p in raw if isinstance(p, Tensor) and id(p) not in tags]
-        if not alike_along(constants, found_tag.dim - lead - width):
-            return PLACES
-    return found_tag
+    if mine is None:
+        return _looked_up(raw, tags, lead + width)
+    at = _part_of(parts, mine.dim)
+    if at in advanced:
+        part, own = chosen[advanced.index(at)], tags.get(id(parts[at]))
+        first = sum(map(_consumes, parts[:at]))
+        ids = owners(mine, batch, x.shape[mine.dim], x.device).to(x.device)
+        if _is_mask(part):
+            return _masked(mine, part, own, ids, mine.dim - first, lead, batch) if len(advanced) == 1 else _REFUSED
+        return _picked(raw, x, mine, part, own, ids, lead, shape, tags, batch)
+    layouts = [tags[id(p)] for p in raw if isinstance(p, Tensor) and id(p) in tags]
+    if layouts or not _full(parts[at], x.shape[mine.dim]):
+        return _REFUSED
+    before = _out_rank([p for p in parts[:at] if not isinstance(p, Tensor) or p.ndim == 0])
+    return mine.at(before + (width if not adjacent or at > advanced[0] else 0))
 
 
-def _put_in_order(mine: Layout, index: Tag | None, owner: Tensor, batch: int, dim: int) -> Layout:
-    """Where examples are whose rows an index has moved: where they were before, if it undoes what was done last."""
-    if not isinstance(index, Mixed):
-        return tidy(Layout(dim, 1, owner, index is not None or mine.by_data), batch)
-    if mine.before is not None and _undoes(index, mine.before[0]):
-        found = mine.before[1].at(dim)
-        if torch.equal(owner, owners(found, batch, owner.numel(), owner.device)):
-            return found
-    return Layout(dim, 1, owner, True, before=(index, mine))
-
-
-def _undoes(index: Mixed, order: Mixed) -> bool:
-    return index.inverts is order or order.inverts is index
-
-
-PLACES = Mixed(
-    "indexing picks examples by their places, or gives them constants by their places, where data of the batch has "
-    "picked the rows or put them in order; index before that, or with indices that are part of the batch"
+_REFUSED = Mixed(
+    "indexing picks examples out of the batch or sets them against each other; "
+    "index only within each example (other dimensions); an argument of the model that has no examples (times, "
+    "positions) is declared: batch_dim={'argument': None}"
 )
 
 
-def alike_along(constants: list[Tensor], dim: int) -> bool:
-    """Return whether constants are the same along a dimension, counted from the last, if they have it."""
-    return all(t.ndim < -dim or same_everywhere(t, dim) for t in constants)
+def _is_mask(part: Tensor) -> bool:
+    return part.dtype in (torch.bool, torch.uint8)
 
 
-def _beside_examples(raw: list[Any], x: Tensor, tags: Mapping[int, Tag]) -> Layout | None:
-    """Return where the examples are beside a constant that is put in their order, or cut by their mask, with them."""
-    for i, p in enumerate(raw):
+def _masked(mine: Layout, mask: Tensor, own: Tag | None, ids: Tensor, at: int, lead: int, batch: int) -> Tag:
+    """Return where rows are that a mask of examples has picked; `at` is the dimension of examples in the mask."""
+    if isinstance(own, Layout) and not (own.dim == at and own.same_order(mine)):
+        return _REFUSED
+    if own is None and mine.by_data and not same_everywhere(mask, at):
+        return _REFUSED
+    picked = ids.view(-1, *(1,) * (mask.ndim - at - 1)).expand(mask.shape)[mask]
+    if own is None and mine.by_data is None:
+        return tidy(Layout(lead, 1, picked), batch)
+    return Layout(lead, 1, picked, "count" if own is not None else mine.by_data)
+
+
+def _picked(
+    raw: list[Any],
+    x: Tensor,
+    mine: Layout,
+    index: Tensor,
+    own: Tag | None,
+    ids: Tensor,
+    lead: int,
+    shape: torch.Size | None,
+    tags: Mapping[int, Tag],
+    batch: int,
+) -> Tag:
+    """Return where rows are that an index of examples has picked or put in order."""
+    varying = [d for d in range(index.ndim) if index.shape[d] > 1]
+    if len(varying) > 1 or shape is None:
+        return _REFUSED
+    position = len(shape) - index.ndim + (varying[0] if varying else max(index.ndim - 1, 0))
+    owner = ids[index.flatten()]
+    if owner.numel() != shape[position]:
+        owner = owner.expand(shape[position])
+    if mine.by_data and own is None and not _is_permutation(index.flatten(), x.shape[mine.dim]):
+        return _REFUSED  # the first few, say: which these are the others decided
+    if isinstance(own, Layout) or mine.by_data == "count":
+        found = Layout(lead + position, 1, owner, own.by_data or "order" if isinstance(own, Layout) else "count")
+    elif own is not None or mine.by_data:
+        found = in_order(lead + position, owner, batch)
+    else:
+        found = tidy(Layout(lead + position, 1, owner), batch)
+    for p in raw:
         tag = tags.get(id(p)) if isinstance(p, Tensor) else None
-        order = tag.order if isinstance(tag, Mixed) else tag
-        if not isinstance(order, Layout) or order.by_data or not all(isinstance(r, slice) for r in raw[:i]):
+        if isinstance(tag, Layout):
+            here = tag.at(lead + len(shape) - p.ndim + tag.dim)
+            if here.dim != found.dim or not torch.equal(owners(here, batch, owner.numel(), owner.device), owner):
+                return _REFUSED
+    return found
+
+
+def _looked_up(raw: list[Any], tags: Mapping[int, Tag], width: int) -> Tag | None:
+    """Return where examples are in what their indices have looked up in a constant."""
+    found: Layout | None = None
+    for part in raw:
+        tag = tags.get(id(part)) if isinstance(part, Tensor) else None
+        if not isinstance(tag, Layout):
             continue
-        mine = order.at(i + order.dim)
-        if p.dtype == torch.bool or (isinstance(tag, Mixed) and _reorders(raw, p.as_subclass(Tensor), x, mine)):
-            return mine
-    return None
+        here = tag.at(width - part.ndim + tag.dim)
+        if _is_mask(part) or (found is not None and found != here):
+            return _REFUSED
+        found = here
+    return found
 
 
 def _combined(raw: list[Any], x: Tensor, mine: Layout | None, tags: Mapping[int, Tag]) -> Mixed | None:
@@ -232,13 +213,6 @@ def is_natural(owner: Tensor, batch: int) -> bool:
     return torch.equal(owner, torch.arange(batch, device=owner.device).repeat_interleave(each))
 
 
-def _agrees(tag: Tag, found: Layout, lead: int, width: int, raw: list[Any], tags: Mapping[int, Tag]) -> bool:
-    if not isinstance(tag, Layout):
-        return True  # a mere change of order, see `_combined`
-    part = next(p for p in raw if isinstance(p, Tensor) and tags.get(id(p)) is tag)
-    return lead + width - part.ndim + tag.dim == found.dim and tag.same_order(found)
-
-
 def _part_of(parts: list[Any], dim: int) -> int:
     seen = 0
     for i, p in enumerate(parts):
@@ -256,8 +230,8 @@ def _full(part: Any, size: int) -> bool:
     return isinstance(part, slice) and part.indices(size) == (0, size, 1)
 
 
-def _basic(parts: list[Any], mine: Layout, x: Tensor, refused: Mixed) -> Tag:
-    i = _part_of(parts, mine.dim)
-    if not _full(parts[i], x.shape[mine.dim]):
-        return refused
+def _basic(parts: list[Any], mine: Layout | None, x: Tensor) -> Tag:
+    i = 0 if mine is None else _part_of(parts, mine.dim)
+    if mine is None or not _full(parts[i], x.shape[mine.dim]):
+        return _REFUSED
     return mine.at(_out_rank(parts[:i]))

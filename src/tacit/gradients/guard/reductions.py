@@ -6,8 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.gradients.layers.registry import ELSEWHERE, Call, aligned, broadcast, mixes, removed, rule, rule_of_one
-from tacit.gradients.layout import Layout, Mixed, Tag, Total, uneven
+from tacit.gradients.layers.registry import (
+    ELSEWHERE,
+    Call,
+    aligned,
+    broadcast,
+    in_order,
+    mixes,
+    removed,
+    rule,
+    rule_of_one,
+)
+from tacit.gradients.layout import Layout, Tag, Total, owners, uneven
 from tacit.gradients.names import words
 
 
@@ -78,9 +88,9 @@ def _along(call: Call) -> Any:
     dims = call.dims(position, x.ndim, "dims", "dimension") or _default(call.name, x.ndim)
     if layout.dim in dims:
         found = mixes(call, "works across examples")
-        order = Mixed(found.reason, order=layout if x.ndim == 1 else None)
-        if call.name == "sort":
-            return [Mixed(found.reason, sorted_by=order), order]
-        return order if call.name == "argsort" else found
+        if call.name == "sort" and x.ndim == 1:  # each value is still its example's (lengths, before packing)
+            ids = owners(layout, call.batch, x.shape[0], x.device)
+            return [in_order(0, ids[call.out[1].as_subclass(Tensor)], call.batch), found]
+        return found
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     return removed(layout, dims, out.ndim >= x.ndim)

@@ -67,8 +67,7 @@ def is_influenced(recorder: Recording, args: Any, kwargs: Any) -> bool:
     of the model, which shares its parameters; hooks that are functions, or other objects' methods, are left out of it.
     Dropout and noise stand still. Raises `NotCompared` for a model that is random otherwise, writes to its parameters
     (before it does), cannot be copied, or has no output to compare, and for inputs in an irregular order; and
-    `FailedOnPart` for a model that fails on a part and not on the whole batch. Of outputs that are as wide as the
-    longest sequence, what they have in common is compared.
+    `FailedOnPart` for a model that fails on a part and not on the whole batch.
     """
     given = [t._tag for t in tensors((args, kwargs)) if type(t) is Traced and isinstance(t._tag, Layout)]
     if not given or any(tag.owner is not None for tag in given):
@@ -145,14 +144,14 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
 @contextmanager
 def _followed(recorder: Recording, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
-    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases
-    recorder.batch, recorder.epoch, recorder.free = batch, COMPARED, False
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases
+    recorder.batch, recorder.epoch = batch, COMPARED
     recorder.problems, recorder.inside, recorder.aliases = Problems(recorder.model), True, []
     recorder.problems.slow = kept[2].slow
     try:
         yield
     finally:
-        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.free, recorder.aliases = kept
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases = kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,8 +244,7 @@ def _rows_agree(whole: Part, part: Part, i: int) -> bool:
         t, at = of.outputs[i], of.examples.index(example)
         return select_examples(plain(t).detach(), t._tag, len(of.examples), at, at + 1)  # type: ignore[attr-defined]
 
-    free = whole.outputs[i]._free | part.outputs[i]._free  # type: ignore[attr-defined]
-    return all(is_same(own(whole, example), own(part, example), free) for example in part.examples)
+    return all(is_same(own(whole, example), own(part, example)) for example in part.examples)
 
 
 def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
@@ -268,14 +266,8 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
     return "constant" if constant else None
 
 
-def is_same(a: Tensor, b: Tensor, free: frozenset[int] = frozenset(), *, coarsest: torch.dtype | None = None) -> bool:
-    """Return True if two tensors agree up to rounding in their type, or in ``coarsest``.
-
-    Along dimensions whose size data decided (``free``) they are compared in what they have in common.
-    """
-    for dim in free if a.ndim == b.ndim else ():
-        size = min(a.shape[dim], b.shape[dim])
-        a, b = a.narrow(dim, 0, size), b.narrow(dim, 0, size)
+def is_same(a: Tensor, b: Tensor, *, coarsest: torch.dtype | None = None) -> bool:
+    """Return True if two tensors agree up to rounding in their type, or in ``coarsest``."""
     if a.shape != b.shape:
         return False
     if not (a.is_floating_point() or a.is_complex()):

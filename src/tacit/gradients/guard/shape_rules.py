@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,8 +10,19 @@ from torch import Tensor
 from tacit.gradients.guard.assignment import written
 from tacit.gradients.guard.indexing import indexed
 from tacit.gradients.guard.picked_examples import picked, whole
-from tacit.gradients.layers.registry import Call, aligned, mixes, pairs, removed, rule, rule_of_one, unknown
+from tacit.gradients.layers.registry import (
+    ELSEWHERE,
+    Call,
+    aligned,
+    mixes,
+    pairs,
+    removed,
+    rule,
+    rule_of_one,
+    unknown,
+)
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
+from tacit.gradients.nested import tensors
 
 
 @rule("view reshape flatten unflatten squeeze unsqueeze ravel view_as reshape_as _unsafe_view _reshape_alias")
@@ -38,6 +49,8 @@ def _permute(call: Call) -> Tag:
 @rule("expand expand_as broadcast_to repeat tile")
 def _expand(call: Call) -> Tag:
     x, layout = call.first()
+    if not call.has_only(call.main()) and call.name != "expand_as":
+        return mixes(call, ELSEWHERE)
     dim = call.out.ndim - x.ndim + layout.dim
     if layout.owner is not None and call.out.shape[dim] != x.shape[layout.dim]:
         return Layout(dim, 1, layout.owner.repeat(call.out.shape[dim] // x.shape[layout.dim]))
@@ -175,7 +188,7 @@ def _places(call: Call) -> Any:
     several = isinstance(call.out, (tuple, list))
     along = call.out[layout.dim] if several else call.out[:, layout.dim]
     ids = owners(layout, call.batch, x.shape[layout.dim], x.device)
-    found = Layout(0, 1, ids[along.as_subclass(Tensor)], True)
+    found = Layout(0, 1, ids[along.as_subclass(Tensor)], "count")
     return [found] * len(call.out) if several else found
 
 
@@ -191,7 +204,7 @@ def _masked_select(call: Call) -> Tag:
         .view(-1, *(1,) * (len(shape) - tag.dim - 1))
         .expand(shape)
     )
-    by_data = any(t is mask for t, _ in call.tagged)
+    by_data: Literal["count"] | None = "count" if any(t is mask for t, _ in call.tagged) else None
     return Layout(0, 1, ids[mask.as_subclass(Tensor).expand(shape)], by_data)
 
 
@@ -206,5 +219,12 @@ def _broadcast_tensors(call: Call) -> Any:
 
 
 @rule("new_zeros new_ones new_full new_empty arange zeros ones full empty randn rand size shape")
-def _fresh(call: Call) -> None:
-    return None
+def _fresh(call: Call) -> Tag | None:
+    """A constant, unless tensors of the batch say how large it is."""
+    given = call.args[1:] if call.name.startswith("new_") else call.args
+    return mixes(call, "takes its size from values of the batch") if _has_any(call, given) else None
+
+
+def _has_any(call: Call, given: Any) -> bool:
+    """Return whether a tensor of the batch is among arguments."""
+    return any(t is other for t in tensors((given, call.kwargs)) for other, _ in call.tagged)

@@ -35,7 +35,7 @@ from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import CannotCut, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.torch_internals import without_overrides
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,8 @@ def _is_regular(tag: Any) -> bool:
 
 def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool) -> None:
     """Run forward and backward passes with every operation followed, and raise the first obstacle."""
-    watch, unseen = _CustomFunctions(own), Unseen(own)
+    unseen = Unseen(own)
+    watch = _CustomFunctions(own, unseen)
     own.inside = True
     unseen.put()
     try:
@@ -256,8 +257,8 @@ def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool
 class _CustomFunctions:
     """Finds the innermost module whose forward built a node of somebody's own autograd function."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, unseen: Unseen) -> None:
+        self._recorder, self._unseen = recorder, unseen
         self._handles: list[Any] = []
 
     def __enter__(self) -> None:
@@ -272,9 +273,11 @@ class _CustomFunctions:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            with without_overrides():  # what the engine looks at is nobody's reading
+            self._unseen.looks_away = True  # what the engine looks at is nobody's reading
+            with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
                 found = any(is_custom(node) for node in nodes(outputs_of(output), before))
+            self._unseen.looks_away = False
             if found:
                 raise Obstacle(name, "it has a custom autograd function")
 

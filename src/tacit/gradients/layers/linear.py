@@ -10,28 +10,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
-from tacit.gradients.layers.generic import fallback, finish
+from tacit.gradients.layers.generic import fallback
 from tacit.gradients.layers.registry import (
+    ALWAYS,
     FROZEN,
     Call,
     aligned,
-    bare,
     bound,
     layout_of,
     mixes,
     operation,
     rule,
-    trainable,
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
-from tacit.gradients.tap import put_linear_tap
-from tacit.gradients.torch_internals import differentiates_forward, without_subclasses
+from tacit.gradients.tap import differentiates_forward, put_linear_tap
+from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -81,7 +79,7 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     """Computes each row alike too (`alike`)."""
     x, weight, bias = args = tuple(bound("input weight bias", args, kwargs))
     layout, kwargs = layout_of(recorder, x), {}
-    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward():
+    if layout is None or layout.dim == x.ndim - 1 or differentiates_forward(plain(x)):
         return recorder.carry_out(func, args, kwargs)
     if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
         return recorder.carry_out(func, args, kwargs)
@@ -90,30 +88,11 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 
 
-@operation("bilinear")
+@operation("bilinear", ALWAYS)
 def bilinear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x1, x2, weight, bias = bound("input1 input2 weight bias", args, kwargs)
-    layout, batch = layout_of(recorder, x1), recorder.batch
-    other = layout_of(recorder, x2)
-    assert batch is not None
-    if layout is None or other is None or layout.dim != other.dim or not layout.same_order(other):
-        out = torch.einsum("...i,oij,...j->...o", x1, weight, x2)
-        return out if bias is None else out + bias
-    left, right = plain(x1), plain(x2)
-    out = F.bilinear(left, right, bare(weight), bare(bias))
-
-    def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
-        g = sequences(grad, layout, batch, grad.shape[-1])
-        pairs: list[tuple[Tensor, Contribution]] = []
-        if trainable(weight):
-            product = (left.detach().unsqueeze(-1) * right.detach().unsqueeze(-2)).flatten(-2)
-            pairs.append((weight, Outer(sequences(product, layout, batch, product.shape[-1]), g, weight.shape)))
-        if trainable(bias):
-            pairs.append((bias, Dense(own_sums(g, (1, 2)))))
-        return pairs
-
-    out = recorder.tap(out, [left, right], make)
-    return finish(recorder, "bilinear", func, args, kwargs, out)
+    out = torch.einsum("...i,oij,...j->...o", x1, weight, x2)
+    return out if bias is None else out + bias
 
 
 @rule("linear")

@@ -21,7 +21,7 @@ from tacit.gradients.traced import opened, plain
 
 log = logging.getLogger(__name__)
 
-_POSITION = {
+LOSSES = {
     "cross_entropy_loss": 3,
     "nll_loss_nd": 3,
     "nll_loss": 3,
@@ -41,6 +41,7 @@ _POSITION = {
     "multilabel_margin_loss": 2,
     "poisson_nll_loss": 5,
 }
+"""Losses, and the place of the argument that says how they are reduced."""
 
 
 _FEATURES = {
@@ -51,14 +52,15 @@ _FEATURES = {
 }
 """How many leading arguments have features in their last dimension, over which the loss combines."""
 
-_CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss"])
+BY_CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss"])
+"""Losses of [examples, classes, …]."""
 
 
-@rule(" ".join(_POSITION))
+@rule(" ".join(LOSSES))
 def _loss(call: Call) -> Tag:
     """Every argument's entry for a row must be the same example's: the row's loss is computed from all of them."""
-    found = _by_classes(call) if call.name in _CLASSES else _by_rows(call)
-    reduction = call.arg(_POSITION[call.name], "reduction", default=1)
+    found = _by_classes(call) if call.name in BY_CLASSES else _by_rows(call)
+    reduction = call.arg(LOSSES[call.name], "reduction", default=1)
     if isinstance(found, Mixed) or reduction == 0:
         return found
     if reduction == 1 and uneven(found, call.batch):
@@ -137,10 +139,10 @@ def _is_one_after_the_other(owner: Tensor, lengths: Any, batch: int) -> bool:
     return counts.shape == (batch,) and torch.equal(owner, ids.repeat_interleave(counts))
 
 
-@operation(" ".join(name for name in _POSITION if name not in _CLASSES), ALWAYS)
+@operation(" ".join(name for name in LOSSES if name not in BY_CLASSES), ALWAYS)
 def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
-    place, given = _POSITION[canonical(func)], list(args)
+    place, given = LOSSES[canonical(func)], list(args)
     if opened(func) is not None:
         return recorder.carry_out(func, args, kwargs)
     if (given[place] if len(given) > place else kwargs.get("reduction", 1)) != 1 or not recorder.batch:
@@ -278,7 +280,7 @@ def _summed(recorder: Recording, func: Any, given: list[Any], tagged: list[tuple
         if x.dtype not in (torch.float32, torch.float64) or not x.requires_grad or not torch.is_grad_enabled():
             return None
         layout = _by_classes(call)
-        if not isinstance(layout, Layout) or layout.owner is not None or layout.by_data:
+        if not isinstance(layout, Layout) or layout.owner is not None:
             return None
         more = (smoothing,) if func.__name__ == "cross_entropy_loss" else ()
         total: Tensor = func(x, target, weight, 2, ignore, *more)

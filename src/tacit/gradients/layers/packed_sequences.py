@@ -9,9 +9,9 @@ import torch
 from tacit.gradients.layers.registry import (
     BESIDE,
     Call,
+    in_order,
     mixes,
     rule,
-    tidy,
 )
 from tacit.gradients.layout import Layout, Mixed, owners, same_everywhere, steps_agree
 
@@ -28,13 +28,12 @@ def _pack(call: Call) -> Any:
     own = next((tag for t, tag in call.tagged if t is lengths), None)
     if isinstance(own, Layout) and not torch.equal(owners(own, call.batch, len(lengths)).cpu(), columns.cpu()):
         return mixes(call, "was given lengths in another order than the examples")
-    if isinstance(own, Mixed) and (layout.before is None or layout.before[0] is not own.sorted_by):
-        return mixes(call, "was given lengths in another order than the examples")
+    if isinstance(own, Mixed):
+        return own
     if own is None and layout.by_data and not same_everywhere(lengths, 0):
         return mixes(call, BESIDE)
     owner = torch.cat([columns[:n] for n in call.out[1].tolist()])
-    by_data = layout.by_data or own is not None
-    return [Layout(0, 1, owner, by_data, not layout.by_data, layout.before), None]
+    return [Layout(0, 1, owner, layout.by_data if own is None else "count"), None]
 
 
 @rule("_pad_packed_sequence")
@@ -44,7 +43,5 @@ def _unpack(call: Call) -> Any:
     layout = call.first()[1]
     if layout.owner is None or not steps_agree(layout.owner, call.args[1]):
         return mixes(call, "was given rows of other examples than those of its first step")
-    owner = layout.owner[: int(call.args[1][0])]
-    by_data = layout.by_data and not layout.packed
-    columns = tidy(Layout(0 if call.args[2] else 1, 1, owner, by_data, before=layout.before), call.batch)
+    columns = in_order(0 if call.args[2] else 1, layout.owner[: int(call.args[1][0])], call.batch)
     return [columns, columns.at(0)]  # every example's length is its own

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
-from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.factors.sparse import Diagonal
-from tacit.gradients.layers.registry import ALWAYS, BESIDE, operation
-from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners, same_everywhere
+from tacit.gradients.layers.registry import ALWAYS, operation
+from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
@@ -76,8 +75,6 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
         q = q.narrow(dim, 0, 1)
     shape = (1,) * (rank - q.ndim) + tuple(q.shape)
     own = shape[place.dim] != 1
-    if own and place.by_data and batch > 1 and not _is_one_for_all(q, dim):
-        recorder.problems.add(f"a parameter has a slot for each place of the batch, and this {BESIDE}")
     source = q
     wanted = list(full or shape)
     wanted[place.dim] = shape[place.dim] if own else size
@@ -100,21 +97,6 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)
-
-
-def _is_one_for_all(q: Tensor, dim: int) -> bool:
-    """Return True if every slot of a learned tensor comes from the same parameters (a state expanded, then changed).
-
-    Equal values do not say so: slots that all begin at zero are learned apart. Equal gradients do.
-    """
-    if q.grad_fn is None or not same_everywhere(q, dim):
-        return False
-    seed = torch.rand(q.shape, generator=torch.Generator().manual_seed(0)).to(q)
-    found = [
-        torch.autograd.grad(q, graph_leaves(q), given, retain_graph=True, allow_unused=True)
-        for given in (seed, seed.roll(1, dim))
-    ]
-    return all(a is b or torch.allclose(a, b, rtol=1e-3) for a, b in zip(*found))
 
 
 @operation("to type_as", ALWAYS)

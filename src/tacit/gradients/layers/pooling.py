@@ -28,7 +28,7 @@ from tacit.gradients.layers.registry import (
     rule_of_one,
 )
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import differentiates_forward
+from tacit.gradients.tap import OWN, differentiates_forward
 from tacit.gradients.traced import plain
 
 MOST_ENTRIES = 256
@@ -41,7 +41,7 @@ def max_pool(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         "input kernel_size stride padding dilation ceil_mode", args, kwargs, padding=0, dilation=1, ceil_mode=False
     )
     noted = torch.is_grad_enabled() and x.requires_grad
-    if ceil or not recorder.batch or layout_of(recorder, x) is None or differentiates_forward():
+    if ceil or not recorder.batch or layout_of(recorder, x) is None or differentiates_forward(plain(x)):
         return recorder.carry_out(func, args, kwargs)
     steps = kernel if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
     sizes = x.shape[-2:], _pair(kernel), _pair(steps), _pair(padding)
@@ -61,7 +61,7 @@ class Pool(torch.autograd.Function):
         out = images.new_empty(_pooled(images, sizes))
         places = torch.empty(out.shape, dtype=torch.uint8)
         _compiled().max_pool_placed(images, places, out, *sizes, threads())
-        ctx.sizes = sizes
+        ctx.sizes, ctx.made_by = sizes, OWN
         ctx.save_for_backward(places)
         return out
 

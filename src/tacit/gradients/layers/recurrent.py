@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN as they are: layers, directions, projections, dropout and packed sequences."""
+"""nn.LSTM, nn.GRU and nn.RNN as they are: layers, directions, dropout and packed sequences."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tacit.gradients.layers import rnn_steps
 from tacit.gradients.layers.pointwise import personal
 from tacit.gradients.layers.registry import (
     ALWAYS,
-    BESIDE,
+    in_order,
     layout_of,
     operation,
     rule,
-    tidy,
     trainable,
     unknown_form,
 )
-from tacit.gradients.layout import Layout, Mixed, by_example, owners, same_everywhere, steps_agree, warn_of_lengths
+from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
+from tacit.gradients.tap import OWN
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
 
@@ -38,13 +38,13 @@ class RecurrentLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, h: Tensor, c: Tensor | None, job: _Job) -> tuple[Tensor, ...]:
         weights = [None if w is None else w.detach() for w in job.weights]
-        w_ih, w_hh, b_ih, b_hh, w_hr = weights
+        w_ih, w_hh, b_ih, b_hh = weights
         assert w_ih is not None
         assert w_hh is not None
         bias = None if b_ih is None or b_hh is None else b_ih + b_hh
         if job.kind == "lstm":
             assert c is not None
-            out, h_last, c_last, trace = rnn_steps.lstm_forward(x, w_ih, w_hh, bias, w_hr, h, c, job.reverse, job.mask)
+            out, h_last, c_last, trace = rnn_steps.lstm_forward(x, w_ih, w_hh, bias, h, c, job.reverse, job.mask)
             results: tuple[Tensor, ...] = (out, h_last.clone(), c_last.clone())
         elif job.kind == "gru":
             out, h_last, trace = rnn_steps.gru_forward(x, w_ih, w_hh, b_ih, b_hh, h, job.reverse, job.mask)
@@ -53,30 +53,30 @@ class RecurrentLayer(torch.autograd.Function):
             relu = job.kind == "rnn_relu"
             out, h_last, trace = rnn_steps.rnn_forward(x, w_ih, w_hh, bias, h, job.reverse, job.mask, relu)
             results = (out, h_last.clone())
-        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, trace.memory, w_ih, w_hh, w_hr)
-        ctx.job, ctx.epoch = job, job.recorder.epoch
+        ctx.save_for_backward(x, trace.gates, trace.before, trace.cells, trace.squashed, w_ih, w_hh)
+        ctx.job, ctx.epoch, ctx.made_by = job, job.recorder.epoch, OWN
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_h: Tensor | None, d_c: Tensor | None = None) -> Any:
         job: _Job = ctx.job
-        x, gates, before, cell, squashed, memory, w_ih, w_hh, w_hr = ctx.saved_tensors
-        trace = rnn_steps.Trace(gates, before, cell, squashed, memory)
+        x, gates, before, cell, squashed, w_ih, w_hh = ctx.saved_tensors
+        trace = rnn_steps.Trace(gates, before, cell, squashed)
         like = before[:, 0]
         d_h = torch.zeros_like(like) if d_h is None else d_h
         wants = ctx.needs_input_grad[1]
         with torch.autocast(gates.device.type, enabled=False):  # somebody may call backward within it
             if job.kind == "lstm":
                 d_c = gates.new_zeros(like.shape[0], w_hh.shape[0] // 4) if d_c is None else d_c
-                found = rnn_steps.lstm_backward(trace, w_ih, w_hh, w_hr, d_out, d_h, d_c, job.reverse, job.mask, wants)
+                found = rnn_steps.lstm_backward(trace, w_ih, w_hh, d_out, d_h, d_c, job.reverse, job.mask, wants)
             elif job.kind == "gru":
                 found = rnn_steps.gru_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants)
             else:
                 relu = job.kind == "rnn_relu"
                 found = rnn_steps.rnn_backward(trace, w_ih, w_hh, d_out, d_h, job.reverse, job.mask, wants, relu)
             if job.recorder.capturing:
-                job.recorder.capture(job.pairs(x, before, memory, found), ctx.epoch)
+                job.recorder.capture(job.pairs(x, before, found), ctx.epoch)
         return None, found.x, found.h, found.c, None
 
 
@@ -102,11 +102,9 @@ class _Job:
         own = by_example(x[: self.count], self.columns.at(0), batch)
         return own.reshape(batch, 1, -1, x.shape[-1]).contiguous()
 
-    def pairs(
-        self, x: Tensor, before: Tensor, memory: Tensor | None, found: rnn_steps.Found
-    ) -> Iterator[tuple[Tensor, Contribution]]:
+    def pairs(self, x: Tensor, before: Tensor, found: rnn_steps.Found) -> Iterator[tuple[Tensor, Contribution]]:
         """One after the other: gate gradients are gone once what they give is settled."""
-        w_ih, w_hh, b_ih, b_hh, w_hr = self.weights
+        w_ih, w_hh, b_ih, b_hh = self.weights
         for weight, bias, a in ((w_ih, b_ih, x), (w_hh, b_hh, before)):
             g = self._rows(found.gates.pop(0))
             if trainable(weight):
@@ -115,11 +113,6 @@ class _Job:
             if trainable(bias):
                 assert bias is not None
                 yield bias, Dense(own_sums(g, (1, 2)))
-        if trainable(w_hr):
-            assert w_hr is not None
-            assert memory is not None
-            assert found.projected is not None
-            yield w_hr, Outer(self._rows(memory), self._rows(found.projected), w_hr.shape)
 
 
 @operation("lstm gru rnn_tanh rnn_relu", ALWAYS)
@@ -143,6 +136,8 @@ def recurrent(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
             else _nothing(recorder, args, bool(shared))
         )
     reason = _objection(recorder, layout, expected, packed, sizes, states, weights)
+    if len(weights) // (layers * (2 if bidirectional else 1)) in (3, 5):
+        reason = "an LSTM with proj_size has no rule"
     if reason is not None:
         recorder.problems.add(reason)
         with without_subclasses():
@@ -184,8 +179,7 @@ def _columns(recorder: Recording, layout: Layout, sizes: Tensor | None) -> Layou
         return layout.at(1)
     assert layout.owner is not None
     assert recorder.batch is not None
-    owner, by_data = layout.owner[: int(sizes[0])], layout.by_data and not layout.packed
-    return tidy(Layout(1, 1, owner, by_data, before=layout.before), recorder.batch)
+    return in_order(1, layout.owner[: int(sizes[0])], recorder.batch)
 
 
 def _same_owners(own: Layout, columns: Layout, batch: int | None, size: int) -> bool:
@@ -212,9 +206,6 @@ def _objection(
             or not _same_owners(own, columns, recorder.batch, state.shape[1])
         ):
             return "the initial state's examples are in another order or dimension than the input's"
-    for state in states if columns.by_data and recorder.batch != 1 else ():
-        if type(state) is not Traced and not trainable(state) and not same_everywhere(state, 1):
-            return f"the initial state of a recurrent layer {BESIDE}"
     if any(type(weight) is Traced for weight in weights):
         return "data of the batch is used as a weight of a recurrent layer, where it acts on all examples"
     return None
@@ -274,7 +265,6 @@ def _run(
             at = layer * directions + direction
             own = list(weights[at * each : (at + 1) * each])
             full: list[Tensor | None] = [own[0], own[1], *(own[2:4] if has_bias else (None, None))]
-            full.append(own[-1] if each in (3, 5) else None)
             job = _Job(recorder, kind, full, direction == 1, mask, columns, count)
             cell = states[1][at] if kind == "lstm" else None
             out, *last = RecurrentLayer.apply(recorder.anchor, data, states[0][at], cell, job)  # type: ignore[no-untyped-call]

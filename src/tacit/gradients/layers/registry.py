@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -120,6 +120,7 @@ BESIDE = (
     "sets examples that data has picked or put in order beside the rows of a constant, so that the others decide which "
     "row each one gets; give the constant to every example before, or make it part of the batch and index it alike"
 )
+"""Said of labels, say, that were not put in the order of the examples."""
 
 
 def pairs(call: Call) -> Mixed:
@@ -170,7 +171,7 @@ def common_layout(tagged: Sequence[tuple[Tensor, Tag]], out: Any) -> Layout | No
         return None
     found, rank = tagged[0][1], out.ndim
     for t, tag in tagged:
-        if type(tag) is not Layout or tag.owner is not None or tag.by_data or tag.before is not None:
+        if type(tag) is not Layout or tag.owner is not None:
             return None
         if tag != found or t.ndim != rank:
             return None
@@ -196,6 +197,12 @@ def tidy(layout: Layout, batch: int) -> Layout:
     fits = owner.numel() % (batch * regular.inner) == 0
     same = fits and torch.equal(owner, owners(regular, batch, owner.numel(), owner.device))
     return regular if same else layout
+
+
+def in_order(dim: int, owner: Tensor, batch: int) -> Layout:
+    """Return the layout of rows that data has put in order: a regular one where that is the examples' own again."""
+    found = tidy(Layout(dim, 1, owner), batch)
+    return found if found.owner is None else replace(found, by_data="order")
 
 
 Operation = Callable[..., Any]

@@ -27,7 +27,6 @@ class Trace:
     before: Tensor
     cells: Tensor | None = None
     squashed: Tensor | None = None
-    memory: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +37,6 @@ class Found:
     x: Tensor | None
     h: Tensor
     c: Tensor | None = None
-    projected: Tensor | None = None
 
 
 def _order(reverse: bool, steps: int) -> range:
@@ -76,7 +74,6 @@ def lstm_forward(
     w_ih: Tensor,
     w_hh: Tensor,
     bias: Tensor | None,
-    w_hr: Tensor | None,
     h: Tensor,
     c: Tensor,
     reverse: bool,
@@ -87,9 +84,8 @@ def lstm_forward(
     w_rec = _lstm_blocks(w_hh).t()
     gates = linear(x, _lstm_blocks(w_ih), None if bias is None else _lstm_blocks(bias))
     squashed, cells = x.new_empty(columns, steps, hidden), x.new_empty(columns, steps, hidden)
-    memory = x.new_empty(columns, steps, hidden) if w_hr is not None else None
     outs, before = x.new_empty(columns, steps, h.shape[1]), x.new_empty(columns, steps, h.shape[1])
-    if memory is None and mask is None and (compiled := _compiled(gates, c)) is not None:
+    if mask is None and (compiled := _compiled(gates, c)) is not None:
         cell, state = c.clone(memory_format=torch.contiguous_format), h
         arrays = gates, cells, squashed, outs, cell
         for t in _order(reverse, steps):
@@ -109,21 +105,17 @@ def lstm_forward(
         cell = torch.mul(f[t], c)
         cell.addcmul_(i[t], candidates[t])
         torch.tanh(cell, out=squashed[:, t])
-        if memory is None or w_hr is None:
-            out = torch.mul(o[t], squashed[:, t], out=outs[:, t])
-        else:
-            out = outs[:, t].copy_(product(torch.mul(o[t], squashed[:, t], out=memory[:, t]), w_hr.t()))
+        out = torch.mul(o[t], squashed[:, t], out=outs[:, t])
         _kept(mask, t, cell, c)
         _kept(mask, t, out, h)
         h, c = out, cell
-    return outs, h, c, Trace(gates, before, cells, squashed, memory)
+    return outs, h, c, Trace(gates, before, cells, squashed)
 
 
 def lstm_backward(
     trace: Trace,
     w_ih: Tensor,
     w_hh: Tensor,
-    w_hr: Tensor | None,
     d_out: Tensor | None,
     d_h: Tensor,
     d_c: Tensor,
@@ -134,11 +126,11 @@ def lstm_backward(
     gates, squashed, cells = trace.gates, trace.squashed, trace.cells
     assert squashed is not None
     assert cells is not None
-    columns, steps, width = gates.shape
+    steps, width = gates.shape[1:]
     hidden = width // 4
     o, i, f, g = gates.split(hidden, 2)  # type: ignore[no-untyped-call]
     d_gates = torch.empty_like(gates)
-    if w_hr is None and mask is None and (compiled := _compiled(gates, d_c)) is not None:
+    if mask is None and (compiled := _compiled(gates, d_c)) is not None:
         d_state, d_cell = d_h, d_c.clone(memory_format=torch.contiguous_format)
         arrays = gates, cells, squashed, d_gates, d_cell
         for t in _order(not reverse, steps):
@@ -155,7 +147,6 @@ def lstm_backward(
     for_cell = (squashed * squashed).neg_().add_(1).mul_(o)
     of_cell = [part.unflatten(1, (3, hidden)) for part in d_gates[..., : 3 * hidden].unbind(1)]  # type: ignore[no-untyped-call]
     of_output, at_cell, forget = for_o.unbind(1), for_cell.unbind(1), f.unbind(1)
-    d_projected = d_gates.new_empty(columns, steps, d_h.shape[1]) if w_hr is not None else None
     d_state = d_h
     for t in _order(not reverse, steps):
         if d_out is not None:
@@ -164,9 +155,6 @@ def lstm_backward(
         if mask is not None:
             kept_h, kept_c = d_state * (1 - mask[:, t]), d_c * (1 - mask[:, t])
             d_state, d_c = d_state * mask[:, t], d_c * mask[:, t]
-        if d_projected is not None and w_hr is not None:
-            d_projected[:, t] = d_state
-            d_state = product(d_state, w_hr)
         d_c = torch.addcmul(d_c, d_state, at_cell[t])
         of_output[t].mul_(d_state)
         of_cell[t].mul_(d_c.unsqueeze(1))
@@ -175,7 +163,7 @@ def lstm_backward(
         if kept_h is not None and kept_c is not None:
             d_state, d_c = d_state + kept_h, d_c + kept_c
     d_x = _input_gradient(d_gates, w_ih, wants_input)
-    return Found([d_gates, d_gates], d_x, d_state, d_c, d_projected)
+    return Found([d_gates, d_gates], d_x, d_state, d_c)
 
 
 def gru_forward(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tacit.gradients.torch_internals import compiled_from, is_compiler_loaded, put_compiled_call, take_compiled_call
+from tacit.gradients.torch_internals import is_compiler_loaded, put_compiled_call, take_compiled_call
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Eager:
     def __init__(self, model: nn.Module) -> None:
         self._compiled = [(m, call) for m in model.modules() if (call := take_compiled_call(m)) is not None]
         self._stance: Any = None
-        if self._compiled or any(map(compiled_from, model.modules())):
+        if self._compiled or any(type(m).__name__ == "OptimizedModule" for m in model.modules()):
             log.warning("the model is compiled; private training runs its modules as they were written, uncompiled")
 
     def put(self) -> None:

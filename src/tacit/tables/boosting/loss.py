@@ -20,7 +20,7 @@ class Loss(Protocol):
     reach: float
     """The most a residual's norm can usefully be; longer ones are clipped to it at least."""
     classes: int
-    """How many classes records are counted by; 1 for a number."""
+    """The number of classes that records are counted by; 1 for a number."""
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         """Return the sum over records, by their weights, of what the intercept is made from."""

@@ -70,7 +70,7 @@ class Boosting:
     def __init__(self, cells: Cells, loss: Loss, noise: dict[str, float], ledger: Ledger, source: Source) -> None:
         self.cells, self.loss, self.noise, self.ledger, self.source = cells, loss, noise, ledger, source
         self.records = float(len(cells))
-        """How many records there are; with weights, what they count for together, from released counts."""
+        """The number of records; with weights, the sum of their weights, from released counts."""
         self.scores = np.zeros((len(cells), loss.outputs), dtype=np.float32)
 
     def look(self, kind: str, sensitivities: Sequence[tuple[str, float]]) -> tuple[Receipt, list[SumQuery]]:
