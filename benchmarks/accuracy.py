@@ -124,7 +124,7 @@ def table(found: list[dict[str, str]]) -> str:
             ", ".join(row["seed"] for row in group),
             ", ".join(row["accuracy"] for row in group),
             f"{statistics.mean(values):.2f}",
-            f"{max(float(row['cpu_seconds']) for row in group):.0f}",
+            max((row["cpu_seconds"] for row in group if row["cpu_seconds"]), key=float, default="–"),
             dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -94,6 +94,7 @@ peer, directory, epsilon, delta, target, low, high, seed = sys.argv[1:]
 train, test = (pd.read_csv(f"{directory}/{part}.csv") for part in ("train", "test"))
 y, truth = train.pop(target), test.pop(target)
 epsilon, seed, number = float(epsilon), int(seed), low != "none"
+if not number: y, truth = y.astype(str), truth.astype(str)  # classes 0 and 1 too: a peer may spell them its own way
 if peer == "DP-EBM":
     from interpret.privacy import DPExplainableBoostingClassifier as C, DPExplainableBoostingRegressor as R
     model = (R if number else C)(epsilon=epsilon, delta=float(delta), random_state=seed,

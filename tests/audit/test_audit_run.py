@@ -116,6 +116,19 @@ def test_runs_that_cannot_be_audited_are_refused(stripes: Path, capsys: pytest.C
     assert "not finished" in capsys.readouterr().err
 
 
+def test_without_the_images_the_canaries_stand_alone(
+    stripes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> Images:
+        raise ValueError(f"no data set is called {name!r}.")
+
+    monkeypatch.setattr(tacit.recipes.attack, "load", missing)
+    assert tacit_command("audit", stripes, "--canaries", "100", "--seed", "5") == 0
+    assert "membership was not attacked: no data set is called 'stripes'." in capsys.readouterr().out
+    assert len(json.loads((stripes / "run.json").read_text())["audit"]["attacks"]) == 1
+    assert tacit_command("audit", stripes, "--attack", "members") == 2
+
+
 def test_settings_are_those_of_the_ledgers_training() -> None:
     book = Ledger()
     book.record(Step(Everyone(), (GaussianSum(group="statistics/mean", clip_norm=1.0, noise_std=9.0),)))

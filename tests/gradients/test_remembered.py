@@ -107,6 +107,8 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
         lambda h: torch.where(h > 0, h, h.t()),
     ),
     "a transposition in place": (lambda h: h.clone() * 2, lambda h: h * h.clone().t_()),
+    "a detached mean": (lambda h: h - h.detach().mean(1, keepdim=True), lambda h: h - h.detach().mean(0)),
+    "a value that is read": (lambda h: h * 2, lambda h: h * float(h.detach().max())),
     "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
 }
 
@@ -120,6 +122,27 @@ def test_a_model_that_begins_to_mix_is_refused(premise: str) -> None:
     engine = trained(model)
     model.between = after
     with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_hook_that_mixes_and_is_added_later_is_refused() -> None:
+    model = Changing()
+    engine = trained(model)
+    model.first.register_forward_hook(lambda module, args, out: out - out.mean(0))
+    with pytest.raises(ValueError, match="combines a quantity of the whole batch"):
+        step(engine, model)
+
+
+@pytest.mark.parametrize("change", ["thawed", "replaced"])
+def test_parameters_that_become_trainable_after_the_first_batch_are_refused(change: str) -> None:
+    model = Changing()
+    model.first.requires_grad_(False)
+    engine = trained(model)
+    if change == "thawed":
+        model.first.requires_grad_(True)
+    else:
+        model.first = nn.Linear(6, 6)
+    with pytest.raises(RuntimeError, match="not a parameter of the recorded model"):
         step(engine, model)
 
 

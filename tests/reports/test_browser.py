@@ -47,7 +47,8 @@ def browse(page: Path, folder: Path, *options: str) -> tuple[str, set[str], str]
         check=True,
     )
     console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    asked = {url for url in re.findall(r'"url":"(https?://[^"]*)', log.read_text()) if ".google.com/" not in url}
+    urls = re.findall(r'"url":"(https?://[^"]*)', log.read_text())
+    asked = {url for url in urls if not re.search(r"\.google(apis)?\.com/", url)}  # the browser's own updates
     return console, asked, done.stdout
 
 

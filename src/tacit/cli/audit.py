@@ -71,7 +71,7 @@ def audit(
 
     With RUN, canaries attack its settings on the training path, and members attacks its model: shadow models are
     trained as it was, and its training records are told from its test records. The results go into its run.json, and
-    `tacit report RUN` shows them beside the claim. They are about natural records, and kept apart from the canaries.
+    `tacit report RUN` shows them beside the claim: natural records in one row, canaries in another.
 
     \b
     Examples:

@@ -71,7 +71,12 @@ def audit_run(
         else:
             from tacit.recipes.attack import attack_images
 
-            found += attack_images(run, **how)
+            try:
+                found += attack_images(run, **how)
+            except ValueError as error:  # no data or no model to attack: the canaries stand by themselves
+                if attack == "members":
+                    raise
+                note = f"membership was not attacked: {str(error).rstrip('.')}"
     write_json(place, facts | {"audit": _record(found, seed, by)})
     return found, note
 

@@ -162,8 +162,10 @@ class _Recursion:
     def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
         self.sizes, self._keys, self._strategy, self._parameters = sizes, keys, strategy, parameters
         rows = len(parameters) - 1 if strategy == "banded" else len(parameters) // 2
-        self._rows = torch.zeros(rows, sum(sizes), dtype=torch.float32, device="cpu")
-        self._fresh = torch.empty(0)
+        pieces = [min(PIECE, size - first) for size in sizes for first in range(0, size, PIECE)]
+        self._rows = [torch.zeros(rows, piece, dtype=torch.float32, device="cpu") for piece in pieces]
+        """A matrix for each piece, because products with a part of a larger one copy it."""
+        self._fresh = torch.empty(max(pieces, default=0), dtype=torch.float32, device="cpu")
         self._taken = 0
 
     def add_(self, sums: Noisy, position: int) -> None:
@@ -172,17 +174,13 @@ class _Recursion:
 
     def skip(self, position: int) -> None:
         source, self._taken = self._keys.stream(position, position), 0
-        for size in self.sizes:
-            for first in range(0, size, PIECE):
-                self._next(source, min(PIECE, size - first), position)
+        for rows in self._rows:
+            self._next(source, rows.shape[1], position)
 
     def _next(self, source: KeyedSource, count: int, position: int) -> torch.Tensor:
-        """Return the noise of the next ``count`` values, to be overwritten."""
-        if len(self._fresh) < count:
-            self._fresh = torch.empty(count, dtype=torch.float32, device="cpu")
-        noise = source.normal_(self._fresh[:count])
-        rows = self._rows[:, self._taken : self._taken + count]
-        self._taken += count
+        """Return the noise of the next piece, of ``count`` values, to be overwritten."""
+        noise, rows = source.normal_(self._fresh[:count]), self._rows[self._taken]
+        self._taken += 1
         if not len(rows):
             return noise
         if self._strategy == "buffered":

@@ -124,6 +124,7 @@ class Service:
         """A token to download and upload with; in asynchronous exchange everybody may at any time."""
         with self._lock:
             self._state.check_person(name)
+            self._state.check_storage()
             check_individual(self._state)
             return codec.pack_token(self._turns.acquire(name))
 

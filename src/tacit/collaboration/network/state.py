@@ -73,10 +73,16 @@ class State:
             except (sqlite3.Error, StorageFailed) as error:
                 self._failed = "its disk is full" if "is full" in str(error) else "its disk fails"
                 log.error("the server's state cannot be written: %s; restart it when that is mended", error)
-        raise Refused(
-            Reason.UNAVAILABLE,
-            f"the server cannot write its state ({self._failed}); it must be mended and restarted. Join again then.",
-        )
+        self.check_storage()
+
+    def check_storage(self) -> None:
+        """Refuse if the disk has failed: nobody need train, or wait for a turn, for an upload that is not taken."""
+        if self._failed is not None:
+            raise Refused(
+                Reason.UNAVAILABLE,
+                f"the server cannot write its state ({self._failed}); it must be mended and restarted. Join again "
+                "then.",
+            )
 
     def refresh(self) -> None:
         """Notice who was admitted or revoked by another process."""
