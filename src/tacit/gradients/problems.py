@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -13,6 +15,8 @@ from torch import nn
 from tacit.gradients.torch_internals import get_frame
 
 log = logging.getLogger("tacit.gradients")
+_INSTALLED = ("site-packages", "dist-packages", Path(os.__file__).parent.name)
+"""Directories of code that is not the user's own: installed packages and Python itself."""
 _ELSEWHERE = "the loss"
 """Where code runs that is no module's."""
 
@@ -72,7 +76,7 @@ class Problems:
         """Note the first place where a reason was met: what follows from it in later layers says nothing new."""
         if reason not in self._reasons:
             self._reasons.add(reason)
-            self._found.append(f"{self.where()}: {reason}")
+            self._found.append(self._suspects.get(reason) or f"{self.where()}: {reason}{own_line()}")
             self._note(self.module())
 
     def _note(self, module: str | None) -> None:
@@ -86,7 +90,7 @@ class Problems:
     def suspect(self, reason: str) -> None:
         """Something that is a problem only if the loss comes to depend on it."""
         if reason not in self._suspects:
-            self._suspects[reason] = f"{self.where()}: {reason}"
+            self._suspects[reason] = f"{self.where()}: {reason}{own_line()}"
             self._note(self.module())
 
     def confirm(self, reason: str) -> None:
@@ -102,7 +106,7 @@ class Problems:
     def fail(self) -> None:
         """The call came to no end: what was found in it is of a batch that will not be used."""
         self._found = list(self._before)
-        self._reasons = {text.partition(": ")[2] for text in self._found}
+        self._reasons = {reason for reason in self._reasons if any(reason in text for text in self._found)}
 
     def check(self) -> None:
         """Raise what was found."""
@@ -125,7 +129,7 @@ class Problems:
             "can decide (in an `if`, an index, a factor) what happens to all examples. Keep the decision in tensors "
             "(torch.where, masks) and per example, take sizes from shapes or constants; to log or print values, keep "
             "the tensor and read it after backward (for torch.distributions, pass validate_args=False; to Hugging Face "
-            "models, an attention mask of four dimensions)",
+            f"models, an attention mask of four dimensions){own_line()}",
             f"it reads values of the batch (`{name.strip('_')}`)",
         )
 
@@ -146,7 +150,7 @@ class Problems:
             f"{self.where()}: `{name.strip('_')}` reads a size that data of the batch decided (how many rows a mask "
             "picked, how long the longest sequence is) into Python inside the model, where it acts on all examples. "
             "Use flatten(1) or reshape(-1, …) and sizes of other dimensions, or those of the model's inputs and "
-            "constants; pad_packed_sequence takes total_length=",
+            f"constants; pad_packed_sequence takes total_length={own_line()}",
             f"it has sizes that values of the batch decide (`{name.strip('_')}`)",
         )
 
@@ -175,6 +179,21 @@ class Problems:
             frames.append(frame)
             frame = frame.f_back
         return innermost(frames, self._model)
+
+
+def own_line() -> str:
+    """Return the line of the user's own code that is running, for the end of a message; nothing if there is none.
+
+    Only the file's name: where it lies is nobody's business in a log.
+    """
+    frame: FrameType | None = get_frame(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        path = Path(frame.f_code.co_filename)
+        if package not in ("tacit", "torch") and not (set(_INSTALLED) & set(path.parts)) and path.name[0] != "<":
+            return f" ({path.name}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return ""
 
 
 def innermost(frames: Iterable[FrameType], model: nn.Module) -> str | None:

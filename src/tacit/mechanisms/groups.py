@@ -22,8 +22,8 @@ from tacit.randomness import Source
 
 Shapes = Mapping[str, torch.Size]
 
-MARGIN = 2.0**-20
-"""How far below the clip norm a float32 vector is clipped: covers the rounding of norm, factor and product."""
+MARGIN = {torch.float32: 2.0**-20, torch.float64: 2.0**-40}
+"""How far below the clip norm a vector is clipped, by the type of its norm: covers the rounding of norm and factor."""
 
 
 class Spendable(Protocol):
@@ -114,7 +114,7 @@ class Clipping:
         dtype = norms.dtype if norms.dtype == torch.float64 else torch.float32
         if not bound.simple:
             return self._exact(norms, bound, dtype)
-        # Each quotient is rounded by 2^-22 at most, which the margin covers; none is denormal.
+        # Each quotient is rounded by 2^-22 at most (2^-51 in float64), which the margin covers; none is denormal.
         factors, largest = _quotients(bound, norms, dtype)
         if largest < bound.largest:
             return factors
@@ -124,11 +124,11 @@ class Clipping:
 
     def _exact(self, norms: torch.Tensor, bound: _Bounds, dtype: torch.dtype) -> torch.Tensor:
         """The factors by float64 arithmetic, rounded down."""
-        joint = self.joint(norms)
-        factors = (bound.norms / joint).clamp_(max=1.0)
+        joint, most = self.joint(norms), bound.norms(dtype)
+        factors = (most / joint).clamp_(max=1.0)
         for index, group in enumerate(bound.groups):
             if group.stability is not None:
-                factors[:, index] = bound.norms[index] / (joint[:, index] + group.stability)
+                factors[:, index] = most[index] / (joint[:, index] + group.stability)
         exact = factors[:, bound.owner]
         exact = torch.where(torch.isfinite(norms).all(dim=1, keepdim=True), exact, 0.0)
         return _rounded_down(exact, dtype)
@@ -227,7 +227,7 @@ class _Bounds:
         self.owners = [index for index, group in enumerate(groups) for _ in group.vectors]
         self.owner = torch.tensor(self.owners, device=device)
         self.scales = torch.tensor([v.scale for g in groups for v in g.vectors], dtype=torch.float64, device=device)
-        self.norms = torch.tensor([g.clip_norm for g in groups], dtype=torch.float64, device=device) * (1 - MARGIN)
+        self._clip_norms = torch.tensor([g.clip_norm for g in groups], dtype=torch.float64, device=device)
         self.simple = all(len(g.vectors) == 1 and g.stability is None for g in groups)
         """True if every group is one clipped vector: its factor is a quotient."""
         self.largest = 2.0**100 * min([g.clip_norm * g.vectors[0].scale for g in groups], default=0.0)
@@ -235,10 +235,14 @@ class _Bounds:
         self.single = float(self.quotient(torch.float32)[0]) if len(groups) == 1 and self.simple else math.nan
         """The number that is divided by the norms of one simple group in float32."""
 
+    def norms(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return what to clip to where norms are of this type, in float64."""
+        return self._clip_norms * (1 - MARGIN[dtype])
+
     def quotient(self, dtype: torch.dtype) -> torch.Tensor:
         """Return what to divide by the norms of simple groups."""
         if dtype not in self._quotients:
-            self._quotients[dtype] = (self.norms * self.scales).to(dtype)
+            self._quotients[dtype] = (self.norms(dtype) * self.scales).to(dtype)
         return self._quotients[dtype]
 
 

@@ -8,8 +8,11 @@ import contextlib
 import http.client
 import json
 import logging
+import os
 import re
 import shlex
+import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -28,7 +31,7 @@ from collaboration.network.helpers import SIZE, agreement, begin
 from tacit.cli import main
 from tacit.cli.logs import JsonLines, RateLimit, configure
 from tacit.collaboration import GaussianPrivacy, Refused, join, serve
-from tacit.collaboration.network import Service, codec, status
+from tacit.collaboration.network import Service, codec, make_keys, status
 from tacit.collaboration.network.database import StorageFailed
 from tacit.collaboration.network.status import Access, StatusPage
 from tacit.ledger import Ledger
@@ -258,6 +261,54 @@ def test_the_steps_of_the_container_fit_the_repository() -> None:
     entry, command = (json.loads(next(line for line in lines if line.startswith(word)).partition(" ")[2])
                       for word in ("ENTRYPOINT", "CMD "))  # fmt: skip
     check_options([*entry, *command])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # it installs torch
+def test_the_steps_of_the_container_give_a_server_that_is_healthy_and_ends_well(tmp_path: Path) -> None:
+    """The steps of the Dockerfile without docker: its files alone, its pip command, its command, its health check.
+
+    Paths and ports are those of this test; packages of the system and the user are left out.
+    """
+    root, lines = tmp_path / "root", (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    source, prefix = root / "source", root / "opt" / "tacit"
+    source.mkdir(parents=True)
+    for line in lines:
+        if line.startswith("COPY ") and "--from" not in line:
+            *names, target = line.split()[1:]
+            for name in names:
+                if (ROOT / name).is_dir():
+                    leave_out = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+                    shutil.copytree(ROOT / name, source / target, ignore=leave_out)
+                else:
+                    shutil.copy(ROOT / name, source / target)
+    install = next(line for line in lines if "pip install" in line).removeprefix("RUN ")
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(install.replace("/opt/tacit", str(prefix)), shell=True, check=True, cwd=source, env=clean,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    shutil.rmtree(source)  # the second image has the environment only
+    state = root / "state"
+    state.mkdir()
+    make_keys(root / "keys", servers=["127.0.0.1"], participants=["ann"])
+    entry, command = (json.loads(next(line for line in lines if line.startswith(word)).partition(" ")[2])
+                      for word in ("ENTRYPOINT", "CMD "))  # fmt: skip
+    check = json.loads(next(line for line in lines if line.startswith("HEALTHCHECK")).partition(" CMD ")[2])
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    swap = {"/state": str(state), "/keys": str(root / "keys"), "0.0.0.0:8470": "127.0.0.1:0", "8080": str(port)}
+    words = [swap.get(word, word) for word in [*entry, *command]]
+    env = clean | {"PATH": f"{prefix}/bin:{clean['PATH']}", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    first = [*words, "--model", "mlp", "--shape", "28x28", "--admit", "ann"]
+    with subprocess.Popen(first, cwd=state, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and "listening" in server.stdout.readline()
+            asked = [word.replace("8080", str(port)) for word in check]
+            subprocess.run(asked, check=True, env=env, cwd=state, timeout=60)
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
+    assert subprocess.run(asked, check=False, env=env, cwd=state, stderr=subprocess.DEVNULL).returncode != 0
 
 
 @pytest.mark.parametrize("unit", ["tacit-server", "tacit-participant"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layers.registry import Call, pairs, tidy
-from tacit.gradients.layout import Layout, Only, Tag
+from tacit.gradients.layout import Layout, Mixed, Only, Tag
 
 
 def whole(layout: Layout) -> bool:
@@ -44,6 +44,8 @@ def of_singles(call: Call, singles: Sequence[Only]) -> Tag:
         target = next((tag for t, tag in call.tagged if t is call.args[0]), None)
         if isinstance(target, Layout) and picked(call.args[0], target, call.args[1], call.batch) == singles[0]:
             return target
+    if call.name == "add":
+        return Mixed("losses of single examples are added up one by one; put them together: torch.stack(losses).mean()")
     return pairs(call)
 
 
