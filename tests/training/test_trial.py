@@ -450,6 +450,17 @@ def test_a_sum_divided_by_the_number_of_records_is_their_mean(make: Any, how: st
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
+def test_a_sum_divided_by_a_count_that_was_the_number_of_records_in_the_trial_is_refused(make: Any) -> None:
+    """Labels that count are rarely missing: the first few records have them all."""
+
+    def loop(run: Any, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        counts = (y >= 0) if run.in_trial else (y > 0)
+        return (each(model, x, y) * counts).sum() / counts.sum().item()
+
+    with pytest.raises(ValueError, match="divided by something else now"):
+        go(make, loop)
+
+
 def test_a_sum_divided_by_the_square_of_the_number_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="changed with the other examples"):
         go(make, lambda run, m, x, y: each(m, x, y).sum() / len(x) ** 2)

@@ -17,7 +17,7 @@ from tacit.gradients.guard import backward
 from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.inputs import BatchDim, Inputs
 from tacit.gradients.isolation.divided import Split
-from tacit.gradients.layers.loss_mean import is_learned_mean
+from tacit.gradients.layers.loss_mean import learned_mean
 from tacit.gradients.passes import Passes
 from tacit.gradients.problems import module_problems, refuse
 from tacit.gradients.recorder import Recorder
@@ -64,7 +64,8 @@ class Engine:
     run one example at a time instead, it does (`isolation`).
 
     What no operation shows (the batch's size, places in it, scripted functions, `torch.Tensor(x)`) is found by running
-    seven examples of the first batch in parts (`guard.run_in_parts`); `record` does not, `check` does.
+    seven examples in parts (`guard.run_in_parts`): of the first batch, and of a later one in which the model does
+    something else (other operations than in any batch before); `record` does not, `check` does.
 
     The engine cannot see:
 
@@ -145,11 +146,12 @@ class Engine:
     def learn_mean(self) -> bool:
         """Take the loss as a mean if `learning` has shown that it is a sum divided by the number of examples."""
         recorder = self._recorder
-        found = recorder.reduction is None and is_learned_mean(recorder)
-        if found:
-            recorder.reduction = "mean"
-            recorder.learned.clear()
-        return found
+        factors = learned_mean(recorder) if recorder.reduction is None else None
+        if factors is None:
+            return False
+        recorder.reduction, recorder.learned_factors = "mean", factors
+        recorder.learned.clear()
+        return True
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class Passes:
         self._planned = isolate is False
         self._late: Any = None
         """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
+        self._given: Any = None
+        """What the pass that runs was given, if it may be compared with its parts."""
         self._eager = Eager(model)
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)
@@ -85,7 +87,8 @@ class Passes:
                 "model gives other outputs for its examples one at a time than together: somewhere examples influence "
                 "each other, or a loss of the batch is no mean of the examples' own losses"
             )
-        if not isolated:  # alone, examples cannot influence each other
+        self._given = None if isolated else marked  # alone, examples cannot influence each other
+        if not isolated:
             self._comparison.begin(*marked)
         if fresh and isolated:
             self._late = marked, State(self._recorder.model), torch.get_rng_state()
@@ -116,10 +119,23 @@ class Passes:
                 if self._recorder.batch:
                     self._familiar.note(self._recorder.trail)
                 if not evaluated:  # else what the last pass left, which was refused, would count
-                    self._comparison.conclude()
+                    self._compare()
                     if self._recorder.inferred:
                         self._recorder.note_outputs(outputs_of(output))
         return None if late is None else output
+
+    def _compare(self) -> None:
+        """Conclude the comparison of this batch with its parts; one whose operations are others is compared too."""
+        given, self._given = self._given, None
+        operations = tuple(self._recorder.trail)
+        self._comparison.conclude(operations)
+        if given is not None and self._comparison.is_new(operations):
+            self._eager.put()
+            try:
+                self._comparison.begin(*given)
+            finally:
+                self._eager.remove()
+            self._comparison.conclude(operations)
 
     def _end_late(self) -> Any:
         """Undo the pass that PyTorch had begun before the plan; return its arguments, to be followed."""
@@ -191,7 +207,8 @@ class Familiar:
     """Sequences of operations that passes were made of, and whether the next pass is watched for hidden calls.
 
     Watching (`guard.hidden_calls`) costs as much as following. Code that hides from PyTorch is found while the plan is
-    made and in the first pass; after a pass that did something else, passes are watched until it was seen to do it.
+    made and in the first pass; after a pass that did something else, which was compared with its parts (`Comparison`),
+    passes are watched until it was seen to do it.
     """
 
     MOST = 256

@@ -125,7 +125,10 @@ class Recorder(Capture):
         if take_over is not None:
             return take_over(self, func, args, kwargs)
         if kind.body is not None and not (kind.is_simple and len(args) == 1 and not kwargs.get("inplace")):
-            return kind.body(*args, **kwargs)
+            calls = len(self.trail)
+            out = kind.body(*args, **kwargs)
+            del self.trail[calls:]  # which are not made once the call is decided about
+            return out
         tagged, shared = self.scan(args, kwargs)
         if self.batch == 0:
             return run_empty(self, func, args, kwargs, bool(shared))

@@ -90,6 +90,8 @@ class Recording(ABC):
         """Whether the batches at hand count for nothing, and only show by what the loss is scaled."""
         self.learned: dict[int, set[frozenset[tuple[str, float]] | None]] = {}
         """The kinds and scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
+        self.learned_factors: frozenset[float] = frozenset()
+        """The factors of the parts of a mean that they have shown, which all batches must have; empty if none."""
         self.divided = False
         """Whether a sum over the examples of this batch was divided by their number."""
         self.divides: bool | None = None

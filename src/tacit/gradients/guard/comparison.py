@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from tacit.gradients.guard.model_copies import NotCompared
@@ -16,11 +17,20 @@ FEWEST = 4
 """Examples of a batch that is compared with its halves: an example alone may have a shape that nobody meant."""
 
 
+MOST = 16
+"""Sequences of operations that are compared: layers that are left out by chance have many."""
+
+
 class Comparison:
-    """A check, on the first batch it fits, that examples do not influence each other where no operation shows it."""
+    """A check that examples do not influence each other where no operation shows it.
+
+    On the first batch it fits, and again on the first whose pass is made of other operations: what a model begins to do
+    in a later batch is found in that batch.
+    """
 
     def __init__(self, recorder: Recording, *, wanted: bool) -> None:
         self._recorder, self._wanted = recorder, wanted
+        self._compared = set[Sequence[Any]]()
         self._found: bool | NotCompared | FailedOnPart | None = None
 
     def begin(self, args: Any, kwargs: Any) -> None:
@@ -33,7 +43,13 @@ class Comparison:
         except (NotCompared, FailedOnPart) as error:
             self._found = error
 
-    def conclude(self) -> None:
+    def is_new(self, operations: Sequence[Any]) -> bool:
+        """Return whether a pass did something else than those that were compared, and is to be compared as well."""
+        fits = (self._recorder.batch or 0) >= FEWEST and 0 < len(self._compared) < MOST
+        self._wanted = self._wanted or (fits and operations not in self._compared)
+        return self._wanted and fits
+
+    def conclude(self, operations: Sequence[Any]) -> None:
         """After it ran, and what operations show was found to be right, which would say more."""
         found, self._found = self._found, None
         if found is None:
@@ -42,9 +58,12 @@ class Comparison:
             raise found
         refuse([INFLUENCE] if found is True else [])
         self._wanted = False
-        if found:
+        if found is False:
+            self._compared.add(operations)
+        else:
+            self._compared.clear()  # nor will another batch be
             log.warning(
-                "the model's outputs for the first batch were not compared with those for parts of it (%s): examples "
+                "the model's outputs for a batch were not compared with those for parts of it (%s): examples "
                 "that influence each other through the batch's size or a place in it are not found in this way; check "
                 "that the model computes each example's output from that example alone",
                 found,

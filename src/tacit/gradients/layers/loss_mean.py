@@ -8,6 +8,7 @@ seen here every example receives what it would receive alone, so that what is ca
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +94,11 @@ def check_reduction(recorder: Recording) -> None:
         if _is_one(seed):
             untouched.add(kind)
     declared = recorder.reduction
+    if recorder.learned_factors and not _is_as_learned(recorder, seeds, batch):
+        raise ValueError(
+            "the loss was a sum divided by the number of examples in the first batches, and is divided by something "
+            "else now (a count of labels, say), which may depend on all of them; divide by len(x), or take loss.mean()"
+        )
     if declared is None and not recorder.learning and not recorder.scales and len(kinds) == len(untouched) == 1:
         return
     if declared is None and _is_scaled_by_constants(recorder, kinds, batch):
@@ -152,22 +158,36 @@ def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) ->
     return scalar and len(kinds) == 1 and len(recorder.learned) > 1 and known == {found}
 
 
-def is_learned_mean(recorder: Recording) -> bool:
-    """Return whether batches of several sizes have shown a mean: sums divided by the number of examples.
+def learned_mean(recorder: Recording) -> frozenset[float] | None:
+    """Return the factors of a mean that batches of several sizes have shown: sums divided by the number of examples.
 
     Its parts may have constant factors, and some may be means as they are: that of a sum, times the number of examples,
-    and that of a mean must be the same in every batch.
+    and that of a mean must be the same in every batch. None if they are not, or if nothing was divided.
     """
-    eps, meant = torch.finfo(torch.float32).eps, set[frozenset[float]]()
+    meant = set[frozenset[float] | None]()
     for batch, several in recorder.learned.items():
         for found in several:
             if found is None or not any(kind == "sum" for kind, _ in found):
-                return False
-            try:
-                meant.add(frozenset(simple_fraction(s * batch if kind == "sum" else s, eps) for kind, s in found))
-            except ValueError:  # no fraction that can be told from its rounding
-                return False
-    return len(recorder.learned) > 1 and len(meant) == 1
+                return None
+            meant.add(_factors(found, batch))
+    return meant.pop() if len(recorder.learned) > 1 and len(meant) == 1 else None
+
+
+def _factors(scales: Iterable[tuple[str, float]], batch: int) -> frozenset[float] | None:
+    """Return by what the parts of a mean are multiplied; None if one cannot be told from its rounding."""
+    eps = torch.finfo(torch.float32).eps
+    try:
+        return frozenset(simple_fraction(scale * batch if kind == "sum" else scale, eps) for kind, scale in scales)
+    except ValueError:
+        return None
+
+
+def _is_as_learned(recorder: Recording, seeds: Sequence[tuple[str, Tensor]], batch: int) -> bool:
+    """Return whether sums were divided by the number of this batch's examples: a count of labels may have been equal."""
+    if any(seed.numel() != 1 for _, seed in seeds):
+        return False
+    found = _factors([(kind, abs(float(seed))) for kind, seed in seeds], batch)
+    return found is not None and found <= recorder.learned_factors
 
 
 def _is_told_by_outputs(recorder: Recording) -> bool:
