@@ -221,7 +221,7 @@ def test_what_no_operation_shows_is_refused_in_the_batch_in_which_it_begins(begu
     model = Changing()
     engine = trained(model)
     model.between = UNSEEN[begun]
-    with pytest.raises(ValueError, match="changes with the other examples|by themselves"):
+    with pytest.raises(ValueError, match=r"changes with the other examples|by themselves"):
         step(engine, model)
 
 

@@ -183,7 +183,7 @@ def _factors(scales: Iterable[tuple[str, float]], batch: int) -> frozenset[float
 
 
 def _is_as_learned(recorder: Recording, seeds: Sequence[tuple[str, Tensor]], batch: int) -> bool:
-    """Return whether sums were divided by the number of this batch's examples: a count of labels may have been equal."""
+    """Return whether sums were divided by how many examples there are, as they were when that was learned."""
     if any(seed.numel() != 1 for _, seed in seeds):
         return False
     found = _factors([(kind, abs(float(seed))) for kind, seed in seeds], batch)
