@@ -44,8 +44,10 @@ def average(
     ] = None,
     colluding: Annotated[
         int,
-        typer.Option(parser=whole, metavar="WHOLE", help="Of them may tell the server their noise (participants)."),
-    ] = 0,
+        typer.Option(
+            parser=whole, metavar="WHOLE", help="Participants whose noise the attacker may know; 1 covers curious ones."
+        ),
+    ] = 1,
     patience: Annotated[
         float, typer.Option(parser=number, metavar="SECONDS", help="The longest that a round waits for answers.")
     ] = 600.0,
