@@ -4,6 +4,7 @@
     python benchmarks/zoo.py --only bert,mixtral        # models whose name contains one of these
     python benchmarks/zoo.py --family causal,peft --json out.json
     python benchmarks/zoo.py --time --write             # with step ratios, into docs/zoo.md
+    python benchmarks/zoo.py --ratios                   # step ratios of 34 models of all families, and their median
 
 Each model is trained as its documentation shows, with its own loss, in a worker process; a segmentation fault or a hang
 is one row of the table. Every example's gradient norm and the clipped sum are compared with a loop over single
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import statistics
 import subprocess
 import sys
 import threading
@@ -25,6 +27,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from zoo_models import Entry, load, report
+
+SAMPLE = (
+    "gpt2", "llama", "qwen2", "opt", "gemma2", "llama-classifier",
+    "bert-classify", "roberta-tag", "electra-classify", "deberta-v2-classify", "distilbert-mask", "t5",
+    "bart", "hf-vit", "hf-swin", "wav2vec2-classify", "peft-lora", "peft-bert-lora",
+    "peft-ia3", "timm-vit_tiny_patch16_224", "timm-resnet18", "timm-test_convnext", "timm-test_efficientnet",
+    "tv-resnet-basic", "tv-mobilenet_v2", "lstm", "conv-net", "transformer-encoder", "binary", "gaussian",
+    "factorisation", "weight-norm", "class-token", "masked-mean",
+)  # fmt: skip
+"""Models whose step ratios stand for the others'."""
 
 DOCS = Path(__file__).parent.parent / "docs" / "zoo.md"
 
@@ -105,6 +117,7 @@ def main() -> None:
     parser.add_argument("--no-opacus", action="store_true")
     parser.add_argument("--public", action="store_true", help="also train two steps with tacit.make_private")
     parser.add_argument("--time", action="store_true", help="measure the step ratio too")
+    parser.add_argument("--ratios", action="store_true", help="measure nothing but the step ratios of a sample")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one part of one model")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="write docs/zoo.md")
@@ -119,6 +132,15 @@ def main() -> None:
     if options.list:
         print("\n".join(f"{e.family:12} {e.name}" for e in entries))
         print(Counter(e.family for e in entries), len(entries))
+        return
+    if options.ratios:
+        worker = Worker()
+        answers = {name: worker.ask(name, "time", options.timeout) for name in SAMPLE}
+        worker.stop()
+        found = {name: answer["ratio"] for name, answer in answers.items() if "ratio" in answer}
+        print("\n".join(f"{name}: {answers[name]['reason']}" for name in SAMPLE if name not in found))
+        print("\n".join(f"{name:28} {ratio:.2f}" for name, ratio in found.items()))
+        print(f"median of {len(found)}: {statistics.median(found.values()):.2f}")
         return
     parts = (
         ["entry", "tacit"]

@@ -12,9 +12,12 @@
  * linear(x, weight, bias, out, terms, turned, threads)  out = x weight + bias, which may be empty, by the same products: a row
  *                                          is the same beside any others; where it is turned, each row of weight is an output
  * squares(rows, out, threads)              the sum of the squares of each row, one row for every entry of `out`
+ * squares_each(out, threads, *tensors)     the same for several tensors, a row of `out` for each
+ * row_sums(weights, call, threads, *pairs)  out = the weighted sum of rows, as outer_sum, for pairs of rows and out
  * outer_squares(left, right, out, of_right, threads)  the squares of rows of two matrices multiplied, those too small for
  *                                          float32 taken for its smallest number; and those of the right one as they are
- * roots(more, factor, out, *squares) -> whether they are finite  out = (the root of the sum of squares + more) * factor
+ * roots(more, factor, out, *squares) -> whether they are finite  out = (the root of the sum of squares + more) * factor; an argument
+ *                                          may be squares of several rows
  * quotients(bound, norms, out) -> the largest norm, or NaN if one is  out = bound / norm, at most 1
  * divide(by, threads, *tensors)            every entry divided, in place
  * digests(key, threads, *words) -> whole numbers  below 2^61, which other words have with probability 2^-27 for a random key
@@ -95,6 +98,8 @@ static PyMethodDef methods[] = {
     FUNCTION(product_sum),
     FUNCTION(linear),
     FUNCTION(squares),
+    FUNCTION(squares_each),
+    FUNCTION(row_sums),
     FUNCTION(outer_squares),
     FUNCTION(roots),
     FUNCTION(quotients),
@@ -118,7 +123,7 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__kernels(void) {
     best = BEST;
     aes = AES;
-    PyObject *module = PyModule_Create(&definition);
+    PyObject *module = prepare_questions() < 0 ? NULL : PyModule_Create(&definition);
     if (module && (PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0 ||
                    PyModule_AddIntConstant(module, "aes", aes.blocks != NULL) < 0))
         Py_CLEAR(module);

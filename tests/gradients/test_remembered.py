@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.gradients import Engine, attach
+from tacit.gradients.passes import Familiar
 
 
 class Flat:
@@ -89,6 +90,23 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
         lambda h: F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0],
         lambda h: F.scaled_dot_product_attention(h, h, h),
     ),
+    "the values of a constant index": (
+        lambda h: h + h[torch.arange(len(h))],
+        lambda h: h + h[torch.arange(len(h)).roll(1)],
+    ),
+    "the dimension of a mean": (lambda h: h + h.mean(1, keepdim=True), lambda h: h + h.mean(0, keepdim=True)),
+    "the dimension of a running sum": (lambda h: h.cumsum(1), lambda h: h.cumsum(0)),
+    "the dimension of a flip": (lambda h: h + h.flip(1), lambda h: h + h.flip(0)),
+    "the dimension of chunks": (
+        lambda h: torch.cat([*reversed(h.chunk(2, 1))], 1),
+        lambda h: h + torch.cat([*reversed(h.chunk(2, 0))], 0),
+    ),
+    "the largest entries": (lambda h: h - h.amax(1, keepdim=True), lambda h: h - h.amax(0, keepdim=True)),
+    "a constant that becomes another example": (
+        lambda h: torch.where(h > 0, h, torch.zeros(len(h), 6)),
+        lambda h: torch.where(h > 0, h, h.t()),
+    ),
+    "a transposition in place": (lambda h: h.clone() * 2, lambda h: h * h.clone().t_()),
     "a detached mean": (lambda h: h - h.detach().mean(1, keepdim=True), lambda h: h - h.detach().mean(0)),
     "a value that is read": (lambda h: h * 2, lambda h: h * float(h.detach().max())),
     "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
@@ -185,6 +203,33 @@ def test_gradients_are_exact_after_a_change_between_batches(change: str) -> None
     expect_exact(engine, model, *batch(model))
 
 
+def test_a_hidden_read_that_begins_in_a_later_batch_is_refused_in_the_next() -> None:
+    """Passes are watched again after one whose operations are others: that one itself is not."""
+    torch.manual_seed(0)
+    model = Changing()
+    engine = trained(model)
+    model.between = lambda h: h.sin() * torch.tensor(h[:, 0].sum())
+    step(engine, model)
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_hook_that_is_set_in_a_later_batch_is_refused() -> None:
+    model = Changing()
+    engine = trained(model)
+    model.last.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="backward hook"):
+        step(engine, model)
+
+
+def test_passes_are_watched_until_an_unfamiliar_one_was_seen() -> None:
+    familiar = Familiar()
+    assert familiar.watches
+    for trail, watches in (("a", False), ("b", True), ("a", True), ("b", False), ("a", False), ("b", False)):
+        familiar.note(trail)
+        assert familiar.watches is watches
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 13])
 def test_gradients_are_exact_for_another_batch_size(size: int) -> None:
     torch.manual_seed(0)
@@ -199,10 +244,10 @@ def test_a_decision_about_another_dtype_is_not_used() -> None:
     model = Changing()
     model.between = lambda h: h.view(-1, 2, 3).flatten(1)
     engine = trained(model)
-    keys = set(engine._recorder.decisions)
+    keys = set(engine._recorder.decisions.found)
     model.between = lambda h: h.double().view(-1, 2, 3).flatten(1).float()
     step(engine, model)
-    assert set(engine._recorder.decisions) > keys
+    assert set(engine._recorder.decisions.found) > keys
 
 
 def test_the_second_batch_asks_no_rule_for_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +263,10 @@ def test_the_second_batch_asks_no_rule_for_what_is_remembered(monkeypatch: pytes
 
 
 def test_no_more_decisions_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tacit.gradients.recorder.MOST", 5)
+    monkeypatch.setattr("tacit.gradients.remembered.MOST", 5)
     model = Changing()
     model.between = lambda h: h.view(-1, 2, 3).transpose(1, 2).flatten(1)
     engine = attach(model)
     for size in range(4, 12):
         step(engine, model, size)
-        assert len(engine._recorder.decisions) <= 5
+        assert len(engine._recorder.decisions.found) <= 5

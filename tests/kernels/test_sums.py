@@ -286,7 +286,47 @@ def test_squares(width: int) -> None:
     assert found.isfinite().tolist() == [i not in (3, 5) for i in range(9)]
 
 
-@pytest.mark.parametrize("width", [256, 300, 784, 1000, 5001])
+WIDTHS = (1, 3, 17, 63, 64, 65, 200, 4097)
+
+
+@COMPILED
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_tensors_are_measured_and_summed_as_each_alone(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: which others are measured with a parameter changes nothing for it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    several = [torch.randn(300, width) for width in WIDTHS]
+    weights = torch.rand(300)
+    found = narrow.squares_each(several)
+    assert found is not None
+    out = [torch.full((width,), torch.nan) for width in WIDTHS]
+    narrow.add_rows_up(several, weights, out, 192)
+    for rows, squares, total in zip(several, found, out):
+        assert torch.equal(squares, row_squares(rows))
+        alone = torch.empty_like(total)
+        narrow.add_rows_up([rows], weights, [alone], 192)
+        assert torch.equal(total, alone)
+        if len(total) >= 64:
+            assert narrow.rows_added_up(rows, weights, alone, 192)
+            assert torch.equal(total, alone)
+        exact = (rows.double() * weights.double().unsqueeze(1)).sum(0)
+        sizes = (rows.double() * weights.double().unsqueeze(1)).abs().sum(0)
+        assert ((total - exact).abs() <= (2 + 192 + 2) * UNIT * sizes * (1 + 1e-3)).all()
+
+
+@COMPILED
+def test_sums_of_several_tensors_check_their_sizes() -> None:
+    assert narrow.kernels is not None
+    with pytest.raises(ValueError, match="do not make"):
+        narrow.kernels.squares_each(torch.empty(2, 3), 1, torch.ones(3, 4), torch.ones(4, 4)[:, :1].contiguous())
+    for rows, out, call in ((torch.ones(4, 5), torch.ones(5), 192), (torch.ones(3, 5), torch.ones(4), 192),
+                            (torch.ones(3, 5), torch.ones(5), 193)):  # fmt: skip
+        with pytest.raises(ValueError, match="not as many"):
+            narrow.kernels.row_sums(torch.ones(3), call, 1, rows, out)
+    with pytest.raises(BufferError):
+        narrow.kernels.row_sums(torch.ones(3), 192, 1, torch.ones(5, 3).t(), torch.ones(5))
+
+
+@pytest.mark.parametrize("width", [1, 7, 60, 256, 300, 784, 1000, 5001])
 def test_squares_are_alike_in_every_place(width: int) -> None:
     """To the last bit, wherever in memory a row begins and whatever is beside it."""
     row = torch.randn(width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import unittest
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ NOT_MET = {"check_sample_weight_equivalence_on_dense_data": "a fit on repeated r
         PrivateRegressor(epsilon=LARGE, model="boosted", target_bounds=(-3.0, 3.0), debug_seed=1),
         PrivateScaler(epsilon=LARGE, debug_seed=1),
         PrivatePCA(n_components=1, epsilon=LARGE, debug_seed=1),
+        PrivateClassifier(epsilon=1e6, model="boosted", debug_seed=1),
+        PrivateRegressor(epsilon=1e6, model="boosted", target_bounds=(-3.0, 3.0), debug_seed=1),
+        PrivateScaler(epsilon=1.0, debug_seed=1),
+        PrivatePCA(n_components=1, epsilon=1.0, debug_seed=1),
     ],
     expected_failed_checks=lambda estimator: NOT_MET if hasattr(estimator, "weight_bound") else {},
 )
@@ -126,6 +131,17 @@ def test_scaler_pca_and_classifier_share_one_budget() -> None:
     guarantees = [piece.guarantee_.epsilon for _, piece in model.steps]
     assert guarantees == sorted(guarantees) and guarantees[-1] == account.guarantee().epsilon <= 3.0
     assert account.guarantee().epsilon > 2.9  # all that was left was used
+
+
+def test_a_search_without_an_account_is_warned_of_once() -> None:
+    X, y = data(600)
+    plain = PrivateClassifier(epsilon=20.0, model="boosted", classes=["poor", "rich"], bounds=(-200, 200))
+    with pytest.warns(UserWarning, match="has no account: each fit has its own budget") as told:
+        GridSearchCV(plain, {"epsilon": [20.0, 30.0]}, cv=2).fit(X, y)
+    assert len([one for one in told if "has no account" in str(one.message)]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clone(PrivateClassifier(epsilon=20.0, model="boosted", classes=["poor", "rich"])).fit(X, y)
 
 
 def search(account: Account, epsilons: list[float]) -> GridSearchCV:

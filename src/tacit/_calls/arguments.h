@@ -1,9 +1,25 @@
 /* What Python hands over: memory, and numbers. */
 
+/* What tensors are asked; the texts are made when the module is loaded. */
+enum { DATA_PTR, NBYTES, IS_CPU, IS_CONTIGUOUS, IS_NEG, QUESTIONS };
+static const char *const questions[QUESTIONS] = {"data_ptr", "nbytes", "is_cpu", "is_contiguous", "is_neg"};
+static PyObject *question[QUESTIONS];
+
+static int prepare_questions(void) {
+    for (int i = 0; i < QUESTIONS; i++)
+        if (!question[i] && !(question[i] = PyUnicode_InternFromString(questions[i]))) return -1;
+    return 0;
+}
+
 /* A whole number that an attribute of an object is, or that a method of it returns. */
-static size_t asked(PyObject *object, const char *name, int method) {
-    PyObject *found = method ? PyObject_CallMethod(object, name, NULL) : PyObject_GetAttrString(object, name);
-    size_t number = found ? PyLong_AsSize_t(found) : 0;
+static size_t asked(PyObject *object, int which, int method) {
+    PyObject *found = PyObject_GetAttr(object, question[which]);
+    if (found && method) {
+        PyObject *answer = PyObject_CallNoArgs(found);
+        Py_DECREF(found);
+        found = answer;
+    }
+    size_t number = !found ? 0 : found == Py_True ? 1 : found == Py_False ? 0 : PyLong_AsSize_t(found);
     Py_XDECREF(found);
     return number;
 }
@@ -12,10 +28,10 @@ static size_t asked(PyObject *object, const char *name, int method) {
  * that others may write to. */
 static int look_at(PyObject *given, Py_buffer *view, int writable) {
     if (PyObject_CheckBuffer(given)) return PyObject_GetBuffer(given, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE);
-    *view = (Py_buffer){.buf = (void *)asked(given, "data_ptr", 1)};
-    if (!PyErr_Occurred()) view->len = (Py_ssize_t)asked(given, "nbytes", 0);
-    int there = !PyErr_Occurred() && (view->buf || !view->len) && asked(given, "is_cpu", 0) &&
-                asked(given, "is_contiguous", 1) && !asked(given, "is_neg", 1);
+    *view = (Py_buffer){.buf = (void *)asked(given, DATA_PTR, 1)};
+    if (!PyErr_Occurred()) view->len = (Py_ssize_t)asked(given, NBYTES, 0);
+    int there = !PyErr_Occurred() && (view->buf || !view->len) && asked(given, IS_CPU, 0) &&
+                asked(given, IS_CONTIGUOUS, 1) && !asked(given, IS_NEG, 1);
     if (!there && !PyErr_Occurred())
         PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous in the memory of the processor.");
     return PyErr_Occurred() ? -1 : 0;

@@ -67,6 +67,62 @@ static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_
     Py_RETURN_NONE;
 }
 
+/* The squares of the rows of several tensors: `out` has a row for each. */
+static PyObject *squares_each(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer out, view;
+    if (count < 3) return PyErr_Format(PyExc_TypeError, "squares_each takes memory, threads and tensors.");
+    size_t threads = PyLong_AsSize_t(arguments[1]), several = (size_t)count - 2;
+    if (PyErr_Occurred() || look_at(arguments[0], &out, 1) < 0) return NULL;
+    size_t records = for_each(out.len, several);
+    int fits = is_count(threads) && (size_t)out.len == 4 * several * records;
+    for (size_t i = 0; fits && i < several; i++) {
+        if (look_at(arguments[2 + i], &view, 0) < 0) {
+            PyBuffer_Release(&out);
+            return NULL;
+        }
+        size_t width = for_each(view.len, records);
+        fits = (size_t)view.len == 4 * records * width;
+        Squares given = {view.buf, (float *)out.buf + i * records, records, width, at_most(threads, records)};
+        if (fits) {
+            Py_BEGIN_ALLOW_THREADS
+            in_parallel(some_rows, &given, given.tasks, threads);
+            Py_END_ALLOW_THREADS
+        }
+        PyBuffer_Release(&view);
+    }
+    PyBuffer_Release(&out);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the entries do not make %zu rows.", records);
+    Py_RETURN_NONE;
+}
+
+/* The weighted sum of the rows of several tensors, each followed by the memory for its sum. */
+static PyObject *row_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer weights, views[2]; /* rows, out */
+    if (count < 3 || count % 2 == 0) return PyErr_Format(PyExc_TypeError, "row_sums takes weights, two numbers, pairs.");
+    size_t call = PyLong_AsSize_t(arguments[1]), threads = PyLong_AsSize_t(arguments[2]);
+    if (PyErr_Occurred() || look_at(arguments[0], &weights, 0) < 0) return NULL;
+    size_t records = (size_t)weights.len / 4;
+    int fits = 0 < call && call <= CALL && weights.len % 4 == 0 && is_count(threads);
+    for (Py_ssize_t i = 3; fits && i < count; i += 2) {
+        if (take(arguments + i, views, 2, 1) < 0) {
+            PyBuffer_Release(&weights);
+            return NULL;
+        }
+        size_t columns = (size_t)views[1].len / 4, tiles = (columns + COLUMNS - 1) / COLUMNS;
+        fits = views[1].len % 4 == 0 && (size_t)views[0].len == 4 * records * columns;
+        OuterSum given = {weights.buf, views[0].buf, views[1].buf, records, 1, columns, call, at_most(threads, tiles)};
+        if (fits && columns) {
+            Py_BEGIN_ALLOW_THREADS
+            in_parallel(some_columns, &given, given.tasks, threads);
+            Py_END_ALLOW_THREADS
+        }
+        give_back(views, 2);
+    }
+    PyBuffer_Release(&weights);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "the rows are not as many as the weights, %zu.", records);
+    Py_RETURN_NONE;
+}
+
 typedef struct {
     const float *left, *right;
     float *out, *of_right;
@@ -124,9 +180,10 @@ static PyObject *roots(PyObject *module, PyObject *const *arguments, Py_ssize_t 
             PyBuffer_Release(&out);
             return NULL;
         }
-        fits = view.len == out.len;
-        const float *squares = view.buf;
-        for (size_t j = 0; fits && j < n; j++) found[j] += squares[j];
+        fits = n ? view.len && view.len % out.len == 0 : !view.len;
+        const float *squares = view.buf, *end = squares + view.len / 4;
+        for (; fits && squares < end; squares += n) /* one row after the other */
+            for (size_t j = 0; j < n; j++) found[j] += squares[j];
         PyBuffer_Release(&view);
     }
     for (size_t j = 0; fits && j < n; j++) {

@@ -19,6 +19,14 @@ INLINE void tile(const float *factors, const float *wide, float *out, size_t col
         for (size_t c = from; c < COLUMNS; c++) out[r * columns + c] += sum[r][c];
 }
 
+/* The same for one row of fewer than COLUMNS columns. */
+INLINE void narrow_tile(const float *factors, const float *wide, float *out, size_t columns, size_t records) {
+    float sum[COLUMNS] = {0.0f};
+    for (size_t i = 0; i < records; i++)
+        for (size_t c = 0; c < columns; c++) sum[c] += factors[i * ROWS] * wide[i * columns + c];
+    for (size_t c = 0; c < columns; c++) out[c] += sum[c];
+}
+
 /* Of some columns, `first` a multiple of COLUMNS: the sum over each call of `call` records in registers, then added to
  * those of the calls before. Each entry is summed in the same order whichever columns are computed with it. */
 INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, size_t records, size_t rows, size_t columns,
@@ -36,6 +44,10 @@ INLINE void outer_sum_in(const float *narrow, const float *wide, float *out, siz
             for (size_t i = 0; i < n; i++)
                 for (int r = 0; r < height; r++)
                     factors[i * ROWS + r] = narrow[(lo + i) * rows + above + r];
+            if (columns < COLUMNS) { /* one row, then */
+                narrow_tile(factors, here, sum, columns, n);
+                continue;
+            }
             for (size_t next = first; next < end; next += COLUMNS) {
                 size_t at = next + COLUMNS <= columns ? next : columns - COLUMNS, from = next - at;
                 switch (height) {

@@ -92,7 +92,7 @@ class Capture(Recording):
 
     def arrival(self, saved: Sequence[Tensor], make: Callable[[Tensor], Pairs]) -> Callable[[Tensor], None]:
         """Return what a node does with the gradient that arrives at it; see `tap`."""
-        watched = tuple(zip(saved, map(write_count, saved)))
+        watched = [(t, write_count(t)) for t in saved]
         epoch = self.epoch
 
         def arrived(grad: Tensor) -> None:
@@ -103,7 +103,7 @@ class Capture(Recording):
                         "write into a copy"
                     )
             if self.capturing:
-                own = grad.detach()
+                own = grad.detach() if grad.requires_grad else grad
                 if torch.is_autocast_enabled(grad.device.type):
                     with unmixed(grad.device):
                         self.capture(make(plain(own)), epoch)
@@ -125,6 +125,9 @@ class Capture(Recording):
             name = self.names.get(id(source))
             if name is not None and not contribution.unsettled and not self.sharded and not source.is_complex():
                 self.parts.setdefault(name, []).append(Part(contribution, None))
+                continue
+            if name is not None and not self.sharded and not source.is_complex() and not torch.is_grad_enabled():
+                self.parts.setdefault(name, []).append(Part(contribution.settle(), None))
                 continue
             with torch.no_grad():
                 if source.is_complex():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from tacit._transfer import sent
 from tacit.gradients.clipping import Clipping, checked_partition, checked_weights
 from tacit.gradients.factors.cancellation import bounded_squares
 from tacit.gradients.factors.complex_parts import real
-from tacit.gradients.factors.contribution import Contribution, Dense, added, precise
+from tacit.gradients.factors.contribution import Contribution, Dense, added, cleared, precise
 from tacit.gradients.factors.uses import Uses
 from tacit.gradients.isolation.isolate import gather_gradients
-from tacit.gradients.kernels.loops import roots
+from tacit.gradients.kernels.loops import add_rows_up, roots, squares_each
 from tacit.gradients.layers import loss_mean
-from tacit.gradients.precision import NORM_SHARE, check_precision, unmixed
+from tacit.gradients.precision import CALLS, NORM_SHARE, UNIT, check_precision, unmixed
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import write_count
 
@@ -33,6 +33,10 @@ class Measured:
             name: torch.promote_types(real(p).dtype, torch.float32) for name, p in recorder.parameters.items()
         }
         self.uses: dict[str, Uses] = {}
+        self._formed: dict[str, Dense] = {}
+        """Gradients that were formed, one use a parameter: many parameters are measured, and summed, by one call."""
+        self._rows: Tensor | None = None
+        """Their squared norms, a row for each."""
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
         self._read: list[tuple[str, Tensor, int]] = []
@@ -42,6 +46,7 @@ class Measured:
 
     def forget(self) -> None:
         self.uses, self._squares, self._captures, self._read = {}, {}, 0, []
+        self._formed, self._rows = {}, None
 
     def begin_again(self) -> None:
         """Measure everything anew the next time: what it is made of may be written to before."""
@@ -66,14 +71,15 @@ class Measured:
         squares = self.squares(once=once)
         groups = [list(map(squares.__getitem__, group)) for group in partition]
         type_info = torch.finfo(groups[0][0].dtype)
-        errors = 0.0
+        errors = max((each.rounding().relative for each in self._formed.values()), default=0.0) * UNIT
         for uses in self.uses.values():
             errors = max(errors, uses.relative)
         excess = (errors + len(self.shapes) * type_info.eps) / 2 - NORM_SHARE
         lost, factor = math.sqrt(self._entries * type_info.tiny), 1 + 16 * type_info.eps + max(0.0, excess)
         if len(groups) == 1:
             norms = groups[0][0].new_empty(len(groups[0][0]), 1)
-            finite = roots(groups[0], lost, factor, norms)
+            apart = [s for name, s in squares.items() if name not in self._formed]
+            finite = roots(apart if self._rows is None else [self._rows, *apart], lost, factor, norms)
             if finite is not None:
                 return norms, finite
         return torch.stack([added(group) for group in groups], 1).sqrt_().add_(lost).mul_(factor), None
@@ -96,12 +102,13 @@ class Measured:
         if recorder.parts:
             loss_mean.check_reduction(recorder)
         with torch.no_grad(), unmixed(device):
+            self.uses, squares = {}, self._measure_formed()
             for name in recorder.parameters:
                 parts = recorder.parts.get(name)
-                if parts:
+                if parts and name not in squares:
                     uses = self.uses[name] = Uses(parts, self.shapes[name])
                     recorder.parts[name] = uses.parts
-            squares = dict(zip(self.uses, bounded_squares(list(self.uses.values()))))
+            squares.update(zip(self.uses, bounded_squares(list(self.uses.values()))))
             dtypes = set()
             for name, parameter in recorder.parameters.items():
                 if name not in squares:
@@ -116,11 +123,24 @@ class Measured:
         self._squares, self._captures = squares, recorder.captures
         self._read = [
             (name, t, write_count(t))
-            for name, uses in self.uses.items()
-            for part in uses.parts
+            for name, parts in recorder.parts.items()
+            for part in parts
             for t in _held(part.contribution)
         ]
         return squares
+
+    def _measure_formed(self) -> dict[str, Tensor]:
+        """Return the squared norms of all gradients that lie formed in memory, by the name of the parameter."""
+        self._formed = {}
+        for name, parts in self._recorder.parts.items():
+            found = parts[0].contribution
+            if len(parts) == 1 and type(found) is Dense and parts[0].region is None:
+                self._formed[name] = found  # measured before or not, which may be for one record's sake
+        self._rows = squares_each([each.grads for each in self._formed.values()])
+        if self._rows is None:
+            self._formed = {}
+            return {}
+        return dict(zip(self._formed, self._rows.unbind(0)))
 
     def coarsest_dtype(self) -> torch.dtype:
         """The floating type with the largest unit roundoff among the captured tensors, or float64 if there are none."""
@@ -157,10 +177,44 @@ class Measured:
         finite = None if finite is None else sent(finite, found.device)
         return {name: columns[g] for g, group in enumerate(partition) for name in group}, finite
 
+    def sums(
+        self, weights: Mapping[str, Tensor], finite: Tensor | None, given: Mapping[str, Tensor] | None, overwrite: bool
+    ) -> dict[str, Tensor]:
+        """Σ_i w_i·G_i of every parameter: new tensors, or `given`, in the place of what they hold or added to it."""
+        result: dict[str, Tensor] = {}
+        groups: dict[int, list[str]] = {}
+        for name in self._formed:
+            groups.setdefault(id(weights[name]), []).append(name)
+        for names in groups.values():
+            result.update(zip(names, self._sums_formed(names, weights[names[0]], finite)))
+        if given is not None:
+            for name, total in result.items():
+                result[name] = given[name].copy_(total) if overwrite else given[name].add_(total)
+        for name in self._recorder.parameters:
+            if name not in result:
+                out = None if given is None else given[name]
+                result[name] = self.sum_up(name, weights[name], finite, out, overwrite=given is None or overwrite)
+        return {name: result[name] for name in self._recorder.parameters}
+
+    def _sums_formed(self, names: Sequence[str], weights: Tensor, finite: Tensor | None) -> list[Tensor]:
+        """The sums of gradients that lie formed in memory, by one call, in one piece of memory."""
+        several = [self._formed[name].grads for name in names]
+        if finite is not None:
+            several = [cleared(each, ~finite) for each in several]
+        shapes = [self.shapes[name] for name in names]
+        sizes = [shape.numel() for shape in shapes]
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
+        out = [part if len(s) == 1 else part.view(s) for s, part in zip(shapes, torch.split(flat, sizes))]
+        add_rows_up(several, weights, out, CALLS[0])
+        return out
+
     def sum_up(
         self, name: str, weights: Tensor, finite: Tensor | None, out: Tensor | None = None, *, overwrite: bool = True
     ) -> Tensor:
         """Σ_i w_i·G_i of one parameter: in new memory, in the place of what `out` holds, or added to it."""
+        if name in self._formed:
+            (total,) = self._sums_formed([name], weights, finite)
+            return total if out is None else out.copy_(total) if overwrite else out.add_(total)
         uses = self.uses.get(name)
         if out is None:
             device = self._recorder.parameters[name].device

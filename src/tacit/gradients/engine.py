@@ -217,13 +217,10 @@ class Engine:
         they held. The batch is forgotten afterwards unless `keep` is set (a tape keeps it). `scale` must be public (one
         over the expected lot size, say), never the number of examples that happened to be drawn.
         """
-        result: dict[str, Tensor] = {}
         keep = self._stays_readable if keep is None else keep
         try:
             column, finite = self._measured.weights(clipping, scale, once=not keep)
-            for name in self._recorder.parameters:
-                given, replaces = (None, True) if out is None else (out[name], overwrite)
-                result[name] = self._measured.sum_up(name, column[name], finite, given, overwrite=replaces)
+            result = self._measured.sums(column, finite, out, overwrite)
         except BaseException:
             self._measured.begin_again()
             raise

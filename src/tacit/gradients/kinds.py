@@ -9,7 +9,7 @@ from typing import Any
 from torch.nn import functional as F
 
 from tacit.gradients.names import EXPORTS, METADATA, POINTWISE, READS, SHOWN, canonical, words, writes
-from tacit.gradients.remembered import REMEMBERED
+from tacit.gradients.remembered import BY_SHAPES, REMEMBERED
 from tacit.gradients.traced import opened
 
 _SIMPLE = frozenset((F.relu, F.relu6, F.silu, F.mish, F.selu, F.elu, F.celu, F.leaky_relu, F.hardswish, F.dropout))
@@ -19,11 +19,18 @@ _ENTRYWISE = words(
     """
     add sub mul div true_divide rsub pow neg abs exp expm1 log log1p log2 sqrt rsqrt sin cos tanh erf sigmoid relu relu6
     leaky_relu elu selu celu gelu silu mish softplus hardtanh hardsigmoid hardswish log_sigmoid clamp clamp_min
-    clamp_max minimum maximum masked_fill eq ne lt le gt ge logical_and logical_not logical_or reciprocal square float
-    clone dropout
+    clamp_max minimum maximum masked_fill eq ne lt le gt ge logical_and logical_not logical_or logical_xor and or xor
+    invert bitwise_and bitwise_or bitwise_not isnan isinf reciprocal square sign floor round long int bool float double
+    half bfloat16 clone dropout where
     """
 )
-"""Operations of `POINTWISE` whose output is a new tensor of their arguments' common shape, whatever they are given."""
+"""Operations of `POINTWISE` that numbers among their arguments change nothing about, nor the same tensor twice."""
+
+
+_SIZED = words("getitem expand narrow select")
+_DIRECT = words("linear layer_norm rms_norm group_norm conv1d conv2d conv3d")
+_NOT_TOLD = words("grad _grad _base __set__ is_same_size is_set_to")
+"""Metadata that are tensors, that are written, or that are of two tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +44,21 @@ class Kind:
     """Whether it copies, shows or reads values, or works on lists of tensors in place."""
     is_pointwise: bool
     is_entrywise: bool
-    """Whether entries of examples that lie alike in all its arguments lie there in its output too."""
-    is_remembered: bool
+    """Whether numbers, and whether two arguments are one tensor, are of no account for where examples lie."""
+    is_decided: bool
     """Whether a decision about it is remembered (`remembered`)."""
+    by_shapes: bool
+    """Whether the decision depends on shapes alone, of other tensors too."""
+    sizes: bool
+    """Whether a second tensor of the batch among its arguments may decide a size."""
+    tells: bool
+    """Whether it tells what is known of one tensor without its values, and nothing else."""
     writes: bool
     """Whether it changes its first argument in place."""
     is_simple: bool
     """Whether running its body would show nothing, given one argument."""
+    is_direct: bool
+    """Whether its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
     body: Callable[..., Any] | None
     """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
 
@@ -61,9 +76,13 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         is_special=name in EXPORTS | SHOWN | READS or name == "detach" or name.startswith("_foreach_"),
         is_pointwise=name in POINTWISE,
         is_entrywise=name in _ENTRYWISE and not writes(func),
-        is_remembered=name in REMEMBERED and not writes(func),
-        writes=writes(func),
+        is_decided=(name in _ENTRYWISE or name in REMEMBERED) and not writes(func),
+        by_shapes=name in BY_SHAPES,
+        sizes=name in _SIZED,
+        tells=name in METADATA - _NOT_TOLD,
+        writes=writes(func) or name == "__set__",
         is_simple=func in _SIMPLE,
+        is_direct=name in _DIRECT and (opened(func) is None or name in ("layer_norm", "rms_norm")),
         body=opened(func),
     )
     _KINDS[func] = found

@@ -54,6 +54,8 @@ class Passes:
         self._comparison = Comparison(recorder, wanted=compares)
         self._prefixes = put_prefixes(model, recorder)
         self._unseen = Unseen(recorder)
+        self._familiar = Familiar()
+        self._module_hooks: list[Any] = []
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
@@ -66,7 +68,10 @@ class Passes:
         if not torch.is_grad_enabled():
             self._recorder.evaluating = True
             return None
-        backward.refuse_module_hooks(self._recorder.model)
+        if self._familiar.watches:
+            self._module_hooks = backward.module_hooks(self._recorder.model)
+        if any(self._module_hooks):
+            backward.refuse_module_hooks(self._recorder.model)
         if self._recorder.sharded_modules:
             shards.gather_again(self._recorder.model, self._recorder.sharded_modules)
         self._recorder.problems.enter()
@@ -108,6 +113,8 @@ class Passes:
             self.stop_watching()
             if output is not None:
                 self._recorder.problems.check()
+                if self._recorder.batch:
+                    self._familiar.note(self._recorder.trail)
                 if not evaluated:  # else what the last pass left, which was refused, would count
                     self._comparison.conclude()
                     if self._recorder.inferred:
@@ -167,7 +174,9 @@ class Passes:
         self._isolated.begin()
         self._eager.put()
         data_independent.begin()
-        self._unseen.put()
+        self._recorder.trail = []
+        if self._familiar.watches:
+            self._unseen.put()
 
     def stop_watching(self) -> None:
         """Follow it no more."""
@@ -176,6 +185,33 @@ class Passes:
         self._recorder.inside = self._recorder.evaluating = False
         self._unseen.remove()
         self._eager.remove()
+
+
+class Familiar:
+    """Sequences of operations that passes were made of, and whether the next pass is watched for hidden calls.
+
+    Watching (`guard.hidden_calls`) costs as much as following. Code that hides from PyTorch is found while the plan is
+    made and in the first pass; after a pass that did something else, passes are watched until it was seen to do it.
+    """
+
+    MOST = 256
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[Any, ...]] = set()
+        self._awaited: set[tuple[Any, ...]] = set()
+        self.watches = True
+
+    def note(self, trail: Sequence[Any]) -> None:
+        """A pass is over, which called these functions on tensors of the batch."""
+        operations = tuple(trail)
+        if self.watches:
+            self._seen.add(operations)
+            self._awaited.discard(operations)
+        elif operations not in self._seen:
+            self._awaited.add(operations)
+        if len(self._seen) > self.MOST:
+            self._seen, self._awaited = set(), set()
+        self.watches = not self._seen or bool(self._awaited)
 
 
 def _running_frames() -> set[int]:

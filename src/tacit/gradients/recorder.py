@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.gradients.capture import Capture
+from tacit.gradients.direct import direct_rule
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
 from tacit.gradients.layers.pointwise import lift
-from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, common_layout
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
@@ -29,7 +30,7 @@ from tacit.gradients.names import (
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
-from tacit.gradients.remembered import MOST, is_regular, premises
+from tacit.gradients.remembered import Decisions
 from tacit.gradients.torch_internals import in_transform, without_subclasses
 from tacit.gradients.traced import Traced, mark, mark_like, plain
 
@@ -54,8 +55,9 @@ class Recorder(Capture):
     def __init__(self, model: nn.Module, reduction: Reduction | None, guarded_by: Callable[[Recording], Guard]) -> None:
         super().__init__(model, reduction)
         self.guard = guarded_by(self)
-        self.decisions: dict[Hashable, Any] = {}
-        """Layouts of outputs by what was decided from (`remembered`)."""
+        self.decisions = Decisions(self)
+        self._carried_out: Any = None
+        """The output of the last operation that was carried out as it is, by no rule of its own."""
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -63,16 +65,51 @@ class Recorder(Capture):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
         kind = known(func) or kind_of(func)
+        self.trail.append(func)
         if self.isolating:
             self._refuse_isolated(args, kwargs)
+        if kind.tells and args and type(args[0]) is Traced and not args[0]._tag.by_data:
+            with without_subclasses():
+                return func(*args, **kwargs)
+        if kind.writes and args and type(args[0]) is Traced:
+            args[0]._form = None  # its shape may become another
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
+        known_before, key = self.decisions, None
         try:
-            return self._operate(kind, func, args, kwargs, own_rule)
+            if kind.is_decided and self.is_plain() and (key := known_before.premises(kind, func, args, kwargs)):
+                form, indices = known_before.found.get(key), known_before.indices
+                if form is not None and (not indices or known_before.are_kept(key, indices)):
+                    return self._as_decided(form, func, args, kwargs)
+            rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
+            if rule is not None:
+                return rule(self, func, args, kwargs)
+            out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             if self.inside:  # told only if the model catches the error and goes on
                 self.problems.add(FAILED)
             raise
+        if key is not None and out is self._carried_out:
+            known_before.remember(key, out, indices)
+        return out
+
+    def is_plain(self) -> bool:
+        """Return whether decisions are remembered here: not for a batch of one, nor under a transform."""
+        return self.batch is not None and self.batch > 1 and in_transform() is None
+
+    def _as_decided(self, form: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation about which it is known where examples lie afterwards."""
+        with without_subclasses():
+            out = func(*args, **kwargs)
+        self._carried_out = out
+        if type(out) is Tensor:
+            out.__class__ = Traced
+            out._recorder, out._tag, out._epoch, out._form = self, form.tag, self.epoch, form  # type: ignore[attr-defined]
+            return out
+        for t, each in zip(out, form) if type(form) is list else ((out, form),):
+            mark(t, self, each.tag)
+            t._form = each
+        return out
 
     def _operate(
         self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
@@ -97,26 +134,10 @@ class Recorder(Capture):
         frozen = FROZEN.get(name) if own_rule else None
         if frozen is not None:
             return frozen(self, func, args, kwargs)
-        tag: Layout | None = None
-        key: Hashable | None = None
         with without_subclasses():
             out = func(*args, **kwargs)
-            if kind.is_entrywise and self.batch != 1:
-                tag = common_layout(tagged, out)
-            elif kind.is_remembered and isinstance(out, Tensor):
-                key = premises(name, self.batch, args, kwargs, tagged)
-                tag = self.decisions.get(key)
-        if tag is not None:
-            return mark(out, self, tag)
-        out = self.finish(name, func, args, kwargs, out, tagged)
-        if key is not None and type(out) is Traced and is_regular(out._tag):
-            self._remember(key, out._tag)
-        return out
-
-    def _remember(self, key: Hashable, tag: Tag) -> None:
-        if len(self.decisions) >= MOST:
-            self.decisions.clear()
-        self.decisions[key] = tag
+        self._carried_out = out
+        return self.finish(name, func, args, kwargs, out, tagged)
 
     def _special(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that copies, shows or reads values; NotImplemented if it is as any other here."""

@@ -67,6 +67,8 @@ class Recording(ABC):
         self.active = True
         self.inside = False
         """Whether the model's forward is running."""
+        self.trail: list[Any] = []
+        """The functions that were called on tensors of the batch since the model's forward began."""
         self.evaluating = False
         """Whether it is running without gradients, and nothing is captured."""
         self.epoch = 0
@@ -147,7 +149,7 @@ class Recording(ABC):
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases, self.inner_seeds, self.output_seeds = [], [], []
+        self.aliases, self.inner_seeds, self.output_seeds, self.trail = [], [], [], []
         self.divided = False
         self.problems.forget()
 
@@ -175,6 +177,10 @@ class Recording(ABC):
     def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation without the rule that takes it over."""
         return self.handle(func, args, kwargs, own_rule=False)
+
+    @abstractmethod
+    def is_plain(self) -> bool:
+        """Return whether several examples are followed, no sizes are data, and no transform is at work."""
 
     @abstractmethod
     def follows(self, value: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.precision import unmixed
-from tacit.gradients.torch_internals import keeps_graph
+from tacit.gradients.torch_internals import keeps_graph, write_count
 
 OWN = object()
 """What a node of the graph is marked with (`made_by`) that the engine made."""
@@ -73,14 +73,15 @@ class LinearTap(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor | None,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
+        given: tuple[Tensor, Tensor, Tensor | None],
         arrived: Callable[[Tensor], None] | None,
     ) -> Tensor:
+        """`given` are the input, the weight and the bias, out of autograd's sight: it computes no gradients of them."""
         ctx.arrived, ctx.made_by = arrived, OWN
+        features, weight, bias = given
         if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(weight)
-        return batch_invariant_matmul.linear(x.detach(), weight, bias)
+            ctx.weight, ctx.version = weight, write_count(weight)
+        return batch_invariant_matmul.linear(features, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -93,11 +94,16 @@ class LinearTap(torch.autograd.Function):
                 ctx.arrived = _gone  # as in `Tap`
             arrived(grad)
         if not ctx.needs_input_grad[1]:
-            return (None,) * 5
+            return None, None, None, None
+        if write_count(ctx.weight) != ctx.version:
+            raise RuntimeError(
+                "a weight that the gradient has to pass was modified by an inplace operation since the forward pass; "
+                "take the optimizer's step after backward"
+            )
         if not torch.is_autocast_enabled(grad.device.type):
-            return None, batch_invariant_matmul.linear_backward(grad, *ctx.saved_tensors), None, None, None
+            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight), None, None
         with unmixed(grad.device):
-            return None, batch_invariant_matmul.linear_backward(grad, *ctx.saved_tensors), None, None, None
+            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight), None, None
 
 
 put_tap = super(torch.autograd.Function, Tap).apply

@@ -46,10 +46,6 @@ global_forward_hooks = (modules._global_forward_hooks, modules._global_forward_p
 in_transform = torch._C._functorch.peek_interpreter_stack
 """Not None inside `torch.vmap`, `torch.func.grad` and the like, which wrap the batch in tensors of their own."""
 
-is_wrapped_by_transform = torch._C._functorch.is_functorch_wrapped_tensor
-unwrap_once = torch._C._functorch.get_unwrapped
-"""The tensor that such a transform has wrapped: is it of the batch?"""
-
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 """Inside a backward pass: was it called with retain_graph=True, so that saved tensors must stay?"""
 
@@ -69,6 +65,11 @@ OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 def storage_users(t: torch.Tensor) -> int:
     """Return how many tensors share the memory of a tensor, itself among them: a write changes all of them."""
     return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata)) - 1
+
+
+def saved(node: Any, name: str) -> Any:
+    """Return what a node of the graph keeps for its backward pass: which rows of a table were looked up?"""
+    return getattr(node, f"_saved_{name}")
 
 
 def is_compiler_loaded() -> bool:

@@ -26,6 +26,8 @@ class Traced(torch.Tensor):
     _recorder: Recording
     _tag: Tag
     _epoch: int
+    _form: Any = None
+    """What `remembered` knows of it; of no account where its tag is another."""
     _entered: bool = False
     """Whether this is a batch as it came, a row for each example, nothing done to it."""
     _filled_with: float | None = None

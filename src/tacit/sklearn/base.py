@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,12 @@ from tacit.tables.model import network
 from tacit.tables.rule import Settings, check_enough, most_parameters, settings
 
 
+class Copies:
+    """Counts the fits of an estimator's copies, which scikit-learn's searches and cross-validations make."""
+
+    fits = 0
+
+
 class Private(BaseEstimator):  # type: ignore[misc]
     """Base of both estimators: a network of the rule's settings, trained on what the purse has left."""
 
@@ -39,6 +46,12 @@ class Private(BaseEstimator):  # type: ignore[misc]
     bins_: list[Numbers]
     classes_: NDArray[Any]
     n_features_in_: int
+    _copies: Copies | None = None
+
+    def __sklearn_clone__(self) -> Any:
+        copy = super().__sklearn_clone__()
+        self._copies = copy._copies = self._copies or Copies()
+        return copy
 
     def _weighted(self, rows: Numbers, sample_weight: Any) -> Numbers | None:
         """Return the records' weights; for boosting as shares of the declared bound."""
@@ -46,6 +59,15 @@ class Private(BaseEstimator):  # type: ignore[misc]
         return weights / self.weight_bound if weights is not None and self.model == "boosted" else weights
 
     def _purse(self, rows: int) -> Purse:
+        if self._copies is not None and self.account is None and self.debug_seed is None:
+            self._copies.fits += 1
+            if self._copies.fits == 2:
+                warnings.warn(
+                    "copies of this estimator are fitted again and again, as in a search, and it has no account: each "
+                    "fit has its own budget, and what they cost together on the same records is not added up. Give "
+                    "account=tacit.sklearn.Account(records=…, epsilon=…, delta=…).",
+                    stacklevel=3,
+                )
         return Purse(rows, self.epsilon, self.delta, self.account, seed_of(self.debug_seed))
 
     def _planned(self, rows: Numbers, outputs: int, purse: Purse, *, first: Queries = ()) -> float:

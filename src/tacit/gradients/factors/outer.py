@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from tacit._compiled import LEAST_COLUMNS
 from tacit.gradients.factors import gram
 from tacit.gradients.factors.contribution import (
     Contribution,
@@ -60,7 +61,7 @@ class Outer(Contribution):
         self.output = output
         self.batch, self.blocks, self.positions, self.width_in = a.shape
         self.width_out = g.shape[-1]
-        self.shape = torch.Size(shape)
+        self.shape = shape if type(shape) is torch.Size else torch.Size(shape)
         self.sizes, self.order = tuple(sizes), tuple(order)
         self.unsettled = self.positions > 1
 
@@ -220,7 +221,8 @@ class Outer(Contribution):
     def add_up(self, total: Tensor, weights: Tensor, records: int) -> bool:
         """`assign` for one term an example where a compiled sum serves."""
         a, g = self.factors(0, self.batch)
-        if min(self.width_in, self.width_out) > MOST_ROWS:
+        narrow_side, wide_side = sorted((self.width_in, self.width_out))
+        if narrow_side > MOST_ROWS or wide_side < LEAST_COLUMNS:
             return weighted_sum(g, a, weights, total, records)
         turned = self.width_in < self.width_out
         narrow, wide = (a, g) if turned else (g, a)

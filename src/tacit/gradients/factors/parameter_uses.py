@@ -21,6 +21,7 @@ from tacit.gradients.factors.contribution import (
     precise,
 )
 from tacit.gradients.factors.outer import Outer
+from tacit.gradients.factors.pulled_back import pulled_back
 from tacit.gradients.precision import TOGETHER
 from tacit.gradients.torch_internals import base_of
 
@@ -120,6 +121,9 @@ def resolve(source: Tensor, contribution: Contribution, names: Mapping[int, str]
             if region.size == tuple(base.shape) and region.stride == tuple(base.stride()):
                 return [(names[id(base)], Part(contribution, None))]
             return [(names[id(base)], Part(contribution, region))]
+    shortcut = pulled_back(source, contribution)
+    if shortcut is not None and id(shortcut[0]) in names:
+        return [(names[id(shortcut[0])], Part(shortcut[1], None))]
     leaves = [leaf for leaf in graph_leaves(source) if leaf.requires_grad]
     foreign = [leaf for leaf in leaves if id(leaf) not in names]
     if foreign or not leaves:

@@ -167,6 +167,11 @@ def register_post_accumulate_grad_hook(recorder: Recording, func: Any, args: Any
     raise ValueError(_HOOK)
 
 
+def module_hooks(model: nn.Module) -> list[Any]:
+    """Return the tables of all backward hooks of modules; hooks that are set later go into the same tables."""
+    return [backward_hooks(module) for module in model.modules()]
+
+
 def refuse_module_hooks(model: nn.Module) -> None:
     """Backward hooks of modules see, and may change, the gradients of all examples together.
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.gradients.nested import tensors
 from tacit.gradients.problems import TRANSFORMED
 from tacit.gradients.recording import Recording
-from tacit.gradients.torch_internals import function_modes, is_wrapped_by_transform, unwrap_once
+from tacit.gradients.torch_internals import function_modes
 from tacit.gradients.traced import Traced
 
 _NESTED = "a nested tensor hides which example its parts belong to; pad them to a fixed length"
@@ -52,7 +52,7 @@ class Unseen(TorchFunctionMode):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
                 if t.is_nested:
                     self._recorder.problems.refuse_now(_NESTED)
-                if is_wrapped_by_transform(t) and _is_of_the_batch(_unwrapped(t)):
+                if _is_of_the_batch(torch.func.debug_unwrap(t)):
                     self._recorder.problems.refuse_now(TRANSFORMED)
         return func(*args, **kwargs)
 
@@ -80,9 +80,3 @@ class Unseen(TorchFunctionMode):
 
 def _is_of_the_batch(t: Tensor) -> bool:
     return type(t) is Traced and t._recorder.active and t._recorder.follows(t)
-
-
-def _unwrapped(t: Tensor) -> Tensor:
-    while is_wrapped_by_transform(t):
-        t = unwrap_once(t)
-    return t

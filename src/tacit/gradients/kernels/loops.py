@@ -5,6 +5,7 @@ Sums are twice as fast as the library's where one factor has few entries, else b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,23 @@ def rows_added_up(rows: Tensor, weights: Tensor, out: Tensor, records: int) -> b
     kernels.outer_sum(weights, rows, out, 1, records, threads())
     increment_version(out)
     return True
+
+
+def squares_each(several: Sequence[Tensor]) -> Tensor | None:
+    """Return the squared norms of the rows of float32 tensors, [tensors, rows]; or None, and nothing done."""
+    if not hasattr(kernels, "squares_each") or not several or not all(map(readable, several)):
+        return None  # none are compiled, or they were from older sources
+    found = torch.empty(len(several), several[0].shape[0], dtype=torch.float32, device="cpu")
+    kernels.squares_each(found, threads(), *several)  # type: ignore[union-attr]
+    return found
+
+
+def add_rows_up(several: Sequence[Tensor], weights: Tensor, out: Sequence[Tensor], records: int) -> None:
+    """out[k] = Σ_i weights[i]·several[k][i] for every k, by the same rules, of tensors that `squares_each` can read."""
+    each = weights.to(torch.float32).contiguous()
+    pairs = itertools.chain.from_iterable(zip(several, out))
+    kernels.row_sums(each, records, threads(), *pairs)  # type: ignore[union-attr]
+    increment_version(out)
 
 
 def weighted_sum(left: Tensor, right: Tensor, weights: Tensor, out: Tensor, records: int) -> bool:

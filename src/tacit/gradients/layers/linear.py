@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
+from tacit.gradients.factors.formed import formed_at_once
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.layers.generic import fallback
@@ -28,6 +29,7 @@ from tacit.gradients.layers.registry import (
 )
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.recording import Recording
+from tacit.gradients.remembered import is_regular
 from tacit.gradients.tap import differentiates_forward, put_linear_tap
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced, mark, plain
@@ -49,28 +51,35 @@ def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return out if bias is None else out + bias
     assert batch is not None
     with without_subclasses():
-        features, rank = x.detach(), x.ndim
-    if layout.dim == rank - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        features = x.detach()
+    if layout.dim == features.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
     for_weight, for_bias = weight.requires_grad, bias is not None and bias.requires_grad
 
+    together = layout.dim == 0 and layout.owner is None and layout.inner * batch == features.shape[0]
+
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+        if together and for_weight and features.numel():
+            rows, inputs = grad.reshape(batch, -1, grad.shape[-1]), features.reshape(batch, -1, features.shape[-1])
+            formed = formed_at_once(inputs, rows) if rows.shape[1] > 1 else None
+            if formed is not None:
+                return [(bias, Dense(own_sums(rows, 1))), (weight, formed)] if for_bias else [(weight, formed)]
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
-        summed = Dense(g.reshape(batch, g.shape[-1]) if single else own_sums(g, (1, 2))) if for_bias else None
+        summed = Dense(g.reshape(batch, -1) if single else own_sums(g, (1, 2))) if for_bias else None
         pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
         if for_weight:
             a = sequences(features, layout, batch, features.shape[-1])
             pairs.append((weight, Outer(a, g, weight.shape, output=summed if single else None)))
         return pairs
 
-    saved = [features] if for_weight else []
-    bare_weight, bare_bias = weight.detach(), None if bias is None else bias.detach()
+    saved = (features,) if for_weight else ()
     if torch.is_autocast_enabled(features.device.type):
-        out = recorder.tap(batch_invariant_matmul.linear(plain(x), bare_weight, bare_bias), saved, make)
+        bare_bias = None if bias is None else bias.detach()
+        out = recorder.tap(batch_invariant_matmul.linear(plain(x), weight.detach(), bare_bias), saved, make)
     else:
         with without_subclasses():
-            out = put_linear_tap(recorder.anchor, x, bare_weight, bare_bias, recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
+            out = put_linear_tap(recorder.anchor, x, (features, weight, bias), recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
 
 
@@ -81,10 +90,13 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     layout, kwargs = layout_of(recorder, x), {}
     if layout is None or layout.dim == x.ndim - 1 or differentiates_forward(plain(x)):
         return recorder.carry_out(func, args, kwargs)
-    if not batch_invariant_matmul.is_linear(plain(x), weight, bias):
+    features = plain(x).detach()
+    if not batch_invariant_matmul.is_linear(features, weight, bias):
         return recorder.carry_out(func, args, kwargs)
     with without_subclasses():
-        out = put_linear_tap(None, x, weight, bias, None)  # type: ignore[no-untyped-call]
+        out = put_linear_tap(None, x, (features, weight, bias), None)  # type: ignore[no-untyped-call]
+    if is_regular(layout):
+        return mark(out, recorder, layout)
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])
 
 

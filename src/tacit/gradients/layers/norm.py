@@ -46,13 +46,20 @@ def layer_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         return fallback(recorder, func.__name__, func, args, kwargs)
     assert batch is not None
     data = plain(x)
-    out = func(data, shape, bare(weight), bare(bias), eps) if centred else func(data, shape, bare(weight), eps)
+    centre: Tensor | None = None
+    if centred and data.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(data.device.type):
+        out, centre, scale = torch.native_layer_norm(data, shape, bare(weight), bare(bias), eps)
+    else:
+        out = func(data, shape, bare(weight), bare(bias), eps) if centred else func(data, shape, bare(weight), eps)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         grad = precise(grad)
         pairs: list[tuple[Tensor, Contribution]] = []
         if trainable(weight):
-            unit = func(data.detach(), shape, None, None, eps) if centred else func(data.detach(), shape, None, eps)
+            if centre is not None:
+                unit = data.detach().sub(centre.detach()).mul_(scale.detach())
+            else:
+                unit = func(data.detach(), shape, None, None, eps) if centred else func(data.detach(), shape, None, eps)
             pairs.append((weight, Dense(_per_example(unit * grad, layout, batch, tuple(shape)))))
         if trainable(bias):
             pairs.append((bias, Dense(_per_example(grad, layout, batch, tuple(shape)))))
@@ -65,6 +72,9 @@ def layer_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _per_example(x: Tensor, layout: Layout, batch: int, shape: tuple[int, ...]) -> Tensor:
+    if layout.dim == 0 and layout.owner is None and layout.inner * batch == x.shape[0] and batch:
+        x = x.reshape(batch, -1, *shape)
+        return x[:, 0] if x.shape[1] == 1 else own_sums(x, 1)
     x = by_example(x, layout, batch).reshape(batch, -1, *shape)
     return x[:, 0] if x.shape[1] == 1 else own_sums(x, 1)
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.sparse import Diagonal
 from tacit.gradients.layers.registry import ALWAYS, operation
 from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.names import words, writes
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
-from tacit.gradients.traced import plain
+from tacit.gradients.traced import mark, plain
 
 
 def lift(
@@ -35,19 +35,21 @@ def lift(
     joins = name in ("cat", "stack")
     met = [*(t for t, _ in tagged), *shared]
     full: Sequence[int] = ()
-    if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
-        met = tensors((args, kwargs))
-        full = torch.broadcast_shapes(*(t.shape for t in met))  # type: ignore[no-untyped-call]
-    rank = max(t.ndim for t in met)
     place: Layout | None = None
-    for t, tag in tagged:
-        if isinstance(tag, Layout):
-            here = tag.at(tag.dim if joins else rank - t.ndim + tag.dim)
-            if place is not None and (place.dim != here.dim or not place.same_order(here)):
-                recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
-                place = None
-                break
-            place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
+    with without_subclasses():
+        if not joins and name not in ("to", "type_as"):  # which look at another tensor's type, whatever its shape
+            met = tensors((args, kwargs))
+            full = _common_shape([t.shape for t in met])
+        rank = max([t.ndim for t in met])
+        for t, tag in tagged:
+            if isinstance(tag, Layout):
+                dim = tag.dim if joins else rank - t.ndim + tag.dim
+                here = tag if dim == tag.dim else tag.at(dim)
+                if place is not None and (place.dim != here.dim or not place.same_order(here)):
+                    recorder.problems.add(f"`{name}` combines different examples of the batch with each other")
+                    place = None
+                    break
+                place, size = here if place is None or here.by_data else place, t.shape[tag.dim]
     if place is None:
         with without_subclasses():
             out = func(*detached(args, shared), **detached(kwargs, shared))
@@ -60,7 +62,26 @@ def lift(
     new_args, new_kwargs = replaced(args, copies), replaced(kwargs, copies)
     with without_subclasses():
         out = func(*new_args, **new_kwargs)
+        if full and name in _SINGLE and not writes(func) and out.ndim == rank and _are_regular(tagged):
+            return mark(out, recorder, place)  # as the rule would find, if it were asked
     return recorder.finish(name, func, new_args, new_kwargs, out, tagged)
+
+
+_SINGLE = words("add sub mul div true_divide")
+
+
+def _are_regular(tagged: list[tuple[Tensor, Tag]]) -> bool:
+    return all(isinstance(tag, Layout) and tag.owner is None and not tag.by_data for _, tag in tagged)
+
+
+def _common_shape(shapes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the shape that tensors of these are broadcast to; where they do not fit the operation says so itself."""
+    full = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, size in enumerate(shape, len(full) - len(shape)):
+            if size != 1:
+                full[place] = size
+    return full
 
 
 def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int, full: Sequence[int] = ()) -> Tensor:
@@ -78,9 +99,15 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
     source = q
     wanted = list(full or shape)
     wanted[place.dim] = shape[place.dim] if own else size
-    with torch.no_grad():
-        copy = q.detach().reshape(shape).expand(wanted)
+    copy = q.detach().expand(wanted)
     met = [d for d in range(rank) if d != place.dim and wanted[d] != shape[d]]
+    if not own and place.dim == 0 and place.owner is None and place.inner == 1 and size == batch:
+
+        def make_simply(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+            each = own_sums(grad, tuple(met)) if met else grad
+            return [(source, Dense(each.reshape(batch, *source.shape)))]
+
+        return recorder.tap(copy, (), make_simply)
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         rows = grad.movedim(place.dim, 0)

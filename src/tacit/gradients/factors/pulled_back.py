@@ -1,0 +1,99 @@
+"""From a tensor to the one parameter that it is an embedding of constants or a rearrangement of.
+
+Position embeddings, token types of constants, relative biases, `1 + weight`: the graph between the parameter and the
+tensor is a few linear operations. Their transposes are written here for all examples at once. PyTorch's own pass
+through the same graph (`parameter_uses.Derived`) is as exact, and a hundred times as slow for small models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.gradients.factors.contribution import Contribution, Dense
+from tacit.gradients.factors.sparse import Diagonal, Rows
+from tacit.gradients.torch_internals import saved
+
+
+def pulled_back(source: Tensor, contribution: Contribution) -> tuple[Tensor, Contribution] | None:
+    """Return the leaf behind `source` and its gradients; None where other operations lead there, or several leaves."""
+    grads = contribution
+    node: Any = source.grad_fn
+    while node is not None:
+        before = [pair for pair in node.next_functions if pair[0] is not None]
+        if len(before) != 1:
+            return None
+        following = before[0][0]
+        leaf = getattr(following, "variable", None)
+        if leaf is not None and leaf.dtype != source.dtype:
+            return None
+        kind = type(node).__name__
+        if kind == "EmbeddingBackward0":
+            found = None if leaf is None else _looked_up(node, grads, leaf)
+        else:
+            step = _STEPS.get(kind)
+            moved = None if step is None or type(grads) is not Dense else step(node, grads.grads)
+            found = None if moved is None else Dense(moved)
+        if found is None:
+            return None
+        if leaf is not None:
+            return (leaf, found) if found.shape == leaf.shape else None
+        grads, node = found, following
+    return None
+
+
+def _looked_up(node: Any, contribution: Contribution, table: Tensor) -> Contribution | None:
+    """Return the gradients of a table of which constant rows were looked up."""
+    index, batch = saved(node, "indices"), contribution.batch
+    if saved(node, "scale_grad_by_freq") or contribution.shape != (*index.shape, table.shape[-1]):
+        return None
+    if type(contribution) is Dense:
+        which = index.reshape(1, -1).expand(batch, -1).reshape(-1)
+        owner = torch.arange(batch, device=index.device).repeat_interleave(index.numel())
+    elif type(contribution) is Diagonal and contribution.dim < index.ndim:
+        which = index.reshape(-1)
+        slots = [1] * index.ndim
+        slots[contribution.dim] = -1
+        owner = contribution.owner.view(slots).expand(index.shape).reshape(-1)
+    else:
+        return None
+    grads = contribution.grads.reshape(-1, table.shape[-1])
+    padding = saved(node, "padding_idx")
+    if 0 <= padding < table.shape[0]:
+        kept = (which != padding).nonzero().flatten()
+        which, owner, grads = which[kept], owner[kept], grads[kept]
+    return Rows(which.long(), owner, grads, table.shape, batch).settle()
+
+
+def _added(node: Any, grads: Tensor) -> Tensor | None:
+    """Return what a sum sends back to its one trainable term, of the sum's own shape."""
+    first = node.next_functions[0][0] is not None
+    return grads if first or saved(node, "alpha") == 1 else None
+
+
+def _unsqueezed(node: Any, grads: Tensor) -> Tensor | None:
+    dim = _signed(saved(node, "dim")) % (grads.ndim - 1) + 1
+    return grads.squeeze(dim) if grads.shape[dim] == 1 else None
+
+
+def _permuted(node: Any, grads: Tensor) -> Tensor:
+    rank = grads.ndim - 1
+    dims = [_signed(d) % rank for d in saved(node, "dims")]
+    return grads.permute(0, *(1 + dims.index(d) for d in range(rank)))
+
+
+def _signed(value: int) -> int:
+    """Return a negative number that PyTorch shows as an unsigned one of 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_STEPS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
+    "AddBackward0": _added,
+    "CloneBackward0": lambda node, grads: grads,
+    "UnsqueezeBackward0": _unsqueezed,
+    "PermuteBackward0": _permuted,
+}
+"""What a node sends back, for all examples at once."""
