@@ -44,9 +44,7 @@ def average(
     ] = None,
     colluding: Annotated[
         int,
-        typer.Option(
-            parser=whole, metavar="WHOLE", help="Participants whose noise the attacker may know; 1 covers curious ones."
-        ),
+        typer.Option(parser=whole, metavar="WHOLE", help="So many participants' noise may be known [1: each own]."),
     ] = 1,
     patience: Annotated[
         float, typer.Option(parser=number, metavar="SECONDS", help="The longest that a round waits for answers.")
