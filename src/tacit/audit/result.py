@@ -79,8 +79,8 @@ class Audit:
             bounds = 1 + (self.epsilon_gaussian is not None) + (self.epsilon_independent is not None)
             alarm = bounds * (1 - self.confidence)
             lines.append(
-                "  VIOLATED: the attack does better than the claim allows. Do not rely on this claim. (A false alarm has "
-                f"probability at most {alarm:.2%}; repeat the audit to be sure.)"
+                "  VIOLATED: the attack does better than the claim allows. Do not rely on this claim. (A false alarm "
+                f"has probability at most {alarm:.2%}; repeat the audit to be sure.)"
             )
         else:
             lines.append(f"  the claim stands; the attack reaches {self.tightness:.0%} of it")
