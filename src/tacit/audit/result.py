@@ -31,7 +31,11 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """True if the claim is refuted."""
+        """True if a lower bound is above the claim.
+
+        Each bound holds with ``confidence`` by itself, so a sound mechanism gives a false alarm with probability at
+        most 1 - ``confidence`` for each bound: 3 % for three at 99 %. Repeat an audit that says so before acting on it.
+        """
         return self.largest > self.claim.epsilon
 
     @property
@@ -72,7 +76,12 @@ class Audit:
         if self.epsilon_independent is not None:
             lines.append(f"  audited  ε ≥ {down(self.epsilon_independent)} (assuming Gaussian noise, independent)")
         if self.violated:
-            lines.append("  VIOLATED: the attack does better than the claim allows. Do not rely on this claim.")
+            bounds = 1 + (self.epsilon_gaussian is not None) + (self.epsilon_independent is not None)
+            alarm = bounds * (1 - self.confidence)
+            lines.append(
+                "  VIOLATED: the attack does better than the claim allows. Do not rely on this claim. (A false alarm "
+                f"has probability at most {alarm:.2%}; repeat the audit to be sure.)"
+            )
         else:
             lines.append(f"  the claim stands; the attack reaches {self.tightness:.0%} of it")
         return "\n".join(lines)

@@ -44,8 +44,8 @@ def average(
     ] = None,
     colluding: Annotated[
         int,
-        typer.Option(parser=whole, metavar="WHOLE", help="Of them may tell the server their noise (participants)."),
-    ] = 0,
+        typer.Option(parser=whole, metavar="WHOLE", help="So many participants' noise may be known [1: each own]."),
+    ] = 1,
     patience: Annotated[
         float, typer.Option(parser=number, metavar="SECONDS", help="The longest that a round waits for answers.")
     ] = 600.0,

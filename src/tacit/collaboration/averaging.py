@@ -29,10 +29,12 @@ its share of discrete noise and masks it (`tacit.collaboration.network.masking`)
 least t participants, t >= ``least``, with the noise of all of them. *Record*, *sensitivity* and *theorem* are those of
 `tacit.mechanisms.shared_noise`: neighbouring federations have a participant's change, or zeros in its place; nobody is
 sampled; each adds 1/(least - colluding) of the variance σ², so that the noise of those who remain suffices whoever
-vanishes and if ``colluding`` of them tell the server theirs. *Trusted*: that at most so many do, and the authority that
-tells participants apart; for a server that does not keep to the protocol also least > (population + colluding) / 2.
-Every participant charges a ledger of its own before it sends. *Not trusted*: the server. A dishonest participant can
-send a vector that is too long: that spoils the model, and weakens nobody else's guarantee.
+vanishes and if ``colluding`` of them know or tell theirs. One participant that reads the released models knows its own
+noise, so with ``colluding`` 0 the guarantee holds against the server and outsiders only; 1, the default, covers each
+single participant too. *Trusted*: that at most so many collude, and the authority that tells participants apart; for a
+server that does not keep to the protocol also least > (population + colluding) / 2. Every participant charges a ledger
+of its own before it sends. *Not trusted*: the server. A dishonest participant can send a vector that is too long: that
+spoils the model, and weakens nobody else's guarantee.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class Averaging:
     pause: float = 0.2
     seed: int | None = None
     noise_by: Literal["server", "participants"] = "server"
-    colluding: int = 0
+    colluding: int = 1
 
     def __post_init__(self) -> None:
         for name in ("population", "lot_size", "rounds", "least"):

@@ -21,6 +21,9 @@ __all__ = ["pytree"]
 without_subclasses = torch._C.DisableTorchFunctionSubclass
 """Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
 
+with_overrides = torch._C._EnableTorchFunction
+"""The opposite: a hook that PyTorch calls while the engine is at work is the user's code, which is followed."""
+
 function_modes = overrides._get_current_function_mode_stack
 """The modes of this thread, the innermost last: the engine takes its own out from wherever it lies."""
 

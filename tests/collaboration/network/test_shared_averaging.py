@@ -33,7 +33,7 @@ def build() -> nn.Module:
 
 
 def averaging(folder: Path, **changes: Any) -> Averaging:
-    terms: dict[str, Any] = {"population": 3, "lot_size": 3, "clip_norm": 0.5, "rounds": 2, "least": 2}
+    terms: dict[str, Any] = {"population": 3, "lot_size": 3, "clip_norm": 0.5, "rounds": 2, "least": 2, "colluding": 0}
     terms |= {"network": build, "folder": folder, "budget": Budget(200.0, 1e-5), "noise_by": "participants"}
     return Averaging(**(terms | changes))
 
@@ -200,6 +200,10 @@ def test_colluding_participants_make_everybody_add_more(tmp_path: Path) -> None:
     plain, wary = averaging(tmp_path, least=3), averaging(tmp_path, least=3, colluding=1)
     assert wary.shared_sum(12).event() == plain.shared_sum(12).event()
     assert wary.shared_sum(12).own_steps == pytest.approx(plain.shared_sum(12).own_steps * np.sqrt(3 / 2))
+
+
+def test_a_single_participant_that_knows_its_own_noise_is_expected_unless_told_otherwise() -> None:
+    assert Averaging.colluding == 1
 
 
 def test_a_participant_that_insists_on_masks_refuses_a_server_that_adds_the_noise(tmp_path: Path, keys: Path) -> None:

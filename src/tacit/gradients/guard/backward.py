@@ -22,6 +22,7 @@ from tacit.gradients.tap import OWN, unscaled
 from tacit.gradients.torch_internals import (
     backward_hooks,
     base_of,
+    with_overrides,
     without_subclasses,
     write_count,
 )
@@ -147,7 +148,7 @@ _HOOK = (
 
 @operation("register_hook", ALWAYS)
 def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A hook that looks on is let (frameworks set some); what it computes is followed as mixed."""
+    """Allow hooks that only read (frameworks set some); what they compute is followed as mixed."""
     body = opened(func)
     assert body is not None
     tensor, hook = bound("self hook", args, kwargs)
@@ -155,7 +156,8 @@ def register_hook(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     def watched(grad: Tensor) -> None:
         version = write_count(grad)
         shown = mark(plain(grad).detach(), recorder, Mixed(_HOOK))
-        answer = hook(shown)  # somebody's code, like the model's own
+        with with_overrides():
+            answer = hook(shown)  # the user's code, followed like the model's own
         if not (answer is None or answer is shown) or write_count(grad) != version:
             raise ValueError(_HOOK)
 
