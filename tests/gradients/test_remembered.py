@@ -215,7 +215,7 @@ UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize("begun", UNSEEN)
-def test_what_no_operation_shows_is_refused_in_the_batch_in_which_it_begins(begun: str) -> None:
+def test_mixing_that_no_operation_shows_is_refused_in_the_batch_in_which_it_begins(begun: str) -> None:
     """A pass whose operations are others is compared with its parts, as the first one was."""
     torch.manual_seed(0)
     model = Changing()
