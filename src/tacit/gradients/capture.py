@@ -51,7 +51,9 @@ class Capture(Recording):
                 if not self.inside:
                     self.problems.check()  # the model need not be called any more
                 return
-            if out.requires_grad:
+            with without_subclasses():  # an operation may give what it was given
+                trained = out.requires_grad
+            if trained:
                 if isinstance(tag, Mixed):
                     self.problems.suspect(tag.reason)
                 elif isinstance(tag, Total) and Total not in map(type, map(itemgetter(1), tagged)):
