@@ -225,6 +225,25 @@ def test_mixing_that_no_operation_shows_is_refused_in_the_batch_in_which_it_begi
         step(engine, model)
 
 
+BRANCHES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "a size": (lambda h: h * h.shape[1], lambda h: h * h.shape[0]),
+    "a hidden read": (lambda h: h - 1.0, lambda h: h - torch.tensor(h).mean(0)),
+    "a place in the batch": (lambda h: h * torch.ones(len(h), 1), lambda h: h * torch.arange(float(len(h)))[:, None]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("begun", BRANCHES)
+def test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun: str) -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between, mixing = BRANCHES[begun]
+    engine = trained(model)
+    model.between = mixing
+    with pytest.raises(ValueError, match=r"changes with the other examples"):
+        step(engine, model)
+
+
 def test_batches_are_compared_again_only_if_their_operations_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     compared: list[int] = []

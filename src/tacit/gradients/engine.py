@@ -65,7 +65,7 @@ class Engine:
 
     What no operation shows (the batch's size, places in it, scripted functions, `torch.Tensor(x)`) is found by running
     seven examples in parts (`guard.run_in_parts`): of the first batch, and of a later one in which the model does
-    something else (other operations than in any batch before); `record` does not, `check` does.
+    something else (other operations, or from other places in the code); `record` does not, `check` does.
 
     The engine cannot see:
 

@@ -31,7 +31,7 @@ from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
 from tacit.gradients.remembered import Decisions
-from tacit.gradients.torch_internals import in_transform, without_subclasses
+from tacit.gradients.torch_internals import get_frame, in_transform, without_subclasses
 from tacit.gradients.traced import Traced, mark, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
@@ -65,7 +65,10 @@ class Recorder(Capture):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
     ) -> Any:
         kind = known(func) or kind_of(func)
-        self.trail.append(func)
+        frame: Any = get_frame(2)
+        if frame.f_code.co_name == "__torch_function__":  # of a mode, which is there in some passes only
+            frame = frame.f_back
+        self.trail += (func, id(frame.f_code) + frame.f_lasti)  # an address inside the code that called it
         if self.isolating:
             self._refuse_isolated(args, kwargs)
         if kind.tells and args and type(args[0]) is Traced and not args[0]._tag.by_data:

@@ -68,7 +68,10 @@ class Recording(ABC):
         self.inside = False
         """Whether the model's forward is running."""
         self.trail: list[Any] = []
-        """The functions that were called on tensors of the batch since the model's forward began."""
+        """The functions that were called on tensors of the batch since the model's forward began, and from where.
+
+        The same operations in a branch that was not taken before may read what no operation shows.
+        """
         self.evaluating = False
         """Whether it is running without gradients, and nothing is captured."""
         self.epoch = 0
