@@ -280,7 +280,8 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
         assert made.run.step == made.state.global_step == 4 == len(made.run.ledger) and made.state.epoch == 2.0
         ends.append({name: value.clone() for name, value in made.model.state_dict().items()})
     for name, value in ends[0].items():
-        torch.testing.assert_close(value, ends[1][name], atol=1e-6, rtol=1e-4)
+        # Records are summed in random order; Adam makes that rounding a part of a step (5e-5) where gradients vanish.
+        torch.testing.assert_close(value, ends[1][name], atol=5e-6, rtol=1e-4)
 
 
 class _StopAt(transformers.TrainerCallback):  # type: ignore[misc]

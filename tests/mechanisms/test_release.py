@@ -255,7 +255,9 @@ def test_every_group_finds_its_own_quantile(record: Record) -> None:
         lot = torch.from_numpy(norms[rng.random(4000) < 200 / 4000])
         for batch in lot.split(64):
             weights = clipping.weights(batch)
-            assert bool((weights * batch <= torch.tensor(list(clipping.clip_norms.values()))).all())
+            assert bool(
+                (weights * batch <= torch.tensor(list(clipping.clip_norms.values()), dtype=torch.float64)).all()
+            )
         clipping.release_(receipt, {name: torch.zeros(shape) for name, shape in LAYERS.items()}, SOURCE)
         path.append(list(clipping.clip_norms.values()))
     settled = np.exp(np.log(path[125:]).mean(axis=0))

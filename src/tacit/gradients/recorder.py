@@ -59,6 +59,11 @@ class Recorder(Capture):
         self._carried_out: Any = None
         """The output of the last operation that was carried out as it is, by no rule of its own."""
 
+    def reset(self) -> None:
+        """Forget the batch, its last tensor too."""
+        super().reset()
+        self._carried_out = None
+
     # -- operations --------------------------------------------------------------------------------------------------
 
     def handle(
