@@ -123,6 +123,19 @@ def break_out_and_close(session: Session) -> None:
     session.run.close()
 
 
+def fail_in_the_model_and_close(session: Session) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    batches = session.half()
+    session.optimizer.step()
+    hook = session.model.linear.register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        session.model(next(batches)[0])
+    hook.remove()
+    session.run.close()
+
+
 def fail_in_the_loop(session: Session) -> None:
     def fail(out: Tensor) -> Tensor:
         raise ZeroDivisionError
@@ -198,6 +211,7 @@ ENDS: list[Callable[[Session], None]] = [
     interrupt_and_close,
     break_out,
     break_out_and_close,
+    fail_in_the_model_and_close,
     fail_in_the_loop,
     be_refused,
     be_interrupted_in_the_model,

@@ -169,7 +169,7 @@ class Passes:
 
     def abandon(self) -> None:
         """Forget the pass that runs: it came to no end."""
-        self._calls = []
+        self._calls, self._given = [], None
         self._end_late()
         self._recorder.problems.fail()
         self.stop_watching()
