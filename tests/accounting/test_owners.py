@@ -139,7 +139,10 @@ def test_records_that_pull_in_any_directions_cost_no_more(seed: int, adjacency: 
             assert np.maximum(p - math.exp(epsilon) * q, 0).sum() <= upper + 1e-4
 
 
-@pytest.mark.parametrize(("rate", "noise", "most", "count"), [(0.01, 1.0, 2, 100), (0.05, 3.0, 4, 300)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "most", "count"),
+    [pytest.param(0.01, 1.0, 2, 100, marks=pytest.mark.slow), (0.05, 3.0, 4, 300)],  # half a minute of theirs
+)
 def test_dp_accounting_agrees_on_the_mixture_of_gaussians(rate: float, noise: float, most: int, count: int) -> None:
     dp = pytest.importorskip("dp_accounting")
     weights = [math.comb(most, j) * rate**j * (1 - rate) ** (most - j) for j in range(most + 1)]
