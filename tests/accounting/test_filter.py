@@ -80,7 +80,12 @@ def test_a_clip_norm_that_changes_with_its_noise_costs_the_same():
 
 @pytest.mark.parametrize("budget", [Budget(1.0, 1e-5), AdaptiveBudget(1.0, 1e-5)])
 @pytest.mark.parametrize(
-    "kinds", [lambda i: step(8 - i / 500), lambda i: step(5 + i / 500), lambda i: step(5, 0.1 + i / 5e4)]
+    "kinds",
+    [
+        pytest.param(lambda i: step(8 - i / 500), marks=pytest.mark.slow),
+        lambda i: step(5 + i / 500),
+        lambda i: step(5, 0.1 + i / 5e4),
+    ],
 )
 def test_a_schedule_that_changes_every_step_is_admitted_to_the_last_step_with_few_accounts(budget, kinds):
     class Counted(Filter):

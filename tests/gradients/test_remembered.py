@@ -244,6 +244,13 @@ def test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun
         step(engine, model)
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("begun", BRANCHES)
+def test_branches_are_told_apart_under_modes_of_other_libraries(begun: str) -> None:
+    with torch.device("cpu"), torch.device("cpu"):
+        test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun)
+
+
 def test_batches_are_compared_again_only_if_their_operations_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     compared: list[int] = []

@@ -71,7 +71,7 @@ class Recorder(Capture):
     ) -> Any:
         kind = known(func) or kind_of(func)
         frame: Any = get_frame(2)
-        if frame.f_code.co_name == "__torch_function__":  # of a mode, which is there in some passes only
+        while frame.f_code.co_name == "__torch_function__":  # of modes, which are there in some passes only
             frame = frame.f_back
         self.trail += (func, id(frame.f_code) + frame.f_lasti)  # an address inside the code that called it
         if self.isolating:
