@@ -40,7 +40,7 @@ class Measured:
         self._entries = sum(shape.numel() for shape in self.shapes.values())
         self._squares: dict[str, Tensor] = {}
         self._read: list[tuple[str, Tensor, int]] = []
-        """What the squares of each parameter were computed from, and its versions then."""
+        """The tensors that the squares of each parameter were computed from, and their versions."""
         self._captures = 0
         """How many captures the squares were computed from."""
 

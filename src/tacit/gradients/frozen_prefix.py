@@ -46,7 +46,7 @@ _FOLLOWING: frozenset[type[nn.Module]] = frozenset(
     }
 )
 _FORWARDS: dict[type[nn.Module], Any] = {kind: getattr(kind, "forward") for kind in (*_FOLLOWING, nn.Sequential)}  # noqa: B009 (stubs)
-"""What these classes do; somebody may have changed one."""
+"""The forward functions of these classes, to notice one that was replaced."""
 
 
 class Prefix:

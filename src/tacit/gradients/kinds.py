@@ -41,24 +41,24 @@ class Kind:
     """One name for all functions that compute the same (`names.canonical`)."""
     is_metadata: bool
     is_special: bool
-    """Whether it copies, shows or reads values, or works on lists of tensors in place."""
+    """True if it copies, shows or reads values, or works on lists of tensors in place."""
     is_pointwise: bool
     is_entrywise: bool
-    """Whether numbers, and whether two arguments are one tensor, are of no account for where examples lie."""
+    """True if neither numbers nor one tensor given twice matter for where examples lie."""
     is_decided: bool
-    """Whether a decision about it is remembered (`remembered`)."""
+    """True if a decision about it is remembered (`remembered`)."""
     by_shapes: bool
-    """Whether the decision depends on shapes alone, of other tensors too."""
+    """True if the decision depends on shapes alone, of other tensors too."""
     sizes: bool
-    """Whether a second tensor of the batch among its arguments may decide a size."""
+    """True if a second tensor of the batch among its arguments may decide a size."""
     tells: bool
-    """Whether it tells what is known of one tensor without its values, and nothing else."""
+    """True if it tells what is known of one tensor without its values, and nothing else."""
     writes: bool
-    """Whether it changes its first argument in place."""
+    """True if it changes its first argument in place."""
     is_simple: bool
-    """Whether running its body would show nothing, given one argument."""
+    """True if running its body would show nothing, given one argument."""
     is_direct: bool
-    """Whether its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
+    """True if its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
     body: Callable[..., Any] | None
     """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
 

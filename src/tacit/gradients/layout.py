@@ -33,7 +33,7 @@ class Layout:
     inner: int = 1
     owner: Tensor | None = field(default=None, compare=False)
     by_data: Literal["order", "count"] | None = field(default=None, compare=False)
-    """Whether data of the batch decided which example is where, or even how many rows each has."""
+    """True if data of the batch decided which example is where, or even how many rows each has."""
 
     def at(self, dim: int) -> Layout:
         return Layout(dim, self.inner, self.owner, self.by_data)

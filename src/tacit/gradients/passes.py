@@ -50,7 +50,7 @@ class Passes:
         self._late: Any = None
         """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
         self._given: Any = None
-        """What the pass that runs was given, if it may be compared with its parts."""
+        """The arguments of the running pass, if it may be compared with its parts."""
         self._eager = Eager(model)
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)

@@ -61,19 +61,19 @@ class Recording(ABC):
         self.names = {id(p): name for name, p in self.parameters.items()}
         self.sharded_modules: list[Any] = []
         self.sharded = False
-        """Whether parameters are whole only while their module runs: what is kept must do without their values."""
+        """True if parameters are whole only while their module runs: what is kept must do without their values."""
         self.buffers = {id(b): name for name, b in model.named_buffers()}
         self._kept = list(model.buffers())  # one that is replaced must not leave its id to a tensor of the batch
         self.active = True
         self.inside = False
-        """Whether the model's forward is running."""
+        """True if the model's forward is running."""
         self.trail: list[Any] = []
         """The functions that were called on tensors of the batch since the model's forward began, and from where.
 
         The same operations in a branch that was not taken before may read what no operation shows.
         """
         self.evaluating = False
-        """Whether it is running without gradients, and nothing is captured."""
+        """True if it is running without gradients, and nothing is captured."""
         self.epoch = 0
         self.batch: int | None = None
         self.anchor = torch.zeros((), requires_grad=True)
@@ -90,19 +90,19 @@ class Recording(ABC):
         self.inferred: dict[int, str] = {}
         """Outputs of the model that are a mean or sum of losses whose scale was seen not to depend on their number."""
         self.learning = False
-        """Whether the batches at hand count for nothing, and only show by what the loss is scaled."""
+        """True if the batches at hand count for nothing, and only show by what the loss is scaled."""
         self.learned: dict[int, set[frozenset[tuple[str, float]] | None]] = {}
         """The kinds and scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
         self.learned_factors: frozenset[float] = frozenset()
         """The factors of the parts of a mean that they have shown, which all batches must have; empty if none."""
         self.divided = False
-        """Whether a sum over the examples of this batch was divided by their number."""
+        """True if a sum over the examples of this batch was divided by their number."""
         self.divides: bool | None = None
         """The same of the first batch: so must be all others."""
         self.captures = 0
         """How many times gradients of the current batch arrived."""
         self.capturing = True
-        """Whether arriving gradients are the parameters'; not while the user differentiates with respect to inputs."""
+        """True if arriving gradients are the parameters'; not while the user differentiates with respect to inputs."""
         self.inputs: list[Tensor] = []
         self.seen: set[tuple[int, int]] = set()
         """Memory and version of the batch's inputs, which are kept so that no other tensor gets their memory."""
@@ -115,9 +115,9 @@ class Recording(ABC):
         self.plan: dict[str, Any] = {}
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
-        """Whether a module is running on one example, and nothing is followed."""
+        """True if a module is running on one example, and nothing is followed."""
         self.strangers = False
-        """Whether the model was entered, after a backward pass, with inputs that need not be the same examples."""
+        """True if the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
     # -- the batch ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from tacit.gradients.precision import unmixed
 from tacit.gradients.torch_internals import keeps_graph, write_count
 
 OWN = object()
-"""What a node of the graph is marked with (`made_by`) that the engine made."""
+"""The mark on a node of the graph (`made_by`) that the engine made."""
 
 
 def differentiates_forward(x: Tensor) -> bool:

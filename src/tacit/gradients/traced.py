@@ -27,9 +27,9 @@ class Traced(torch.Tensor):
     _tag: Tag
     _epoch: int
     _form: Any = None
-    """What `remembered` knows of it; of no account where its tag is another."""
+    """The form that `remembered` keeps for it; void where the tag is another."""
     _entered: bool = False
-    """Whether this is a batch as it came, a row for each example, nothing done to it."""
+    """True if this is a batch as it came, a row for each example, nothing done to it."""
     _filled_with: float | None = None
     """The public number that all entries were at first, where no size was decided by data."""
 

@@ -18,7 +18,7 @@ METHODS = (
     "Round", "Enrol", "Roster", "Leave", "Deal", "Shares",
     "Masked", "Survivors", "Vouch", "Vouchers", "Reveal", "Outcome",
 )  # fmt: skip
-"""What can be asked about rounds."""
+"""The questions of the protocol of rounds."""
 LONGEST_DEAL = (MOST + 1) * ENTRY_BYTES
 """Bytes of the longest message about shares."""
 

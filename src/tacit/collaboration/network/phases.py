@@ -29,7 +29,7 @@ WAITS = {
     Phase.VOUCHING: "signatures",
     Phase.REVEALING: "revealed shares",
 }
-"""What a round waits for in each phase, in words."""
+"""Words for the messages that a round waits for in each phase."""
 
 
 @dataclass(kw_only=True)

@@ -156,7 +156,7 @@ class Contribution(ABC):
     positions: int = 1
     """How many terms add up to one example's gradient when it is summed together with others."""
     unsettled: bool = False
-    """Whether `settle` may give another form."""
+    """True if `settle` may give another form."""
 
     @abstractmethod
     def squares(self) -> Tensor:

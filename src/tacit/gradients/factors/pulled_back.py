@@ -96,4 +96,4 @@ _STEPS: dict[str, Callable[[Any, Tensor], Tensor | None]] = {
     "UnsqueezeBackward0": _unsqueezed,
     "PermuteBackward0": _permuted,
 }
-"""What a node sends back, for all examples at once."""
+"""The gradients that a node sends back, for all examples at once."""

@@ -32,7 +32,7 @@ class Uses:
     def __init__(self, parts: list[Part], shape: torch.Size) -> None:
         self.parts, self.shape = parts if len(parts) == 1 else _merge(parts), shape
         self.separate = len(self.parts) == 1 or _disjoint(self.parts, shape)
-        """Whether no two uses meet in an entry of the parameter."""
+        """True if no two uses meet in an entry of the parameter."""
         self.positions = 0
         for part in self.parts:
             self.positions += part.contribution.positions

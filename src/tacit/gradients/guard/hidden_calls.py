@@ -35,7 +35,7 @@ class Unseen(TorchFunctionMode):
         self._recorder = recorder
         self._is_put = False
         self.looks_away = False
-        """Whether the engine itself reads something."""
+        """True if the engine itself reads something."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -71,7 +71,7 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
     final = set(isolate)
     """Modules that must mean the same alone: they were asked for, or an operation in them combines examples."""
     gave_way = False
-    """Whether a module that means something else alone gave way to the one around it."""
+    """True if a module that means something else alone gave way to the one around it."""
     without: list[str] | None = None
     """The names before an output that mixes was met: whether the loss depends on that will show."""
     for _ in range(ATTEMPTS):

@@ -39,12 +39,12 @@ class Walk:
         self._grads: dict[int, Tensor] = {}
         self._squares: dict[str, dict[int, Tensor]] = {}
         self._again = False
-        """Whether a second backward pass added to what arrived, so that the norms of each pass say nothing."""
+        """True if a second backward pass added to what arrived, so that the norms of each pass say nothing."""
         self._replaying = False
         self._replayed: dict[str, dict[int, Tensor]] = {}
         """Squared norms of gradients that were computed again after several passes."""
         self._differing: list[Tensor] = []
-        """Whether gradients that were computed again are not those that were measured."""
+        """True if gradients that were computed again are not those that were measured."""
         self._weights: Tensor | None = None
         self._totals: dict[str, Tensor] = {}
         for i, own in enumerate(aliases):
