@@ -31,6 +31,12 @@ def test_few_others_cannot_show_a_small_rate() -> None:
         measure(np.ones(5), np.ones(40), attack="a", details="d", delta=1e-5)
 
 
+def test_a_result_says_that_its_rates_are_not_private() -> None:
+    scores = np.linspace(0.0, 1.0, 40)
+    found = measure(scores, scores, attack="loss", details="made up", delta=1e-5)
+    assert found.facts()["private"] is False and "not private" in str(found)
+
+
 def test_ties_find_nobody() -> None:
     found = measure(np.ones(100), np.ones(100), attack="a", details="d", delta=1e-5)
     assert found.epsilon == 0 and found.area == 0.5 and found.rates[1].true_positive_rate == 0

@@ -66,6 +66,7 @@ class Membership:
             f"  audited  ε ≥ {math.floor(self.epsilon * 1000) / 1000:.3f} (natural records, {self.confidence:.2%} "
             "confidence, if members and others were drawn alike)"
         )
+        lines.append("  not private: these rates are counted on the records without noise; no guarantee covers them")
         return "\n".join(lines)
 
     def facts(self) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class Membership:
             "delta": self.delta,
             "confidence": self.confidence,
             "details": self.details,
+            "private": False,
         }
 
 
