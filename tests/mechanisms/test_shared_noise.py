@@ -12,7 +12,9 @@ from scipy import signal
 
 from tacit.accounting import account
 from tacit.ledger import Everyone, Header, Ledger, Step
-from tacit.mechanisms.shared_noise import SharedSum
+from tacit.mechanisms.discrete import LARGEST
+from tacit.mechanisms.lattice import usual_lattice
+from tacit.mechanisms.shared_noise import LEAST_STEPS, MOST_PARTS, SharedSum
 from tacit.randomness import SecureSource, SeededSource
 
 
@@ -24,10 +26,8 @@ def pmf(variance: float, reach: int) -> np.ndarray:
 
 @pytest.mark.parametrize("variance", [0.5, 0.7, 1.0])
 @pytest.mark.parametrize("parts", [2, 3, 5])
-def test_sums_of_discrete_gaussians_differ_from_one_by_less_than_the_corollary_says(
-    variance: float, parts: int
-) -> None:
-    """The bound that the docstring cites, against exact convolutions, where the gap is large enough to be seen."""
+def test_sums_of_discrete_gaussians_differ_from_one_by_at_most_the_proved_factor(variance: float, parts: int) -> None:
+    """T of the proof, step 1, against exact convolutions, where the gap is large enough to be seen."""
     reach = 12
     one, total = pmf(variance, reach), np.ones(1)
     for _ in range(parts):
@@ -36,8 +36,31 @@ def test_sums_of_discrete_gaussians_differ_from_one_by_less_than_the_corollary_s
     near = slice(middle - 2 * parts, middle + 2 * parts + 1)  # where no tail was cut off
     whole = pmf(parts * variance, middle)
     gap = float(np.abs(np.log(total[near] / whole[near])).max())
-    bound = 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, parts))
-    assert 1e-6 < gap <= bound
+    assert 1e-6 < gap <= slip(variance, parts)
+
+
+def slip(variance: float, parts: int) -> float:
+    """Return T = Σ_k log((1 + η_k) / (1 - η_k)) of the proof."""
+    found = 0.0
+    for k in range(1, parts):
+        smoother = variance * k / (k + 1)
+        eta = 2 * sum(math.exp(-2 * math.pi**2 * smoother * j * j) for j in range(1, 9))
+        found += math.log((1 + eta) / (1 - eta))
+    return found
+
+
+def test_the_charge_for_rounding_covers_the_proved_factor_at_every_admitted_size() -> None:
+    """Step 3 of the proof with its constants, at the corners of what `SharedSum` admits."""
+    log_t = math.log(3 * MOST_PARTS * 3) - 2 * math.pi**2 * LEAST_STEPS**2 / 2
+    for dimension in (1, 2, 3, 5, 1000, 10**7, 2**40 + 1):
+        for clip in (1.0, 0.7, 1.9999, 3e-5):
+            ratio = usual_lattice(clip, dimension) * math.sqrt(dimension) / clip
+            assert 2.0**-15 < ratio <= 2.0**-14
+            charged, moved = (1 + ratio) ** 2, (1 + ratio / 2) ** 2
+            assert charged >= (1 + 2.0**-16) * moved
+            least = (ratio / math.sqrt(dimension)) ** -2 * moved / (2 * MOST_PARTS * (LARGEST / 2) ** 2)
+            assert least >= 2.0**-70 * dimension
+            assert math.log(dimension * (2 + 2.0**17)) + log_t < math.log(2.0**-18 * least)
 
 
 def sum_of(parts: int, *, dimension: int = 3, z: float = 2.0) -> SharedSum:
