@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import threading
@@ -185,7 +186,7 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
         SPAWN.Process(target=run_clients, args=(folder, port, number * each, each, size, kind, start, said))
         for number in range(PROCESSES)
     ]
-    before = peak_memory(server.pid)
+    before, used = memory(server.pid, "VmRSS"), cpu_seconds(server.pid)
     for client in clients:
         client.start()
     for _ in clients:
@@ -194,7 +195,7 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
     results = [said.get(timeout=300) for _ in clients]
     for client in clients:
         client.join()
-    memory = peak_memory(server.pid) - before
+    grown, used = memory(server.pid, "VmHWM") - before, cpu_seconds(server.pid) - used
     stop.set()
     server.join()
     seconds = max(end for _, end, _ in results) - min(begin for begin, _, _ in results)
@@ -205,14 +206,21 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
         "per_second": times.size / seconds,
         "p50_ms": 1000 * p50,
         "p99_ms": 1000 * p99,
-        "megabytes": memory,
+        "cpu_ms": 1000 * used / times.size,
+        "megabytes": grown,
     }
 
 
-def peak_memory(process: int | None) -> float:
-    """Megabytes that a process has had at once, at most."""
+def memory(process: int | None, which: str) -> float:
+    """Megabytes that a process has now (VmRSS) or has had at once, at most (VmHWM)."""
     text = Path(f"/proc/{process}/status").read_text()
-    return float(text.split("VmHWM:")[1].split()[0]) / 1024
+    return float(text.split(f"{which}:")[1].split()[0]) / 1024
+
+
+def cpu_seconds(process: int | None) -> float:
+    """Seconds that a process has computed, in all its threads."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load(size: Size, rounds: int) -> list[Row]:

@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from safetensors.torch import load_file
 
 from tacit.accounting import account
 from tacit.ledger import Ledger
-from tacit.tables import load_dataset
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals.py"
-NAMES, EPOCHS = ("north", "south", "east"), 40
+NAMES, EPOCHS, ROWS = ("north", "south", "east"), 40, 2000
 
 
 def free_port() -> int:
@@ -82,7 +81,7 @@ class Site:
             "--log-format",
             "json",
             "--patience",
-            "1",
+            "120",
         ]
         process = self.start("serve", "--state", state, "--keys", "keys", *own, *more, limit=limit)
         assert process.stdout is not None and "listening" in process.stdout.readline()
@@ -124,9 +123,10 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
     spec.loader.exec_module(example)
     folder = site.folder
     shutil.copy(EXAMPLE, folder / "hospitals.py")
-    (folder / "schema.json").write_text(json.dumps(example.schema()))
+    columns = folder / "schema.json"
+    columns.write_text(json.dumps(example.schema()))
     for seed, (name, diseases) in enumerate(example.TREATS.items()):
-        example.write_table(folder / f"{name}.csv", diseases, 800, seed)
+        example.write_table(folder / f"{name}.csv", diseases, ROWS, seed)
     example.write_table(folder / "everybody.csv", example.DISEASES, 1500, 99)
     people = [word for name in NAMES for word in ("--participant", name)]
     site.done("keys", "--out", "keys", "--server", "127.0.0.1", *people)
@@ -193,11 +193,14 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
     assert server.wait(timeout=60) == 0
     assert all(json.loads(line) for line in (folder / "serve.log").read_text().splitlines())
 
-    from safetensors.torch import load_file
-
-    model = example.build()
-    model.load_state_dict(load_file(folder / "runs" / "east" / "model.safetensors"))
-    inputs, labels = load_dataset(folder / "everybody.csv", folder / "schema.json").tensors
-    with torch.no_grad():
-        # Chance is 0.17; how much more it is depends on who trained last. The example's test asks for more.
-        assert float((model(inputs).argmax(dim=1) == labels).float().mean()) > 0.35
+    # Each hospital's own model knows the three diseases that it treats; the joint one knows all six.
+    found = {}
+    for name in NAMES:
+        own = [example.alone(folder / f"{name}.csv", columns, epsilon) for epsilon in (None, example.EPSILON)]
+        found[name] = max(example.accuracy(model, folder / "everybody.csv", columns) for model in own)
+    for name in NAMES:
+        model = example.build()
+        model.load_state_dict(load_file(folder / "runs" / name / "model.safetensors"))
+        together = example.accuracy(model, folder / "everybody.csv", columns)
+        assert together > max(found.values()) + 0.15, (name, together, found)
+        print(name,together,found)
