@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tacit.training import malloc_tuning
+
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only the GNU C library is set up")
 
 PROGRAM = """
@@ -87,7 +89,6 @@ def test_a_run_keeps_memory_while_it_is_open() -> None:
     import torch
 
     import tacit
-    from tacit.training import malloc_tuning
 
     model = torch.nn.Linear(3, 1)
     data = torch.utils.data.TensorDataset(torch.randn(20, 3), torch.randn(20, 1))
@@ -98,3 +99,43 @@ def test_a_run_keeps_memory_while_it_is_open() -> None:
     assert malloc_tuning._open.runs == open_before + (not malloc_tuning._set_up_by_user())
     run.close()
     assert malloc_tuning._open.runs == open_before
+
+
+HEAPS = """
+import ctypes, importlib.util, tempfile, threading
+
+spec = importlib.util.spec_from_file_location("malloc_tuning", "{module}")  # without torch, which takes seconds
+tuning = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tuning)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+{share}
+together = threading.Barrier(8)
+
+def work():
+    library.malloc(5000)  # a thread's first piece comes from the heap that it is given
+    together.wait()
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+with tempfile.NamedTemporaryFile("r") as file:
+    library.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(library.fopen(file.name.encode(), b"w"))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+    print(file.read().count("<heap nr="))
+"""
+
+
+def test_threads_of_a_server_share_one_heap_unless_its_user_has_set_it_up() -> None:
+    def heaps(share: str, **variables: str) -> int:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+        command = [sys.executable, "-c", HEAPS.format(share=share, module=malloc_tuning.__file__)]
+        done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    apart = heaps("")
+    assert apart > 2
+    assert heaps("tuning.share_one_heap()") < apart - 2
+    assert heaps("tuning.share_one_heap()", MALLOC_ARENA_MAX="16") > 2

@@ -10,25 +10,26 @@ lattice step h, a power of two. Rounding moves it by at most h/2 a coordinate, s
 S + h √d / 2. The ledger gets S + h √d (`charged`).
 
 *Theorem*: each adds h · N_Z(0, s²) to every coordinate, s² >= σ² / (p h²), and at least p participants whose noise the
-adversary does not know are in every sum that is opened: the threshold t of the round, less c who collude. Then for every
-α > 1 the Rényi divergence is at most α (S + h √d)² / (2σ²): that of the recorded discrete Gaussian sum over everybody, of
-which the rdp accountant uses nothing but this bound (`tacit.accounting.discrete`, 1.).
+adversary does not know are in every sum that is opened: the threshold t of the round, less c who collude. Then for
+every α > 1 the Rényi divergence is at most α (S + h √d)² / (2σ²): that of the recorded discrete Gaussian sum over
+everybody, of which the rdp accountant uses nothing but this bound (`tacit.accounting.discrete`, 1.).
 
 *Proof.* Noise beyond that of p participants is independent: a post-processing. So let there be p.
 
 1. *The sum of p draws of N_Z(0, s²) is nearly N_Z(0, p s²).* Let v_k = s² k/(k+1) and η_k = 2 Σ_j>=1 exp(-2π² v_k j²).
    N_Z(0, k s²) plus N_Z(0, s²) is y with probability proportional to Σ_x exp(-x²/(2k s²) - (y-x)²/(2s²)) =
-   exp(-y²/(2(k+1) s²)) Σ_x exp(-(x - yk/(k+1))²/(2v_k)), and by Poisson summation the last sum is within a factor 1 ± η_k
-   of √(2π v_k), whatever y is. The first factor is proportional to N_Z(0, (k+1) s²). Both sum to one, so every
-   probability is that of N_Z(0, (k+1) s²) up to a factor in [e^-τ_k, e^τ_k], τ_k = log((1+η_k)/(1-η_k)). Adding a further
-   independent draw to both sides keeps a factor that holds for every outcome; so after p draws it is within e^±T, T =
-   τ_1 + … + τ_(p-1). (Kairouz, Liu & Steinke 2021 have a bound of the same form.) Here s >= 32 and p <= 1024 are
-   required: v_k >= 512, η_k < 3 e^-10106, T < e^-10090.
-2. *Moments.* For d coordinates the factor is e^±dT, once for each of P and Q: E_Q[(P/Q)^α] is at most e^(dT(2α-1)) times
-   that of discrete Gaussians, so with c = (S + h √d/2)² / (2σ²) D_α <= α c + dT (2 + 1/(α-1)).
-3. *What was charged beyond c pays for T.* u = h √d / S is from 2^-15 to 2^-14, so C = (S + h √d)² / (2σ²) >= (1 + 2^-16) c.
-   S/h >= 2^14 √d, s <= 2^43 and p <= 1024 make c >= 2^-70 d, so that dT (2 + 2^17) < 2^-18 c. For α >= 1 + 2^-17 then
-   D_α <= α c + 2^-18 c <= α C. For smaller α, D_α is at most that at 1 + 2^-17: (1 + 2^-17 + 2^-18) c <= C <= α C.
+   exp(-y²/(2(k+1) s²)) Σ_x exp(-(x - yk/(k+1))²/(2v_k)), and by Poisson summation the last sum is within a factor 1 ±
+   η_k of √(2π v_k), whatever y is. The first factor is proportional to N_Z(0, (k+1) s²). Both sum to one, so every
+   probability is that of N_Z(0, (k+1) s²) up to a factor in [e^-τ_k, e^τ_k], τ_k = log((1+η_k)/(1-η_k)). Adding a
+   further independent draw to both sides keeps a factor that holds for every outcome; so after p draws it is within
+   e^±T, T = τ_1 + … + τ_(p-1). (Kairouz, Liu & Steinke 2021 have a bound of the same form.) Here s >= 32 and p <= 1024
+   are required: v_k >= 512, η_k < 3 e^-10106, T < e^-10090.
+2. *Moments.* For d coordinates the factor is e^±dT, once for each of P and Q: E_Q[(P/Q)^α] is at most e^(dT(2α-1))
+   times that of discrete Gaussians, so with c = (S + h √d/2)² / (2σ²) D_α <= α c + dT (2 + 1/(α-1)).
+3. *What was charged beyond c pays for T.* u = h √d / S is from 2^-15 to 2^-14, so C = (S + h √d)² / (2σ²) >= (1 +
+   2^-16) c. S/h >= 2^14 √d, s <= 2^43 and p <= 1024 make c >= 2^-70 d, so that dT (2 + 2^17) < 2^-18 c. For α >= 1 +
+   2^-17 then D_α <= α c + 2^-18 c <= α C. For smaller α, D_α is at most that at 1 + 2^-17: (1 + 2^-17 + 2^-18) c <= C
+   <= α C.
 
 The pld accountant lets a factor e^±τ' pass for every outcome (`tacit.accounting.smoothing`): with 10^30 coordinates in
 10^13 steps T adds less than 10^-4000 to it.

@@ -14,10 +14,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of the options in malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # numbers of the options in malloc.h
 _NEVER = -1
 _LARGEST, _LARGEST_BEFORE_2_35 = 1 << 30, 1 << 25  # data sets, which are larger, still have memory of their own
-_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+_VARIABLES = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_ARENA_MAX",
+)
 
 
 @contextmanager
@@ -40,6 +46,17 @@ def freed_memory_kept() -> Iterator[None]:
                 library.mallopt(_TRIM_THRESHOLD, 1 << 26)
                 library.mallopt(_MMAP_THRESHOLD, 1 << 25)
                 library.malloc_trim(0)
+
+
+def share_one_heap() -> None:
+    """Let threads that start from now on take memory from one heap; does nothing where `freed_memory_kept` would not.
+
+    The GNU C library gives every thread a heap of its own, and what one thread has freed another cannot use: a server
+    whose threads handle long messages in turn would keep the longest message once for each of them.
+    """
+    library = None if _set_up_by_user() else _gnu()
+    if library is not None:
+        library.mallopt(_ARENA_MAX, 1)
 
 
 class _Open:

@@ -23,9 +23,9 @@ more than n/2, and at least the K of ``--pool K``, which every participant compu
 the honest survivors, at least t − c, and nothing else. At most c < t shares are known of the key of an honest survivor,
 and of the seed of an honest participant that fell silent; fewer than t shares say nothing of a secret. So the masks
 between honest survivors are unknown, and cannot be told from uniform ones (X25519, HKDF-SHA256, AES-256-CTR). Uniform
-masks on all pairs of some people, added at one end and subtracted at the other, map linearly onto all vectors of sum zero,
-so what they add is uniform among those: the terms are uniform but for their sum. The upload of somebody
-who fell silent, if the server has it, keeps PRG(b), which is uniform.
+masks on all pairs of some people, added at one end and subtracted at the other, map linearly onto all vectors of sum
+zero, so what they add is uniform among those: the terms are uniform but for their sum. The upload of somebody who fell
+silent, if the server has it, keeps PRG(b), which is uniform.
 
 *A server that does not* can drop, delay and repeat messages, show different people different things and declare
 anybody gone. It still learns that one sum at most, as long as **2t > n + c**:

@@ -15,6 +15,7 @@ from tacit.collaboration.network.certificates import SOON, Peer, identify, seria
 from tacit.collaboration.network.intake import Traffic
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.refusals import Reason, Refused
+from tacit.training.malloc_tuning import share_one_heap
 
 log = logging.getLogger("tacit")
 
@@ -36,6 +37,7 @@ STATUS = {
 
 _WORKERS = 4, 128  # most of them wait for the disk, together: the more wait, the more share one write
 _WAITING_BYTES = 64 << 20  # of uploads that wait; where they are long there are fewer workers
+_LONG = 1 << 20  # bytes of a message from which on threads share their memory; short ones are quicker apart
 _STREAMS = 32  # requests of one connection at a time; the others wait with their sender
 
 
@@ -81,6 +83,8 @@ class GrpcServer:
         ]
         least, most = _WORKERS
         workers = min(max(_WAITING_BYTES // longest, least), most)
+        if longest >= _LONG:
+            share_one_heap()
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=workers), options=options)
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(self._answering(name, answer))
