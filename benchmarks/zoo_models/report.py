@@ -101,8 +101,8 @@ masks and ignored labels included; the values are random. Two things are changed
 because the reference cannot draw the same masks, and image models have group norm in the place of batch norm. Every
 example's gradient norm and the clipped sum are compared with a loop over single examples through ordinary autograd, on
 three batches of different sizes (one has a single example), in float32 to 1e-4. Where the two differ by more, both are
-compared with the loop in float64, and the table shows both errors: Tacit's may be 1e-4, or twice the loop's own. A loss that is a mean over the tokens
-of the batch counts as the mean of the examples' own means, which is what the loop computes.
+compared with the loop in float64, and the table shows both errors: Tacit's may be 1e-4, or twice the loop's own.
+A loss that is a mean over the tokens of the batch counts as the mean of the examples' own means, which is what the loop computes.
 
 - **fast**: one forward and one backward pass for the whole batch.
 - **isolated**: exact; the named modules run one example at a time.
@@ -116,8 +116,8 @@ of a forward and backward pass with clipping over the same without privacy, for 
 the engine's fixed cost more than its cost at real sizes, which docs/benchmarks.md has.
 
 `walked` are architectures of `transformers` that the engine was not developed with: each configuration is made small by
-the names of its fields, and trained on the task's own head. `tutorial` and `stranger` are loops and networks as tutorials
-and papers write them. `gradient-penalty` and `physics-informed` run with `isolate=True`, as the error says;
+the names of its fields, and trained on the task's own head. `tutorial` and `stranger` are loops and networks as
+tutorials and papers write them. `gradient-penalty` and `physics-informed` run with `isolate=True`, as the error says;
 `kl-distillation` and `loss-over-accumulation` with `reduction="mean"`, which `make_private` need not be told: its trial
 learns the scale. Honest models that are refused get a remedy: a model that was scripted or traced by `torch.jit` hides
 its operations (give the module it was made of).
