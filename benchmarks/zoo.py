@@ -2,12 +2,13 @@
 
     python benchmarks/zoo.py                            # every model, a table on stdout
     python benchmarks/zoo.py --only bert,mixtral        # models whose name contains one of these
-    python benchmarks/zoo.py --family causal,peft --json out.json
-    python benchmarks/zoo.py --time --write             # with step ratios, into docs/zoo.md
+    python benchmarks/zoo.py --family causal,peft --rows rows.jsonl
+    python benchmarks/zoo.py --time --write --rows rows.jsonl   # with step ratios, into docs/zoo.md
     python benchmarks/zoo.py --ratios                   # step ratios of 34 models of all families, and their median
 
 Each model is trained as its documentation shows, with its own loss, in a worker process; a segmentation fault or a hang
-is one row of the table. Every example's gradient norm and the clipped sum are compared with a loop over single
+is one row of the table. `--rows` keeps every finished row; a run that was interrupted goes on there, if the commit is
+the same. Every example's gradient norm and the clipped sum are compared with a loop over single
 examples through ordinary autograd (1e-4 relative, float32). Needs the extra `zoo`, installed with `-c constraints.txt`.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import statistics
 import subprocess
@@ -45,9 +47,11 @@ class Worker:
     """A worker process and the lines it answers with."""
 
     def __init__(self) -> None:
+        paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "zoo_models.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parent,
+            stderr=subprocess.DEVNULL, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in paths if p)},
         )  # fmt: skip
         self.answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -86,27 +90,63 @@ class Worker:
         self.process.wait()
 
 
-def run(entries: list[Entry], parts: list[str], timeout: float) -> list[dict[str, Any]]:
-    """Measure the models one after another; a worker that dies is replaced."""
-    worker = Worker()
-    rows = []
-    try:
-        for number, entry in enumerate(entries):
-            row: dict[str, Any] = {"name": entry.name, "family": entry.family, "honest": entry.honest,
-                                   "token_mean": entry.token_mean}  # fmt: skip
-            for part in parts:
-                if part == "time" and row.get("tacit", {}).get("outcome") not in ("fast", "isolated"):
-                    continue
-                fresh = worker.alive
-                worker = worker if fresh else Worker()
-                row[part] = worker.ask(entry.name, part, timeout)
-                if part == "entry" and row[part]["outcome"] == "crash":
-                    break
-            rows.append(row)
-            print(f"{number + 1}/{len(entries)} {report.line(row)}", file=sys.stderr, flush=True)
-    finally:
-        worker.stop()
-    return rows
+class Rows:
+    """The rows that are finished, also in a file of JSON lines; those of another commit are measured again."""
+
+    def __init__(self, file: Path | None) -> None:
+        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=DOCS.parent, text=True,
+                               capture_output=True, check=False)  # fmt: skip
+        self.commit, self.file, self.lock = found.stdout.strip() or "unknown", file, threading.Lock()
+        lines = file.read_text().splitlines() if file and file.exists() else []
+        kept = [row for row in map(json.loads, lines) if row["commit"] == self.commit]
+        self.found: dict[str, dict[str, Any]] = {row["name"]: row for row in kept}
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self.lock:
+            self.found[row["name"]] = row | {"commit": self.commit}
+            if self.file:
+                with self.file.open("a") as stream:
+                    stream.write(json.dumps(self.found[row["name"]]) + "\n")
+
+
+def measured(worker: Worker, entry: Entry, parts: list[str], timeout: float) -> tuple[Worker, dict[str, Any]]:
+    """Return a model's row, and the worker, which is another one if the first died."""
+    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "honest": entry.honest,
+                           "token_mean": entry.token_mean}  # fmt: skip
+    for part in parts:
+        if part == "time" and row.get("tacit", {}).get("outcome") not in ("fast", "isolated"):
+            continue
+        worker = worker if worker.alive else Worker()
+        row[part] = worker.ask(entry.name, part, timeout)
+        if part == "entry" and row[part]["outcome"] == "crash":
+            break
+    return worker, row
+
+
+def run(entries: list[Entry], parts: list[str], timeout: float, rows: Rows, workers: int) -> None:
+    """Measure the models that have no row yet, in several processes."""
+    missing = [entry for entry in entries if not set(parts) - {"time"} <= set(rows.found.get(entry.name, {}))]
+    waiting: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+    for entry in missing:
+        waiting.put(entry)
+
+    def work() -> None:
+        worker = Worker()
+        try:
+            while True:
+                worker, row = measured(worker, waiting.get_nowait(), parts, timeout)
+                rows.add(row)
+                print(
+                    f"{len(missing) - waiting.qsize()}/{len(missing)} {report.line(row)}", file=sys.stderr, flush=True
+                )
+        except queue.Empty:
+            worker.stop()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(workers, len(missing)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def main() -> None:
@@ -119,7 +159,8 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="measure the step ratio too")
     parser.add_argument("--ratios", action="store_true", help="measure nothing but the step ratios of a sample")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for one part of one model")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines, one a model; what is there is kept")
+    parser.add_argument("--workers", type=int, default=2, help="models measured at the same time")
     parser.add_argument("--write", action="store_true", help="write docs/zoo.md")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
@@ -148,9 +189,9 @@ def main() -> None:
         + ["opacus"] * (not options.no_opacus)
         + ["time"] * options.time
     )
-    rows = run(entries, parts, options.timeout)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+    kept = Rows(options.rows)
+    run(entries, parts, options.timeout, kept, options.workers)
+    rows = [kept.found[entry.name] for entry in entries]
     print(report.table(rows))
     if options.write:
         DOCS.write_text(report.page(rows))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tacit.gradients.factors.complex_parts import real_parts
 from tacit.gradients.factors.parameter_uses import Part, resolve
-from tacit.gradients.layout import Mixed, Tag, Total
+from tacit.gradients.layout import Mixed, Only, Tag, Total
 from tacit.gradients.precision import unmixed
 from tacit.gradients.recording import Pairs, Recording
 from tacit.gradients.tap import Border, put_tap, unscaled
@@ -54,12 +54,21 @@ class Capture(Recording):
             with without_subclasses():  # an operation may give what it was given
                 trained = out.requires_grad
             if trained:
-                if isinstance(tag, Mixed):
+                if isinstance(tag, Mixed) and not tag.added:
                     self.problems.suspect(tag.reason)
-                elif isinstance(tag, Total) and Total not in map(type, map(itemgetter(1), tagged)):
-                    with without_subclasses():
-                        out.register_hook(partial(self._seeded, tag.kind, self.inside))  # type: ignore[no-untyped-call]
+                elif isinstance(tag, Total):
+                    self._watch(out, tag, tagged)
             mark(out, self, tag)
+
+    def _watch(self, out: Tensor, total: Total, tagged: list[tuple[Tensor, Tag]]) -> None:
+        """Have a reduction over examples note what arrives at it; one that others lead to has done so."""
+        reduced = [out]
+        if Total in map(type, map(itemgetter(1), tagged)):
+            reduced = [t for t, tag in tagged if isinstance(tag, Only) and t.requires_grad]  # another loss, added to it
+        for t in reduced:
+            with without_subclasses():
+                t.register_hook(partial(self._seeded, total.kind, self.inside))  # type: ignore[no-untyped-call]
+            mark(t, self, total)
 
     def note_outputs(self, outputs: list[Tensor]) -> None:
         """The model returned these: note what arrives at those that are a mean or sum over examples."""

@@ -59,6 +59,8 @@ class Total:
     kind: Literal["mean", "sum"]
     own: Callable[[], Tensor] | None = field(default=None, compare=False)
     """Computes each example's own share, [batch], of a sum over the whole batch (see `own_means`)."""
+    last: int | None = None
+    """The example whose loss completed a sum that a loop adds up; it may have more terms."""
     by_data: ClassVar[None] = None
 
 
@@ -73,6 +75,8 @@ class Mixed:
     foreign: bool = False
     own: Callable[[], Tensor] | None = field(default=None, compare=False)
     """As for `Total`, of a function of such a sum."""
+    added: frozenset[int] = frozenset()
+    """The examples of an unfinished sum of own losses, which becomes a `Total` once it has all of them."""
     by_data: ClassVar[None] = None
 
 

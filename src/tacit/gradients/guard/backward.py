@@ -80,7 +80,7 @@ def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, 
     _refuse_custom(roots)
     mixed: Mixed | None = None
     for root in roots:
-        if type(root) is Traced and isinstance(root._tag, Only):
+        if type(root) is Traced and isinstance(root._tag, Only) and recorder.batch != 1:
             recorder.problems.add("the loss is that of one example picked out of the batch; reduce over all of them")
         if type(root) is Traced and isinstance(root._tag, Mixed):
             mixed = mixed or root._tag

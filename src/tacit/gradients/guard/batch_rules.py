@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.gradients.guard import leading_rules, reductions, shape_rules
-from tacit.gradients.guard.picked_examples import of_singles
+from tacit.gradients.guard.picked_examples import added, of_singles
 from tacit.gradients.guard.shape_rules import is_listing
 from tacit.gradients.layers.loss import BY_CLASSES, LOSSES
 from tacit.gradients.layers.own_means import own_share
@@ -106,6 +106,9 @@ def _alone(call: Call, tag: Tag | None, out: Any) -> Tag | None:
 
 def _propagate(call: Call) -> Any:
     exempt = call.name in ("index_select", "_pack_padded_sequence", "_pad_packed_sequence", "getitem")
+    looped = added(call)
+    if looped is not None:
+        return looped
     if not exempt:
         for _, tag in call.tagged:
             if isinstance(tag, Mixed):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.layers.registry import Call, pairs, tidy
-from tacit.gradients.layout import Layout, Mixed, Only, Tag
+from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total
 
 
 def whole(layout: Layout) -> bool:
@@ -44,9 +44,36 @@ def of_singles(call: Call, singles: Sequence[Only]) -> Tag:
         target = next((tag for t, tag in call.tagged if t is call.args[0]), None)
         if isinstance(target, Layout) and picked(call.args[0], target, call.args[1], call.batch) == singles[0]:
             return target
-    if call.name == "add":
-        return Mixed("losses of single examples are added up one by one; put them together: torch.stack(losses).mean()")
     return pairs(call)
+
+
+_UNFINISHED = (
+    "losses of single examples are added up, but not those of all examples of the batch, each in its turn; add every "
+    "example's loss, or put them together: torch.stack(losses).mean()"
+)
+
+
+def added(call: Call) -> Tag | None:
+    """Return the tag of a sum that a loop adds up, one example's loss after the other; None if this is no such sum.
+
+    It is a sum over examples once every example of the batch is in it. Until then nothing else may be done with it:
+    a loop that leaves examples out would let an example's place in the batch decide whether it counts.
+    """
+    if call.name not in ("add", "sub") or call.batch == 1 or call.out.numel() != 1:
+        return None
+    tags = [tag for _, tag in call.tagged]
+    singles = {tag.example for tag in tags if isinstance(tag, Only)}
+    begun = [tag for tag in tags if not isinstance(tag, Only)]
+    if not singles or len(singles) + len(begun) != 2 or len(tags) != 2:
+        return None
+    if begun and isinstance(begun[0], Total):
+        return begun[0] if begun[0].last in singles else None
+    if begun and not (isinstance(begun[0], Mixed) and begun[0].added):
+        return None
+    found = frozenset(singles).union(*(tag.added for tag in begun if isinstance(tag, Mixed)))
+    if len(found) < call.batch:
+        return Mixed(_UNFINISHED, added=found)
+    return Total("sum", last=next(tag.example for tag in reversed(tags) if isinstance(tag, Only)))
 
 
 def _joined(call: Call, singles: Sequence[Only]) -> Layout | None:
