@@ -102,7 +102,8 @@ because the reference cannot draw the same masks, and image models have group no
 example's gradient norm and the clipped sum are compared with a loop over single examples through ordinary autograd, on
 three batches of different sizes (one has a single example), in float32 to 1e-4. Where the two differ by more, both are
 compared with the loop in float64, and the table shows both errors: Tacit's may be 1e-4, or twice the loop's own.
-A loss that is a mean over the tokens of the batch counts as the mean of the examples' own means, which is what the loop computes.
+A loss that is a mean over the tokens of the batch counts as the mean of the examples' own means, which is what
+the loop computes.
 
 - **fast**: one forward and one backward pass for the whole batch.
 - **isolated**: exact; the named modules run one example at a time.

@@ -142,9 +142,9 @@ def test_a_refusal_names_the_module_and_the_line_where_examples_first_meet() -> 
         model(torch.randn(5, 4)).sum().backward()
 
 
-def test_losses_added_up_one_by_one_get_the_remedy() -> None:
+def test_losses_of_some_examples_added_up_get_the_remedy() -> None:
     model = nn.Linear(4, 2)
     engine = gradients.attach(model)
     x = engine.trace(torch.randn(5, 4), 5)
     with pytest.raises(ValueError, match=r"torch\.stack\(losses\)\.mean\(\)"):
-        sum(out.square().mean() for out in model(x)).backward()
+        sum(out.square().mean() for out in list(model(x))[1:]).backward()
