@@ -74,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Before torch is imported: its threads sleep while they wait for one another. Waiting by running in circles takes
     # two to three times as long wherever another program wants the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # `join` says itself, in one sentence, why TLS fails
     try:
         code = app(args=arguments, prog_name="tacit", standalone_mode=False)
     except Exception as error:

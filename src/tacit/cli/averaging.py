@@ -11,7 +11,7 @@ import typer
 from tacit.cli.logs import LogFormat, configure
 from tacit.cli.output import number, show, whole
 from tacit.cli.own_code import imported, records_of
-from tacit.cli.shared import Batch, Delta, Insecure, Json, Keys, Rate, credentials_of
+from tacit.cli.shared import Batch, Delta, Insecure, Json, Keys, Rate, asked_to_end, credentials_of
 
 _Model = Annotated[str, typer.Option(help="package.module:build, a function that returns the network.")]
 
@@ -135,26 +135,32 @@ def contribute(
 
     from tacit import collaboration
     from tacit._files import write_whole
+    from tacit.collaboration.network.link import Ended
 
     credentials_of(keys, name, insecure)
     folder = out or Path("runs") / name
     own: dict[str, Any] = {} if loss is None else {"loss": imported("--loss", loss)}
-    found = collaboration.contribute(
-        server,
-        name=name,
-        network=imported("--model", model),
-        dataset=records_of("--data", data, schema),
-        keys=keys,
-        folder=folder,
-        privacy=None if epsilon is None else collaboration.LocalDpSgd(epsilon=epsilon, delta=delta),
-        most_epsilon=most_epsilon,
-        masked=masked,
-        tell=lambda text: print(text, file=sys.stderr),
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        delta=delta,
-        **own,
-    )
+    try:
+        with asked_to_end() as asked:
+            found = collaboration.contribute(
+                server,
+                name=name,
+                network=imported("--model", model),
+                dataset=records_of("--data", data, schema),
+                keys=keys,
+                folder=folder,
+                privacy=None if epsilon is None else collaboration.LocalDpSgd(epsilon=epsilon, delta=delta),
+                most_epsilon=most_epsilon,
+                masked=masked,
+                tell=lambda text: print(text, file=sys.stderr),
+                learning_rate=learning_rate,
+                batch_size=batch_size,
+                delta=delta,
+                ended=asked.is_set,
+                **own,
+            )
+    except Ended as error:  # before the first round
+        return show({"rounds": None, "stopped": str(error)}, [f"{error}; the same command goes on"], as_json=as_json)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "model.safetensors", save(found.model.state_dict()))
     facts = {

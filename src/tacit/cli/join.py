@@ -27,6 +27,7 @@ from tacit.cli.shared import (
     Rate,
     Selected,
     Threshold,
+    asked_to_end,
     credentials_of,
     private,
     warn_of_expiry,
@@ -115,24 +116,20 @@ def join(
       tacit collaborate join --server training.example.org:8470 --keys keys --name north --epsilon 8 \\
           --model hospital.models:build --data patients.csv --schema schema.json
     """
-    import signal
-    import threading
-
     from rich.console import Console
     from safetensors.torch import save
 
     from tacit import collaboration
     from tacit._files import write_whole
     from tacit.collaboration.network.certificates import check_name
+    from tacit.collaboration.network.link import Ended
 
     if (epsilon is None) != without_noise:
         raise ValueError("say --epsilon E for private uploads, or --without-noise for plain ones; one of them.")
     credentials = credentials_of(keys, check_name(name), insecure)
     warn_of_expiry(credentials)
     records, folder = _records(data, schema), out or Path("runs") / name
-    console, asked = Console(file=sys.stderr), threading.Event()
-    listens = threading.current_thread() is threading.main_thread()  # others cannot have a handler
-    previous = signal.signal(signal.SIGTERM, lambda *_: asked.set()) if listens else None
+    console = Console(file=sys.stderr)
 
     def tell(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -153,7 +150,7 @@ def join(
             warn_of_expiry(credentials)
 
     try:
-        with _bar(epochs, console) as progress:
+        with asked_to_end() as asked, _bar(epochs, console) as progress:
             stand = collaboration.join(
                 server,
                 name=name,
@@ -179,9 +176,9 @@ def join(
                 batch_size=batch_size,
                 delta=delta,
             )
-    finally:
-        if listens:
-            signal.signal(signal.SIGTERM, previous)
+    except Ended as error:  # before anything was agreed; later a stand says it
+        facts = {"uploads": None, "planned": epochs, "stopped": str(error)}
+        return show(facts, [f"{error}; the same command goes on"], as_json=as_json)
     write_whole(folder / "model.safetensors", save(stand.model.state_dict()))
     show(_facts(stand, folder, ledger), _lines(stand, folder), as_json=as_json)
 

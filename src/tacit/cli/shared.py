@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,3 +104,17 @@ def warn_of_expiry(credentials: Credentials | None) -> None:
 
     for warning in [] if credentials is None else credentials.warnings():
         logging.getLogger("tacit").warning("%s", warning)
+
+
+@contextmanager
+def asked_to_end() -> Iterator[threading.Event]:
+    """Let SIGTERM set the event that is yielded instead of ending the process; in other threads nothing changes."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # others cannot have a handler
+        yield asked
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -76,7 +76,7 @@ class Lease:
         held = self._holder is not None and now < self._expires
         if held and self._holder != participant:
             self._wait(participant, now)
-            raise LeaseHeld(f"{self._holder!r} has the lease for another {self._expires - now:g}; try again later.")
+            raise LeaseHeld(f"{self._holder!r} has the lease for another {self._expires - now:.0f} s.")
         if not held:
             last = self._had.get(participant, -1)
             for other, (since, asked) in self._waiting.items():
@@ -151,7 +151,7 @@ class Rota:
                 }
                 due, self._since = self._due(), now
             if due != participant:
-                raise LeaseHeld(f"it is the turn of {due!r}; try again later.")
+                raise LeaseHeld(f"it is the turn of {due!r}.")
         token = self._lease.acquire(participant, now=now)
         self._last, self._since = participant, None
         return token

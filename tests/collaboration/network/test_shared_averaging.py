@@ -130,7 +130,7 @@ def test_the_noise_of_those_who_remain_is_at_least_what_the_ledger_says(
         now.now = 6.0
 
     def send(number: int) -> None:
-        people[number][0]._send(torch.zeros(before.size))
+        people[number][0].send(torch.zeros(before.size))
 
     assert in_threads(partial(send, 0), partial(send, 1), vanish if silent else partial(send, 2)) == []
     assert service.rounds == 1
@@ -150,7 +150,7 @@ def test_the_participants_ledger_stops_it_whatever_the_server_says(tmp_path: Pat
     own = averaging(tmp_path / "server", rounds=2, budget=Budget(20.0, 1e-5))
     service = SharedAveragingService(own, PEOPLE[:2])
     people = [rounds_of(service, keys, tmp_path, name)[0] for name in PEOPLE[:2]]
-    send = [partial(one._send, torch.zeros(12)) for one in people]
+    send = [partial(one.send, torch.zeros(12)) for one in people]
     for _ in range(2):
         assert in_threads(*send) == []
     service._stopped, service._averager.rounds = "", 0  # a server that wants more rounds than were agreed on

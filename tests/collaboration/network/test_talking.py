@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import os
 import shutil
@@ -526,3 +527,36 @@ def test_stores_are_as_before(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.IntegrityError), database.transaction(store._db):
         store._db.execute("INSERT INTO participants (name) VALUES ('ann')")
     store.close()
+
+
+@pytest.mark.parametrize("command", ["join", "contribute"])
+def test_a_participant_asked_to_end_before_it_has_connected_ends_with_zero_and_one_sentence(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_proxy: None
+) -> None:
+    make_keys(tmp_path / "keys", servers=["127.0.0.1"], participants=["north"])
+    (tmp_path / "own_code_here.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n    return nn.Linear(2, 2)\n\n"
+        "def dataset():\n    return torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.zeros(4).long())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["--server", f"127.0.0.1:{free_port()}", "--keys", "keys", "--name", "north", "--epsilon", "4"]
+    arguments += ["--model", "own_code_here:build", "--data", "own_code_here:dataset"]
+    done = threading.Event()
+
+    def ask_again() -> None:
+        while not done.wait(0.3):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # one that comes before the command listens is lost
+    asking = threading.Thread(target=ask_again)
+    asking.start()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["collaborate", command, *arguments, "--json"])
+    finally:
+        done.set()
+        asking.join()
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 0
+    assert "asked to end while waiting for 127.0.0.1" in json.loads(capsys.readouterr().out)["stopped"]

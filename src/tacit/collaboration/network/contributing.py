@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from tacit.collaboration.dataset import Loss, as_dataset, check_fits, count
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.averaging import WORK
 from tacit.collaboration.network.keys import Credentials
-from tacit.collaboration.network.link import Link
+from tacit.collaboration.network.link import Ended, Link
 from tacit.collaboration.network.shared_contributing import SharedRounds
+from tacit.collaboration.participant import Participant
 from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.settings import Settings
@@ -28,6 +30,11 @@ from tacit.collaboration.workshop import Workshop
 from tacit.ledger import Budget, BudgetExceeded, Header, Ledger
 from tacit.mechanisms import SumQuery
 from tacit.randomness import SecureSource
+
+log = logging.getLogger("tacit")
+
+Send = Callable[[int, torch.Tensor], None]
+"""Send the change of the round of this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +114,17 @@ def contribute(
         if shared and credentials is not None:
             rounds = SharedRounds(link, credentials, text, folder)
             stack.callback(rounds.close)
-            facts, stopped = rounds.run(person, ended)
+            facts, stopped = _rounds(link, person, lambda _, change: rounds.send(change), ended)
             central = rounds.guarantee()
             facts |= {"guarantee": str(central), "epsilon": 0.0 if central is None else central.epsilon}
         else:
-            facts, stopped = _rounds(link, person, query, ended)
+
+            def send(number: int, change: torch.Tensor) -> None:
+                values = query.clip(change[None])[0].to(torch.float32).numpy()
+                body = codec.pack_upload(0, codec.everything(values.size), values, size=values.size)
+                link.call("Change", codec.pack_token(number) + body)
+
+            facts, stopped = _rounds(link, person, send, ended)
         found = claim(books, delta=own.delta) if books and len(books[0]) else None
     return Contribution(
         model=model,
@@ -124,29 +137,28 @@ def contribute(
     )
 
 
-def _rounds(link: Link, person: Any, query: SumQuery, ended: Callable[[], bool]) -> tuple[dict[str, Any], str]:
-    """Answer until it is over; return what the server says then, and why it is."""
+def _rounds(link: Link, person: Participant, send: Send, ended: Callable[[], bool]) -> tuple[dict[str, Any], str]:
+    """Train and send until it is over; return what the server says then, and why it is."""
     vector = person.parameters.vector
-    while not ended():
-        answer = link.call("Work", b"")
-        number, rest = codec.split_token(answer[1:])
-        if answer[:1] != WORK:
-            facts = json.loads(bytes(rest[:number]))
-            vector[:] = codec.unpack_download(bytes(rest[number:]), size=vector.size).values
-            return facts, str(facts["stopped"])
-        before = codec.unpack_download(bytes(rest), size=vector.size).values
-        vector[:] = before
-        try:
+    try:
+        while not ended():
+            answer = link.call("Work", b"")
+            number, rest = codec.split_token(answer[1:])
+            if answer[:1] != WORK:
+                facts = json.loads(bytes(rest[:number]))
+                vector[:] = codec.unpack_download(bytes(rest[number:]), size=vector.size).values
+                return facts, str(facts["stopped"])
+            before = codec.unpack_download(bytes(rest), size=vector.size).values
+            vector[:] = before
             person.train()
-        except BudgetExceeded as error:
-            return {}, str(error)
-        change = query.clip(torch.from_numpy(vector - before)[None])[0].to(torch.float32).numpy()
-        try:
-            link.call("Change", codec.pack_token(number) + codec.pack_upload(0, codec.everything(vector.size), change,
-                                                                             size=vector.size))  # fmt: skip
-        except Refused as refusal:
-            if refusal.reason is not Reason.ROUND:  # a round that was over before we answered goes on without us
-                raise
+            try:
+                send(number, torch.from_numpy(vector - before))
+            except Refused as refusal:
+                if refusal.reason is not Reason.ROUND:
+                    raise
+                log.warning("a round was abandoned, or went on without us: %s", refusal)
+    except (BudgetExceeded, Ended) as error:
+        return {}, str(error)
     return {}, "asked to end"
 
 

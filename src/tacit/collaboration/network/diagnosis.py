@@ -54,7 +54,10 @@ def diagnose(address: str, credentials: Credentials | None) -> Finding:
     try:
         return _handshake(host, number, address, credentials)
     except (OSError, ValueError) as error:
-        return Finding(f"{address} takes connections but does not answer ({type(error).__name__}).")
+        return Finding(
+            f"{address} takes connections but does not answer ({type(error).__name__}): is it the port of serve "
+            "--listen, and not that of the status page?"
+        )
 
 
 def _handshake(host: str, port: int, address: str, credentials: Credentials) -> Finding:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,14 @@ import numpy as np
 import torch
 
 from tacit.accounting import Filter, Guarantee, account
-from tacit.collaboration.network import codec
-from tacit.collaboration.network.averaging import WORK
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.seat import take_seat
-from tacit.collaboration.participant import Participant
 from tacit.collaboration.privacy import UNIT
 from tacit.collaboration.refusals import Reason, Refused
 from tacit.ledger import Budget, BudgetExceeded, Everyone, Header, Ledger, Step
 from tacit.mechanisms import SharedSum
 from tacit.randomness import SecureSource
-
-log = logging.getLogger("tacit")
 
 LEDGER = "participant-ledger.jsonl"
 
@@ -67,33 +61,8 @@ class SharedRounds:
         self._gate = Filter(Budget(float(facts["epsilon"]), self._delta))
         self.ledger.guard(self._gate)
         self._answers = _Answers()
-        self.lost = 0
 
-    def run(self, person: Participant, ended: Callable[[], bool]) -> tuple[dict[str, Any], str]:
-        """Take part until it is over; return what the server says then, and why it is."""
-        vector = person.parameters.vector
-        while not ended():
-            answer = self._link.call("Work", b"")
-            number, rest = codec.split_token(answer[1:])
-            if answer[:1] != WORK:
-                facts = json.loads(bytes(rest[:number]))
-                vector[:] = codec.unpack_download(bytes(rest[number:]), size=vector.size).values
-                return facts, str(facts["stopped"])
-            before = codec.unpack_download(bytes(rest), size=vector.size).values
-            vector[:] = before
-            try:
-                person.train()
-                self._send(torch.from_numpy(vector - before))
-            except BudgetExceeded as error:
-                return {}, str(error)
-            except Refused as refusal:
-                if refusal.reason is not Reason.ROUND:
-                    raise
-                self.lost += 1
-                log.warning("a round was abandoned, or went on without us: %s", refusal)
-        return {}, "asked to end"
-
-    def _send(self, change: torch.Tensor) -> None:
+    def send(self, change: torch.Tensor) -> None:
         """Charge, draw one's share of the noise, mask, send, and help to open the sum."""
         if not self._gate.remaining(self.ledger, self._step, most=1):  # who has no budget left does not enrol
             raise BudgetExceeded.before(self._gate.budget, steps=len(self.ledger))
