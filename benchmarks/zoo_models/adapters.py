@@ -51,9 +51,7 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "delora": ("DeloraConfig", dict(r=4, target_modules=ATTENTION)),
     "adamss": ("AdamssConfig", dict(r=4, num_subspaces=2, target_modules=ATTENTION)),
     "beft": ("BeftConfig", dict(target_modules=["v_proj"])),
-    "lily": ("LilyConfig", dict(r=4, target_modules=ATTENTION)),
     "frod": ("FrodConfig", dict(progressbar=False, target_modules=SQUARE)),
-    "pvera": ("PveraConfig", dict(r=4, target_modules=SQUARE)),
     "glora": ("GloraConfig", dict(r=4, target_modules=ATTENTION)),
     "unilora": ("UniLoraConfig", dict(r=2, theta_d_length=32, target_modules=ATTENTION)),
     "cpt": ("CPTConfig", dict(cpt_token_ids=[6, 7, 8], cpt_mask=[1, 1, 1], cpt_tokens_type_mask=[1, 2, 4])),
@@ -70,7 +68,7 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "psoft": ("PsoftConfig", dict(r=4, target_modules=SQUARE)),
     "psoft-neumann": ("PsoftConfig", dict(r=4, use_cayley_neumann=True, target_modules=SQUARE)),
     "peanut": ("PeanutConfig", dict(r=4, depth=1, target_modules=ATTENTION)),
-    "shadow": ("ShadowConfig", dict(r=4, shadow_dropout=0.0, target_modules=ATTENTION)),
+    "shadow": ("ShadowConfig", dict(r=4, shadow_dropout=0.0)),
     "supertuning": ("SupertuningConfig", dict(sparsity=0.9, target_modules=ATTENTION)),
     "deft": ("DeftConfig", dict(r=4, target_modules=ATTENTION)),
     "deft-para": ("DeftConfig", dict(r=4, para=True, target_modules=ATTENTION)),
@@ -78,10 +76,10 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "olora": ("LoraConfig", dict(r=4, init_lora_weights="olora", target_modules=ATTENTION)),
     "lora-parameters": ("LoraConfig", dict(r=4, target_modules=[], target_parameters=["q_proj.weight"])),
     "lora-tokens": ("LoraConfig", dict(r=4, target_modules=ATTENTION, trainable_token_indices=[6, 7])),
-    "lora-layers": ("LoraConfig", dict(r=4, target_modules=ATTENTION, layers_to_transform=[1], rank_pattern={"q_proj": 2})),
+    "lora-layers": ("LoraConfig", dict(r=4, target_modules=ATTENTION, layers_to_transform=[1])),
     "boft-factors": ("BOFTConfig", dict(boft_block_size=4, boft_n_butterfly_factor=2, target_modules=SQUARE)),
     "oft-cayley": ("OFTConfig", dict(oft_block_size=4, use_cayley_neumann=True, target_modules=SQUARE)),
-    "oft-shared": ("OFTConfig", dict(oft_block_size=4, block_share=True, coft=True, target_modules=SQUARE)),
+    "oft-shared": ("OFTConfig", dict(oft_block_size=4, block_share=True, target_modules=SQUARE)),
     "road-2": ("RoadConfig", dict(variant="road_2", group_size=8, target_modules=SQUARE)),
     "miss-bat": ("MissConfig", dict(r=4, init_weights="bat", target_modules=ATTENTION)),
     "lokr-factor": ("LoKrConfig", dict(r=2, decompose_both=True, decompose_factor=4, target_modules=ATTENTION)),
@@ -107,7 +105,6 @@ def case(kind: str, options: dict[str, Any]) -> Case:
 
 
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "poly": ("PolyConfig", dict(r=4, n_tasks=3, n_skills=2, target_modules=ATTENTION)),
     "multitask-prompt": ("MultitaskPromptTuningConfig", PROMPTS | dict(num_tasks=3, num_ranks=2)),
 }
 """Adapters that ask for the task that each example belongs to."""
@@ -128,10 +125,11 @@ def x_lora() -> Case:
 
     config = peft.LoraConfig(r=4, target_modules=ATTENTION, task_type="CAUSAL_LM")
     with tempfile.TemporaryDirectory() as folder:
-        for name in "ab":
+        names = ("0", "1")
+        for name in names:
             moved(peft.get_peft_model(causal.causal_model("llama"), config)).save_pretrained(f"{folder}/{name}")
-        found = peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=16, xlora_dropout_p=0.0, xlora_size=8, xlora_depth=2,
-                                 adapters={name: f"{folder}/{name}" for name in "ab"})  # fmt: skip
+        found = peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=16, xlora_dropout_p=0.0, xlora_size=8,
+                                 xlora_depth=2, adapters={name: f"{folder}/{name}" for name in names})  # fmt: skip
         base = causal.causal_model("llama", use_cache=False)
         return Case(moved(peft.get_peft_model(base, found)), causal.batch_of, own_loss)
 
@@ -166,6 +164,7 @@ for name, (kind, options) in ADAPTERS.items():
     add("peft", f"peft-{name}", partial(case, kind, options), token_mean=True)
 for name, (kind, options) in TASKS.items():
     add("peft", f"peft-{name}", partial(with_tasks, kind, options), token_mean=True)
+add("peft", "peft-lily", partial(case, "LilyConfig", dict(r=4, target_modules=ATTENTION)), honest=False)
 add("peft", "peft-xlora", x_lora, token_mean=True)
 BERT_PROMPTS = PROMPTS | dict(num_layers=2)
 for name, (kind, options) in {
