@@ -21,6 +21,9 @@ __all__ = ["pytree"]
 without_subclasses = torch._C.DisableTorchFunctionSubclass
 """Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
 
+carry_out = torch.nn.Parameter.__torch_function__
+"""The same for one operation, in one call: `carry_out(func, types, args, kwargs)`."""
+
 with_overrides = torch._C._EnableTorchFunction
 """The opposite: a hook that PyTorch calls while the engine is at work is the user's code, which is followed."""
 
