@@ -111,7 +111,10 @@ class Selective(nn.Module):
         super().__init__()
         self.inner, self.step = nn.Linear(8, 8), nn.Linear(8, 8)
         self.into, self.out, self.head = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 3)
-        self.log_a, self.skip = nn.Parameter(torch.log(torch.arange(1.0, 5.0)).repeat(8, 1)), nn.Parameter(torch.ones(8))
+        self.log_a, self.skip = (
+            nn.Parameter(torch.log(torch.arange(1.0, 5.0)).repeat(8, 1)),
+            nn.Parameter(torch.ones(8)),
+        )
 
     def forward(self, x: Tensor, length: Tensor) -> Tensor:
         x = F.silu(self.inner(x))
@@ -166,7 +169,7 @@ class Slots(nn.Module):
         self.cell, self.norm, self.head = nn.GRUCell(8, 8), nn.LayerNorm(8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor, length: Tensor) -> Tensor:
-        b, n, d = x.shape
+        b, _, d = x.shape
         k, v = self.kv(self.norm(x)).chunk(2, dim=-1)
         slots = self.start.expand(b, -1, -1)
         for _ in range(2):
