@@ -251,7 +251,7 @@ def test_a_turn_that_lapses_costs_its_place_and_is_not_waited_for(caplog: pytest
 
 
 @pytest.mark.parametrize("protocol", ["round-robin", "random-order"])
-def test_nobody_waits_for_a_participant_that_is_done_or_was_revoked(tmp_path: Path, protocol: str) -> None:
+def test_a_participant_that_is_done_or_was_revoked_is_not_waited_for(tmp_path: Path, protocol: str) -> None:
     service = Service(begin(tmp_path, agreement(protocol=protocol)), patience=600.0, clock=lambda: 0.0)
     ask = service.methods()
     service.give_back("ann", service.turn("ann"))
