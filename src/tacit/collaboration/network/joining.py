@@ -271,6 +271,11 @@ def join(
         except (BudgetExceeded, Ended) as error:
             log.warning("stopped after %d of %d uploads: %s", membership.done, settings.epochs, error)
             state = stand(str(error))
+            gone = isinstance(error, BudgetExceeded)
+        else:
+            gone = True
+        if gone:
+            membership.leave()
         with suppress(Ended):
             membership.start_from_server()  # to leave with what all have learned
         return state
