@@ -68,12 +68,6 @@ def _jacobian(m: Net, h: Tensor) -> Tensor:
     return torch.vmap(torch.func.jacrev(lambda row: m.own(row).sin()))(rows).sum(-1).view_as(h)
 
 
-def _nested(m: Net, h: Tensor) -> Tensor:
-    parts = [torch.atleast_2d(row) for row in h.unbind(0)]
-    together = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-    return m.own(together).to_padded_tensor(0.0).view_as(h)
-
-
 UNKNOWN: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "an if": _branches,
     "experts": _routed,
@@ -83,7 +77,6 @@ UNKNOWN: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "a check of all values": _sorted,
     "vmap": _vmapped,
     "Jacobians": _jacobian,
-    "a nested tensor": _nested,
     "a number read and multiplied by zero": lambda m, h: m.own(h) + 0 * h.flatten()[0].item(),
 }
 

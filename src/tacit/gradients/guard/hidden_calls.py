@@ -50,7 +50,7 @@ class Unseen(TorchFunctionMode):
             for t in tensors((args, kwargs)):
                 if _is_of_the_batch(t):
                     self._recorder.problems.refuse_reading(getattr(func, "__name__", str(func)))
-                if t.is_nested and not self._recorder.isolating:  # alone, an example's parts are its own
+                if t.is_nested:
                     self._recorder.problems.refuse_now(_NESTED)
                 if _is_of_the_batch(torch.func.debug_unwrap(t)):
                     self._recorder.problems.refuse_now(TRANSFORMED)
