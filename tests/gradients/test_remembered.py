@@ -226,7 +226,7 @@ def m_norm(model: Ruled, h: Tensor) -> Tensor:
 
 def test_familiar_operations_do_not_reach_the_recorder(request: pytest.FixtureRequest) -> None:
     """Else all of these claims would be about the long way."""
-    if "in Python" in request.node.name or short_way.LONG_WAY == Traced.__torch_function__:
+    if "in Python" in request.node.name or Traced.__torch_function__ == short_way.LONG_WAY:
         pytest.skip("there is no short way")
     torch.manual_seed(0)
     model = Ruled()

@@ -67,12 +67,11 @@ def affine(
     together = layout.dim == 0 and layout.owner is None and layout.inner * batch == features.shape[0]
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
-        if together and for_weight and features.numel():
-            rows, inputs = grad.reshape(batch, -1, grad.shape[-1]), features.reshape(batch, -1, features.shape[-1])
-            if rows.shape[1] > 1:
-                formed = formed_at_once(rows, inputs) if turned else formed_at_once(inputs, rows)
-                if formed is not None:
-                    return [(bias, Dense(own_sums(rows, 1))), (weight, formed)] if for_bias else [(weight, formed)]  # type: ignore[list-item]
+        if together and for_weight and (grad.ndim > 2 or layout.inner > 1) and features.numel():
+            rows, inputs = _in_rows(grad, batch), _in_rows(features, batch)
+            formed = formed_at_once(rows, inputs) if turned else formed_at_once(inputs, rows)
+            if formed is not None:
+                return [(bias, Dense(own_sums(rows, 1))), (weight, formed)] if for_bias else [(weight, formed)]  # type: ignore[list-item]
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
         summed = Dense(g.reshape(batch, -1) if single else own_sums(g, (1, 2))) if for_bias else None
@@ -97,10 +96,17 @@ def affine(
     return mark(out, recorder, layout)
 
 
+def _in_rows(x: Tensor, batch: int) -> Tensor:
+    """[batch, positions, features] from features of examples that stand one after the other."""
+    return x if x.ndim == 3 and len(x) == batch else x.reshape(batch, -1, x.shape[-1])
+
+
 @operation("addmm")
 def addmm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`bias + x @ weight` for the rows of a batch (GPT-2's linear maps); other forms are taken apart."""
-    bias, x, weight = args if len(args) == 3 and not kwargs else (None, None, None)
+    if len(args) != 3 or kwargs:
+        return added_product(recorder, func, args, kwargs)
+    bias, x, weight = args
     layout = layout_of(recorder, x)
     parameters = type(weight) is nn.Parameter and type(bias) is nn.Parameter and not weight.is_complex()
     if not parameters or layout is None or layout.dim or bias.shape != weight.shape[1:]:

@@ -75,7 +75,7 @@ _SINGLE = words("add sub mul div true_divide")
 
 
 def _one_of_each(recorder: Recording, func: Any, args: Any, x: Tensor, place: Tag, q: Tensor) -> Tensor | None:
-    """`lift` for a batch of examples that stand first and a tensor that it is not broadcast to; None for anything else."""
+    """`lift` for examples that stand first, and a tensor to which they are not broadcast; None for anything else."""
     batch = recorder.batch or 0
     if not isinstance(place, Layout) or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
         return None
