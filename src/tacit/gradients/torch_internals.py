@@ -44,7 +44,7 @@ forward_pre_hooks = attrgetter("_forward_pre_hooks")
 """A module's hooks. There is no public way to list them, or to leave those of others out of a copy."""
 
 backward_hooks = attrgetter("_backward_hooks")
-"""A module's hooks on its backward pass, which see the gradients of all examples together."""
+"""Hooks on the backward pass of a module or a tensor, which see the gradients of all examples together."""
 
 global_forward_hooks = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 """Hooks for all modules: they must see whole batches, and no copies."""
