@@ -27,8 +27,12 @@ FAMILIES = (
     "compilers",
     "tensors",
     "walked",
+    "stranger_nets",
+    "stranger_losses",
+    "stranger_packages",
     "mixing",
     "mixing_losses",
+    "stranger_mixing",
 )
 
 
