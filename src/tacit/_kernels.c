@@ -28,6 +28,8 @@
  *                                          stride, padding
  * max_pool_placed(images, places, out, *sizes, threads)  also the place of each in its window, in a byte
  * max_unpool(grads, places, images, *sizes, threads)  images = the gradients of such maxima, brought back there
+ * follow(func, types, args, kwargs) -> what func gives   operations on tensors of the batch (_calls/following.h), after
+ * follow_with(*classes_and_functions)      has said what they are made of
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
@@ -71,6 +73,7 @@ INLINE size_t at_most(size_t count, size_t most) { return count < most ? count :
 #include "_loops/versions.h" /* of all of these */
 
 #include "_calls/arguments.h"
+#include "_calls/following.h"
 #include "_calls/noise.h"
 #include "_calls/pooling.h"
 #include "_calls/products.h"
@@ -105,6 +108,8 @@ static PyMethodDef methods[] = {
     FUNCTION(quotients),
     FUNCTION(divide),
     FUNCTION(digests),
+    FUNCTION(follow),
+    FUNCTION(follow_with),
     FUNCTION(max_pool),
     FUNCTION(max_pool_placed),
     FUNCTION(max_unpool),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,19 @@ BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", BODIES)
 def test_gradients_are_exact(name: str, agree: Any) -> None:
     agree(Model(BODIES[name]), torch.randn(B, T, H))
+
+
+def test_gradient_hooks_of_a_parameter_are_not_called_for_examples() -> None:
+    model = Model(BODIES["something else on the way"])
+    kept, x = copy.deepcopy(model), torch.randn(B, T, H)
+    called = list[Tensor]()
+    model.table.weight.register_hook(lambda grad: called.append(grad) or 100 * grad)
+    totals = []
+    for each in (model, kept):
+        with gradients.record(each) as tape:
+            each(x).sum((1, 2)).mean().backward()
+        totals.append(tape.norms())
+    assert not called and torch.equal(*totals)
 
 
 def test_an_embedding_of_constants_needs_no_pass_through_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,11 +123,7 @@ class Averaging:
                 f"lot_size is {self.lot_size} of {self.population} and seed {self.seed!r}; noise by the participants "
                 "is for rounds of all of them, without a seed."
             )
-        if not 2 <= self.least <= self.population or not 0 <= self.colluding < self.least:
-            raise ValueError(
-                f"least is {self.least} and colluding {self.colluding}; at least two of {self.population} are in a "
-                "sum, and fewer collude than are in it."
-            )
+        check_people(self.population, least=self.least, colluding=self.colluding)
 
     def shared_sum(self, parameters: int) -> SharedSum:
         """The sum of a round in which participants add the noise."""
@@ -152,6 +148,15 @@ class Averaging:
             delta=self.budget.delta,
             noise="gaussian" if self.noise_by == "server" else "discrete",
         ).noise_multiplier
+
+
+def check_people(population: int, *, least: int, colluding: int) -> None:
+    """Refuse sums over too few participants, or as many colluding ones: the noise would not suffice."""
+    if not 2 <= least <= population or not 0 <= colluding < least:
+        raise ValueError(
+            f"least is {least} and colluding {colluding}; at least two of {population} are in a sum, and fewer collude "
+            "than are in it."
+        )
 
 
 class Round:

@@ -92,14 +92,19 @@ class Recorder(Capture):
             rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
             if rule is not None:
                 return rule(self, func, args, kwargs)
+            self._carried_out = None
             out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
-            if self.inside:  # told only if the model catches the error and goes on
-                self.problems.add(FAILED)
+            self.note_failure()
             raise
         if key is not None and out is self._carried_out:
             known_before.remember(key, out, indices)
         return out
+
+    def note_failure(self) -> None:
+        """An operation on the batch has failed: told only if the model catches the error and goes on."""
+        if self.inside:
+            self.problems.add(FAILED)
 
     def is_plain(self) -> bool:
         """Return whether decisions are remembered here: not for a batch of one, nor under a transform."""

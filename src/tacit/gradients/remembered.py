@@ -39,7 +39,7 @@ MOST = 4096
 LARGEST_INDEX = 4096
 """Entries of an index that are kept."""
 
-_VALUES = frozenset((int, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.Size))
+VALUES = frozenset((int, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.Size))
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
@@ -112,7 +112,7 @@ class Decisions:
                     return None
                 found.append(form)
                 seen.append(value)
-            elif of in _VALUES:
+            elif of in VALUES:
                 found.append(of if entrywise and of is int else value)
             elif of is float or of is bool:
                 found.append(of if entrywise else (of, value))

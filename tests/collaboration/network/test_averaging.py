@@ -137,7 +137,7 @@ def test_the_budget_ends_it(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"network": lambda: nn.Linear(4, 2)}, "the network here is not the server's: here module"),
-        ({"most_epsilon": 100.0}, "promises a participant ε = 200, and yours is to be 100"),
+        ({"most_epsilon": 100.0}, "promises a participant ε = 200 at δ = 1e-05, and yours is to be at most 100"),
         ({"name": "eve"}, "'eve' is not known"),
     ],
 )

@@ -96,6 +96,7 @@ def test_any_network_records_and_loss_take_part(start: Callable[..., Server], tm
         ({"dataset": iter([])}, "give one with a length"),
         ({"dataset": [INPUTS[0]]}, "must be a tuple"),
         ({"loss": lambda outputs, targets: outputs - targets}, r"tensor of shape \(2,\); it must return the mean"),
+        ({"loss": lambda outputs, targets: (outputs - targets.mean()).square().mean()}, "no per-example gradients"),
         ({"privacy": None}, "agreed on dp-sgd uploads, and yours would be plain"),
         ({"privacy": GaussianPrivacy(epsilon=1.0, delta=1e-6, clip_norm=0.5)}, "yours would be gaussian"),
         ({"privacy": LocalDpSgd(epsilon=8.0, delta=1e-5)}, "ε = 4 at most for each, and yours is 8"),

@@ -434,7 +434,8 @@ def test_a_full_disk_of_a_participant_is_one_sentence_and_lets_the_others_go_on(
     outbox.close()
 
 
-def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["disk", "training", "interrupt"])
+def test_a_turn_is_given_back_whatever_ends_it(serve: Serve, keys: Path, tmp_path: Path, failure: str) -> None:
     import torch
 
     from tacit.collaboration import FlatParameters, Participant
@@ -445,21 +446,38 @@ def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tm
     links = {name: Link(place.address, Credentials.read(keys, name), patience=20.0) for name in ("ann", "bob")}
     shards = find_shards([links["ann"]])
     flat = FlatParameters(torch.nn.Linear(SIZE - 1, 1))
-    person = Participant("ann", flat, lambda: None, lambda change: (np.array([0]), np.array([0.1], dtype=np.float32)))
+
+    def train() -> None:
+        if failure == "training":
+            raise ValueError("this model has no per-example gradients")
+        if failure == "interrupt":
+            raise KeyboardInterrupt
+
+    person = Participant("ann", flat, train, lambda change: (np.array([0]), np.array([0.1], dtype=np.float32)))
     member = Membership(person, shards, open_outbox(tmp_path / "ann", "ann", shards))
 
     def full(*arguments: Any, **options: Any) -> None:
         raise database.StorageFailed("the disk is full; free some space and start again.")
 
     member.outbox.put = full  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="the disk is full"):
-        member.exchange()
+    expected = {"disk": OSError, "training": ValueError}.get(failure, KeyboardInterrupt)
     began = time.monotonic()
+    with pytest.raises(expected):  # type: ignore[call-overload]
+        member.exchange()
     links["bob"].turn()
     assert time.monotonic() - began < 5
     for link in links.values():
         link.close()
     member.close()
+
+
+@pytest.mark.usefixtures("no_proxy")
+def test_giving_a_turn_back_does_not_wait_for_a_server_that_is_gone(keys: Path) -> None:
+    link = Link("127.0.0.1:9", Credentials.read(keys, "ann"))
+    began = time.monotonic()
+    link.give_back(1)
+    assert time.monotonic() - began < 5
+    link.close()
 
 
 def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

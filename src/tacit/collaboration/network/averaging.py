@@ -13,12 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from tacit.collaboration.architecture import Architecture
 from tacit.collaboration.averaging import Averager, Averaging, Round
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.certificates import Peer, check_name
 from tacit.collaboration.network.intake import APPLIED, Traffic
 from tacit.collaboration.refusals import Reason, Refused
@@ -38,26 +37,6 @@ def slots_of(averaging: Averaging, people: Sequence[str]) -> dict[str, int]:
             "and at most as many."
         )
     return slots
-
-
-def terms_of(own: Averaging, architecture: Architecture, parameters: int) -> bytes:
-    """Return what everybody agrees on: the network, and how much a participant is protected, and by whose noise."""
-    facts: dict[str, Any] = {
-        "lines": architecture.lines,
-        "constants": [[c.name, c.size, c.projection] for c in architecture.constants],
-        "parameters": parameters,
-        "clip_norm": own.clip_norm,
-        "rounds": own.rounds,
-        "population": own.population,
-        "lot_size": own.lot_size,
-        "noise_multiplier": own.noise,
-        "noise_by": own.noise_by,
-        "least": own.least,
-        "colluding": own.colluding,
-        "epsilon": own.budget.epsilon,
-        "delta": own.budget.delta,
-    }
-    return json.dumps(facts, allow_nan=False).encode()
 
 
 def over(averager: Averager, stopped: str) -> bytes:
@@ -89,8 +68,8 @@ class AveragingService:
         self.averaging, self.traffic, self._clock = averaging, Traffic(), clock
         self._slots = slots_of(averaging, people)
         model = averaging.network()
-        self._architecture = Architecture.of(model)
         self._averager = Averager(averaging)
+        self._terms = AveragingTerms.of(averaging, model, self._averager.parameters.size).pack()
         self._lock = threading.RLock()
         self._here: set[str] = set()
         self._round: Round | None = None
@@ -125,7 +104,7 @@ class AveragingService:
     def terms(self, name: str) -> bytes:
         """Return what everybody agrees on: the network, and how much a participant is protected."""
         self._check(name)
-        return terms_of(self.averaging, self._architecture, self._averager.parameters.size)
+        return self._terms
 
     def work(self, name: str) -> bytes:
         """The parameters to train, after the number of the round, for whoever was drawn and has not answered."""

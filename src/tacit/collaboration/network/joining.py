@@ -32,7 +32,7 @@ from tacit.collaboration.network.protection import (
 from tacit.collaboration.network.records import check_images
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
-from tacit.collaboration.privacy import Claim, claim
+from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.problem import builder
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.settings import Settings
@@ -126,7 +126,7 @@ def _difference(here: Any, there: Any, place: str = "") -> str:
     return f"{place.rstrip('.')} is {str(here)[:200]} here and {str(there)[:200]} there"
 
 
-def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module, loss: Loss) -> None:
+def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module, loss: Loss, *, private: bool) -> None:
     """Refuse records of another shape than agreed, or that the network or the loss does not take."""
     found = record_shape(dataset)
     if agreement.shape and found != agreement.shape:
@@ -134,7 +134,7 @@ def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module
             f"the records here have inputs of shape {found}, but the collaboration is about {agreement.shape}. Nothing "
             "was sent: bring yours to that shape."
         )
-    check_fits(model, dataset, loss)
+    check_fits(model, dataset, loss, private=private)
 
 
 def _check_masks(agreement: Agreement, *, wanted: int, certified: bool) -> None:
@@ -189,7 +189,7 @@ def join(
         count_of = len(records[0])
     else:
         records = as_dataset(records)
-        _check_records(agreement, records, model, loss)
+        _check_records(agreement, records, model, loss, private=isinstance(settings.privacy, LocalDpSgd))
         count_of = count(records)
     check_promised(agreement, settings)
     _check_masks(agreement, wanted=pool, certified=credentials is not None)

@@ -108,8 +108,11 @@ class Link:
         return codec.split_token(self.call("Turn", b""))[0]
 
     def give_back(self, token: int) -> None:
-        """Let the next one have its turn."""
-        self.call("GiveBack", codec.pack_token(token))
+        """Let the next one have its turn; if the server cannot be reached at once, the turn lapses by itself."""
+        try:
+            self._stub("GiveBack")(codec.pack_token(token), timeout=_FIRST_DEADLINE, metadata=self._metadata)
+        except grpc.RpcError as error:
+            log.info("the turn could not be given back: %s", _details(error))
 
     def pull(self, fraction: float, *, size: int) -> Download:
         return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)
@@ -135,15 +138,13 @@ class Link:
         A connection that breaks is no answer: every question may be asked twice. If the first contact fails for a
         reason that waiting does not mend, that reason is raised.
         """
-        if method not in self._calls:
-            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
         asked = started = time.monotonic()
         pause = _FIRST_PAUSE
         while True:
             timeout = _DEADLINE if self._met else _FIRST_DEADLINE
             self._pending = time.monotonic()
             try:
-                answer = self._calls[method](request, timeout=timeout, metadata=self._metadata)
+                answer = self._stub(method)(request, timeout=timeout, metadata=self._metadata)
                 self._met, self._pending = True, None
                 return answer
             except grpc.RpcError as error:
@@ -167,6 +168,11 @@ class Link:
                 raise Ended(f"asked to end while waiting for {self.address}")
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _stub(self, method: str) -> Callable[..., bytes]:
+        if method not in self._calls:
+            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        return self._calls[method]
 
     def _diagnose(self) -> None:
         """Find out why there is no answer, and say so; raise what cannot be waited for, if nothing was ever heard."""

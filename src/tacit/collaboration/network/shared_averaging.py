@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from cryptography import x509
 
-from tacit.collaboration.architecture import Architecture
 from tacit.collaboration.averaging import Averager, Averaging
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.averaging import WORK, check_date, over, slots_of, terms_of
+from tacit.collaboration.network.averaging import WORK, check_date, over, slots_of
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.certificates import Peer
 from tacit.collaboration.network.intake import Traffic
 from tacit.collaboration.network.masked_uploads import LONGEST_DEAL, MaskedUploads
@@ -44,9 +44,8 @@ class SharedAveragingService:
         self._people = frozenset(slots_of(averaging, people))
         if len(self._people) < averaging.least:
             raise ValueError(f"{len(people)} participants are named; a round needs at least {averaging.least}.")
-        architecture = Architecture.of(averaging.network())
         self._averager = Averager(averaging)
-        self._terms = terms_of(averaging, architecture, self._averager.parameters.size)
+        self._terms = AveragingTerms.of(averaging, averaging.network(), self._averager.parameters.size).pack()
         self._lock = threading.RLock()
         self._stopped = ""
         pool = Pool(
