@@ -6,7 +6,8 @@ The tensor is a parameter, a view of one (a transpose, a slice), or computed fro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from tacit.gradients.factors.contribution import (
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.factors.pulled_back import pulled_back
 from tacit.gradients.precision import TOGETHER
-from tacit.gradients.torch_internals import base_of
+from tacit.gradients.torch_internals import backward_hooks, base_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,18 @@ class Part:
 
     contribution: Contribution
     region: Region | None
+
+
+@contextmanager
+def _without_hooks(parameter: Tensor) -> Iterator[None]:
+    """Leave the user's gradient hooks of a parameter out: they are for the gradient of a batch, not of one example."""
+    hooks = backward_hooks(parameter) or {}
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
 
 
 def graph_leaves(t: Tensor) -> list[Tensor]:
@@ -80,9 +93,10 @@ class Derived(Contribution):
         return found if found is not None else self.parameter.new_zeros((hi - lo, *self.shape))
 
     def _pull(self, inner: Tensor, *, batched: bool) -> Tensor | None:
-        (found,) = torch.autograd.grad(
-            self.source, [self.parameter], inner, is_grads_batched=batched, retain_graph=True, allow_unused=True
-        )
+        with _without_hooks(self.parameter):
+            (found,) = torch.autograd.grad(
+                self.source, [self.parameter], inner, is_grads_batched=batched, retain_graph=True, allow_unused=True
+            )
         return found
 
     def squares(self) -> Tensor:

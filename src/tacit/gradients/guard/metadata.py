@@ -78,15 +78,16 @@ class SizeDecidedByData:
     PyTorch's functions name its class when they refuse it for a number.
     """
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_recorder", "refused")
 
     def __init__(self, recorder: Recording) -> None:
-        self._recorder = recorder
+        self._recorder, self.refused = recorder, False
 
     def __repr__(self) -> str:
         return "?"
 
     def _refuse(self, *_: Any) -> NoReturn:
+        self.refused = True
         self._recorder.problems.refuse_size("shape")
 
     __index__ = __int__ = __float__ = __bool__ = __hash__ = __neg__ = _refuse
@@ -96,11 +97,15 @@ class SizeDecidedByData:
 
 
 class Shape(tuple[Any, ...]):
-    """The sizes of a tensor, of which data decided one."""
+    """The sizes of a tensor, of which data decided one; reading that one is refused, the first time.
+
+    PyTorch asks it for a number, then reads it once more to name its class in an error of its own; 2.11 crashes if that
+    reading fails. What is read has no number in it.
+    """
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
-        if type(found) is SizeDecidedByData:
+        if type(found) is SizeDecidedByData and not found.refused:
             found._refuse()
         return found
 
