@@ -101,7 +101,7 @@ class Composition:
 
     ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
     that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``unattained``: terms
-    stand for epochs of which a record is in some lots, or for blocks of which it is in one group, nobody knows which;
+    stand for epochs of which a record is in some lots, or for blocks of which it is in one group, unknown which;
     no neighbours attain what those terms cost.
     """
 
@@ -300,7 +300,7 @@ def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
 
 
 def _slack(step: ev.Step, adjacency: Adjacency, group: int) -> float:
-    """Return what a step adds to δ for values that nobody had listed, or records dropped from its lot.
+    """Return what a step adds to δ for values that were not listed beforehand, or records dropped from its lot.
 
     For the latter see `tacit.accounting.truncation`. Of values:
     Let D' have one record more than D, with a value v that D lacks. Given that v's noisy count, which is independent

@@ -67,7 +67,7 @@ _KINDS: dict[Callable[..., Any], Kind] = {}
 known = _KINDS.get
 
 FLAGS: dict[Callable[..., Any], int] = {}
-"""What the compiled short way asks of a function (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells."""
+"""Answers for the compiled short way (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells."""
 
 
 def kind_of(func: Callable[..., Any]) -> Kind:

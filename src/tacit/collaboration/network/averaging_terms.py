@@ -1,4 +1,4 @@
-"""What the server and the participants of private averaging agree on before anything is sent."""
+"""The terms that the server and the participants of private averaging agree on before anything is sent."""
 
 from __future__ import annotations
 
