@@ -32,6 +32,20 @@ class Kernels(Protocol):
     def mixed_noise(
         self, keys: Buffer, weights: Memory, out: Memory, std: float, grid: float, piece: int, threads: int, /
     ) -> None: ...
+    def recursive_noise(
+        self,
+        keys: Buffer,
+        weights: Memory,
+        decays: Memory,
+        rows: Tensor,
+        out: Memory,
+        at: int,
+        std: float,
+        grid: float,
+        piece: int,
+        threads: int,
+        /,
+    ) -> None: ...
     def outer_sum(self, narrow: Memory, wide: Memory, out: Memory, rows: int, call: int, threads: int, /) -> None: ...
     def product_sum(
         self, left: Memory, right: Memory, weights: Memory, out: Memory, call: int, threads: int, /

@@ -99,6 +99,16 @@ def test_effort_is_left_for_lattices_of_several_steps_in_the_second_direction():
     assert found[0] > bound("add/remove", rates[0], 0.5911403651662278, 1, delta=3.5207e-8)  # has a closed form
 
 
+def test_a_first_bound_far_above_the_truth_does_not_keep_lattices_of_several_steps_away():
+    """It was 183 here, beyond what they hold, so that the looser bound of one lattice stayed: 17.287."""
+    assert 17.24 < bound("add/remove", 8.6e-9, 0.554, 11, delta=1.6e-88) < 17.275
+
+
+def test_delta_of_1e_110_is_not_answered_by_what_was_left_out():
+    """A first bound of 2e-60 decided what is next to nothing, and the answer was that: 50 orders of magnitude too high."""
+    assert 2.25e-110 < bound("replace-one", 6.3492e-7, 2.79328, 6, epsilon=0.00150836) < 2.26e-110
+
+
 @pytest.mark.parametrize(("rate", "noise", "steps", "epsilon", "looser"), [(1e-8, 3.0, 30, 1e-7, 3.61e-11)])
 def test_delta_next_to_an_epsilon_of_zero_is_as_close_as_elsewhere(rate, noise, steps, epsilon, looser):
     """Where ε is 1e-4 or less δ was as loose as a lattice of one step: 3e-4 here, and 1e14 times elsewhere."""

@@ -30,7 +30,8 @@ Pairs = Sequence[tuple[Pair, int]]
 
 
 def epsilon_above(pairs: Pairs, delta: float, near: float) -> float:
-    """An ε with δ(ε) <= ``delta`` for sure, infinite where a loss is beyond the lattices; ``near`` is about ε."""
+    """An ε with δ(ε) <= ``delta`` for sure, infinite if a loss is beyond the lattices; ``near`` is about ε or above."""
+    near = min(near, LARGEST_LOSS / 4)
     for _ in range(6):
         if not 0 < near <= LARGEST_LOSS / 4:
             return math.inf
@@ -62,6 +63,9 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
             return 1.0
         rough = nested.total(Upwards(), pairs, size, near, _ROUGH)
         found = upper_law.delta(rough, epsilon)
+        if 2 * rough.infinite > found and near > 1e-240:  # what was left out is felt: leave out far less
+            near = max(min(found, near * near), 1e-240)
+            continue
         before, size = size, max(epsilon, rough.width / 8)
         enough, near = found > 0.1 * near, found
         if enough and 0.8 * before < size < 1.25 * before:

@@ -90,15 +90,22 @@ class Recorder(Capture):
                 if form is not None and (not indices or known_before.are_kept(key, indices)):
                     return self._as_decided(form, func, args, kwargs)
             rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
-            if rule is not None:
-                return rule(self, func, args, kwargs)
             self._carried_out = None
-            out = self._operate(kind, func, args, kwargs, own_rule)
+            if rule is not None:
+                key = known_before.premises(kind, func, args, kwargs)
+                out = rule(self, func, args, kwargs)
+                if key is not None:
+                    known_before.remember_rule(key, rule)
+                    key = None
+            else:
+                out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             self.note_failure()
             raise
         if key is not None and out is self._carried_out:
             known_before.remember(key, out, indices)
+        elif type(out) is Traced and self.batch:
+            known_before.form(out)  # what comes next can be found by it
         return out
 
     def note_failure(self) -> None:

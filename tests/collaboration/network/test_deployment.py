@@ -203,4 +203,3 @@ def test_three_hospitals_come_through_a_bad_week(site: Site) -> None:
         model.load_state_dict(load_file(folder / "runs" / name / "model.safetensors"))
         together = example.accuracy(model, folder / "everybody.csv", columns)
         assert together > max(found.values()) + 0.15, (name, together, found)
-        print(name, together, found)

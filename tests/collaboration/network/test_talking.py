@@ -250,6 +250,27 @@ def test_a_turn_that_lapses_costs_its_place_and_is_not_waited_for(caplog: pytest
         rota.check("ann", token, now=63.0)
 
 
+@pytest.mark.parametrize("protocol", ["round-robin", "random-order"])
+def test_a_participant_that_is_done_or_was_revoked_is_not_waited_for(tmp_path: Path, protocol: str) -> None:
+    service = Service(begin(tmp_path, agreement(protocol=protocol)), patience=600.0, clock=lambda: 0.0)
+    ask = service.methods()
+    service.give_back("ann", service.turn("ann"))
+    ask["Done"]("bob", b"")
+    token = service.turn("carl")  # past bob
+    with pytest.raises(Refused, match="'carl' has the lease"):
+        service.turn("ann")
+    outside = Store(tmp_path, sole=False)
+    outside.revoke("carl")
+    outside.close()
+    service.give_back("ann", service.turn("ann"))  # past carl, who has the lease and was revoked
+    service.give_back("ann", service.turn("ann"))  # past both
+    with pytest.raises(Refused, match="revoked"):
+        service.give_back("carl", token)
+    ask["Agree"]("bob", b"")  # bob comes back
+    assert service.turn("bob")
+    service.close()
+
+
 def test_a_lease_that_lapsed_is_reported_once() -> None:
     lease = Lease(10.0)
     lease.acquire("ann", now=0.0)

@@ -1,4 +1,4 @@
-"""The terms that the server and the participants of private averaging agree on before anything is sent."""
+"""The terms of private averaging, on which the server and the participants agree before anything is sent."""
 
 from __future__ import annotations
 

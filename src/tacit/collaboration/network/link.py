@@ -109,10 +109,18 @@ class Link:
 
     def give_back(self, token: int) -> None:
         """Let the next one have its turn; if the server cannot be reached at once, the turn lapses by itself."""
+        self._tell_server("GiveBack", codec.pack_token(token))
+
+    def done(self) -> None:
+        """Say that nobody need wait for us; if the server cannot be reached at once, they wait once more."""
+        self._tell_server("Done", b"")
+
+    def _tell_server(self, method: str, message: bytes) -> None:
+        """Try once to say something that the others can do without."""
         try:
-            self._stub("GiveBack")(codec.pack_token(token), timeout=_FIRST_DEADLINE, metadata=self._metadata)
+            self._stub(method)(message, timeout=_FIRST_DEADLINE, metadata=self._metadata)
         except grpc.RpcError as error:
-            log.info("the turn could not be given back: %s", _details(error))
+            log.info("%s could not be told %s: %s", self.address, method, _details(error))
 
     def pull(self, fraction: float, *, size: int) -> Download:
         return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)

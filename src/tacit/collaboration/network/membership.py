@@ -265,6 +265,11 @@ class Membership:
         for shard in self._shards:
             shard.link.report(statement)
 
+    def leave(self) -> None:
+        """Tell the servers that all uploads were made, or that the budget is spent: the others need not wait."""
+        for shard in self._shards:
+            shard.link.done()
+
     def _pull(self, fraction: float) -> Download:
         parts = [(s.agreement.start, s.link.pull(fraction, size=s.agreement.size)) for s in self._shards]
         values = np.concatenate([part.values for _, part in parts])

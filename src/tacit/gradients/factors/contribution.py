@@ -71,7 +71,10 @@ def own_sums(x: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) ->
     first) a kernel sums columns that several examples share, and the last few of them in another order, so that an
     example's sum would depend on its place and on how many there are.
     """
-    return x.contiguous().sum(dim, keepdim=keepdim, dtype=precise_dtype(x))
+    x = x.contiguous()
+    if x.dtype is torch.float32 or x.dtype is torch.float64:
+        return x.sum(dim, keepdim=keepdim)
+    return x.sum(dim, keepdim=keepdim, dtype=precise_dtype(x))
 
 
 def added(terms: Iterable[Tensor]) -> Tensor:

@@ -24,6 +24,13 @@ def _pad(call: Call) -> Tag:
     return mixes(call, "pads among the examples") if any(own) else layout
 
 
+@rule_of_one("stft istft")
+def _spectra(call: Call) -> Tag:
+    x, layout = call.first()
+    alone = layout.dim == 0 and x.ndim == (2 if call.name == "stft" else 3 + (not x.is_complex()))
+    return layout if alone else mixes(call, "works across examples")
+
+
 _INNER = {
     1: "pairwise_distance searchsorted multinomial _sample_dirichlet",
     2: """cdist tril triu linalg_inv linalg_inv_ex inverse linalg_det det logdet linalg_slogdet slogdet

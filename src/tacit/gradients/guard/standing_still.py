@@ -23,8 +23,8 @@ _MEANS: dict[str, Callable[..., Tensor]] = {
     "bernoulli": lambda share, *_: share,
     "poisson": lambda rate, *_: rate,
     "binomial": lambda count, share, *_: count * share,
-    "_standard_gamma": lambda shape, *_: shape,
-    "_sample_dirichlet": lambda shape, *_: shape / shape.sum(-1, keepdim=True),
+    "standard_gamma": lambda shape, *_: shape,
+    "sample_dirichlet": lambda shape, *_: shape / shape.sum(-1, keepdim=True),
 }
 """Values that replace random draws: their mean, so that parameters which combine examples are seen in it."""
 
@@ -54,8 +54,9 @@ class Still(TorchFunctionMode):
         if self._memory and self._writes_to_parameters(func, name, args, kwargs):
             raise NotCompared(WRITES)
         found = func(*args, **kwargs)
-        if name in _MEANS and not (name == "bernoulli" and (len(args) > 1 or "p" in kwargs)):
-            return found + (_MEANS[name](*args) - found).detach()
+        mean = _MEANS.get(name.removeprefix("_"))
+        if mean is not None and not (name == "bernoulli" and (len(args) > 1 or "p" in kwargs)):
+            return found + (mean(*args) - found).detach()
         if name in _STANDING:
             with torch.no_grad():
                 found.fill_(_STANDING[name])
