@@ -34,7 +34,7 @@ def test_there_is_a_plan_for_every_data_set(dataset: str, epsilon: float) -> Non
     assert plan.steps >= recipe.epochs * records // recipe.lot_size and plan.noise_multiplier > 0.5
 
 
-def test_it_is_what_is_done_unless_told_otherwise() -> None:
+def test_scattering_is_the_default_recipe() -> None:
     assert best("mnist", 2.0) == scattering("mnist", 2.0)
 
 

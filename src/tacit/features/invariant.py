@@ -1,6 +1,6 @@
 """Features in a metric learned from procedural pictures: what changes between variants of a picture counts less.
 
-Pictures that nobody took are made in several variants each, as two writers draw the same letter. Of their features
+Synthetic pictures are made in several variants each, as two writers draw the same letter. Of their features
 (those of another front end), B are the principal components and W is the covariance within the variants of a picture.
 A row x of k components becomes
 

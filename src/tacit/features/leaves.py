@@ -23,7 +23,7 @@ _LIGHT, _COLOUR_CAST, _GRAIN = 0.2, 0.05, 0.03
 def dead_leaves(count: int, shape: tuple[int, int, int], *, seed: int = 0) -> Tensor:
     """``count`` pictures in [0, 1] of the given shape (channels, height, width), float32.
 
-    The seed makes them the same everywhere; it protects nobody, for the pictures show nobody.
+    The seed makes them the same everywhere; it needs no secrecy, for the pictures show no person.
     """
     channels, height, width = shape
     random = np.random.Generator(np.random.PCG64(seed))

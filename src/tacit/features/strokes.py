@@ -24,7 +24,7 @@ _ROWS = 64
 def strokes(figures: int, variants: int, size: tuple[int, int], *, seed: int = 0) -> Tensor:
     """Return ``figures`` · ``variants`` pictures as bytes (n, 1, height, width); variants of a figure are neighbours.
 
-    The seed makes them the same everywhere; it protects nobody, for the pictures show nobody.
+    The seed makes them the same everywhere; it needs no secrecy, for the pictures show no person.
     """
     random = np.random.Generator(np.random.PCG64(seed))
     normal, uniform = random.standard_normal, random.uniform

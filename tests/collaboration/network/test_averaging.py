@@ -64,7 +64,7 @@ def test_a_whole_run_says_both_guarantees(tmp_path: Path, keys: Path) -> None:
     assert torch.equal(found["ann"].model.weight, found["bob"].model.weight)
 
 
-def test_a_participant_that_leaves_early_is_told_no_guarantee(tmp_path: Path, keys: Path) -> None:
+def test_a_participant_that_leaves_early_gets_no_guarantee(tmp_path: Path, keys: Path) -> None:
     """No ε is known then; 0 would be a promise."""
     with average(averaging(tmp_path / "server"), admit=PEOPLE, keys=keys, listen="127.0.0.1:0") as server:
         left = contribute(server.address, name="ann", keys=keys, folder=tmp_path / "ann", network=build,
@@ -105,7 +105,7 @@ def test_the_server_clips_whatever_it_is_sent(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_round_goes_on_without_whoever_is_silent_and_stays_charged(tmp_path: Path) -> None:
+def test_a_round_goes_on_without_silent_participants_and_stays_charged(tmp_path: Path) -> None:
     now = [0.0]
     service = AveragingService(averaging(tmp_path, patience=60.0, least=1), PEOPLE, clock=lambda: now[0])
     number, _ = work(service, "ann")

@@ -136,7 +136,7 @@ def test_uploads_that_share_a_commit_survive_a_snapshot_in_between(every: int, t
     again.close()
 
 
-def test_when_whoever_writes_for_all_fails_nobody_waits_for_ever(tmp_path: Path) -> None:
+def test_after_a_failed_commit_for_several_uploads_none_of_them_waits_for_ever(tmp_path: Path) -> None:
     """Those who wait are told; what comes later is taken."""
     people = [f"p{number}" for number in range(6)]
     service = Service(begin(tmp_path, agreement(), people=people))
