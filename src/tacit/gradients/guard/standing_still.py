@@ -26,7 +26,7 @@ _MEANS: dict[str, Callable[..., Tensor]] = {
     "standard_gamma": lambda shape, *_: shape,
     "sample_dirichlet": lambda shape, *_: shape / shape.sum(-1, keepdim=True),
 }
-"""What stands for draws: their mean, so that parameters which combine examples are seen in it."""
+"""Values that replace random draws: their mean, so that parameters which combine examples are seen in it."""
 
 _STANDING = dict.fromkeys(_HALF, 0.5) | dict.fromkeys(("bernoulli", "bernoulli_"), 1.0)
 """The number that stands for noise. Not zero: a direction divided by its length would be NaN and hide the rest."""
