@@ -32,6 +32,20 @@ class Kernels(Protocol):
     def mixed_noise(
         self, keys: Buffer, weights: Memory, out: Memory, std: float, grid: float, piece: int, threads: int, /
     ) -> None: ...
+    def recursive_noise(
+        self,
+        keys: Buffer,
+        weights: Memory,
+        decays: Memory,
+        rows: Tensor,
+        out: Memory,
+        at: int,
+        std: float,
+        grid: float,
+        piece: int,
+        threads: int,
+        /,
+    ) -> None: ...
     def outer_sum(self, narrow: Memory, wide: Memory, out: Memory, rows: int, call: int, threads: int, /) -> None: ...
     def product_sum(
         self, left: Memory, right: Memory, weights: Memory, out: Memory, call: int, threads: int, /
@@ -70,4 +84,4 @@ try:
     kernels = importlib.import_module("tacit._kernels")
 except ImportError:
     kernels = None
-"""None where they could not be compiled; whoever uses them does the same with arrays then."""
+"""None where they could not be compiled; their callers then compute the same with arrays."""

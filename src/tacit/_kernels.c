@@ -6,6 +6,9 @@
  *                                          (_loops/noise.h); with a grid: (value + out / grid), rounded, times grid
  * mixed_noise(keys, weights, out, std, grid, piece, threads)  the same for the weighted sum of several streams, at most 64,
  *                                          with the keys of one after those of the other
+ * recursive_noise(keys, weights, decays, rows, out, at, std, grid, piece, threads)  as noise, of standard normals less the
+ *                                          weighted sum of rows; without decays row `at` becomes the result, with them each row
+ *                                          becomes decay * row + the result
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
  * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
@@ -97,6 +100,7 @@ static PyMethodDef methods[] = {
     FUNCTION(keystream),
     FUNCTION(noise),
     FUNCTION(mixed_noise),
+    FUNCTION(recursive_noise),
     FUNCTION(outer_sum),
     FUNCTION(product_sum),
     FUNCTION(linear),

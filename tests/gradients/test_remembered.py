@@ -357,7 +357,7 @@ def test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize("begun", BRANCHES)
-def test_branches_are_told_apart_under_modes_of_other_libraries(begun: str) -> None:
+def test_branches_are_distinguished_under_modes_of_other_libraries(begun: str) -> None:
     with torch.device("cpu"), torch.device("cpu"):
         test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun)
 

@@ -67,7 +67,7 @@ _KINDS: dict[Callable[..., Any], Kind] = {}
 known = _KINDS.get
 
 FLAGS: dict[Callable[..., Any], int] = {}
-"""What the short way asks of a function (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells, direct."""
+"""Answers for the short way (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells, direct."""
 
 
 def kind_of(func: Callable[..., Any]) -> Kind:
