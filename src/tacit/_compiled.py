@@ -84,4 +84,4 @@ try:
     kernels = importlib.import_module("tacit._kernels")
 except ImportError:
     kernels = None
-"""None where they could not be compiled; whoever uses them does the same with arrays then."""
+"""None where they could not be compiled; their callers then compute the same with arrays."""

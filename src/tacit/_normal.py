@@ -163,7 +163,7 @@ def _key_bytes(values: npt.NDArray[Any]) -> int:
 
 
 def _with_arrays(stream: Stream, keys: memoryview, values: npt.NDArray[Any], std: float, grid: float) -> None:
-    """Each piece from bits of its own: whoever draws for every so many values in turn draws the same."""
+    """Each piece from bits of its own: drawing the values in several parts gives the same values."""
     for number, first in enumerate(range(0, values.size, _PIECE)):
         piece = values[first : first + _PIECE]
         made = np.empty_like(piece) if grid else piece

@@ -1,6 +1,6 @@
 """The source of every secret random number: an AES-256-CTR keystream keyed by the operating system.
 
-Noise and sampling protect people only if nobody can predict them, so both draw from one `Source`, and none of it can
+Noise and sampling protect people only if they cannot be predicted, so both draw from one `Source`, and none of it can
 be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and
 `mechanisms`, which both need it and may not import each other.
 

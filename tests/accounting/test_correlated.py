@@ -170,7 +170,7 @@ TAILED = [
 
 
 @pytest.mark.parametrize(("strategy", "parameters", "groups", "steps"), TAILED, ids=str)
-def test_what_reaches_beyond_the_next_turn_is_charged_enough(
+def test_noise_that_reaches_beyond_the_next_turn_is_charged_enough(
     strategy: str, parameters: tuple[float, ...], groups: int, steps: int
 ) -> None:
     epsilons, c = (0.1, 0.5, 1.0, 2.0), matrix(strategy, parameters, steps)

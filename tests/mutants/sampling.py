@@ -99,7 +99,7 @@ def sampled_too_often(patch: Patch) -> None:
 
 
 @mutant(
-    "a lot with nobody in it is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
+    "an empty lot is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
 )
 def empty_lot_skipped(patch: Patch) -> None:
     real = run.PrivateRun.following_lot

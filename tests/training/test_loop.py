@@ -199,7 +199,7 @@ def test_a_lot_is_finished_after_its_last_batch_only(make: Any) -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_scheduler_stepped_once_a_batch_is_told_of(make: Any, caplog: pytest.LogCaptureFixture, right: bool) -> None:
+def test_a_scheduler_stepped_once_a_batch_is_reported(make: Any, caplog: pytest.LogCaptureFixture, right: bool) -> None:
     _, optimizer, run = make(lot_size=60, batch_size=20, steps=3, sampling="fixed-size")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     for batch in run.batches():
@@ -233,7 +233,7 @@ def test_a_batch_that_is_left_out_is_refused_in_other_words(make: Any) -> None:
 
 
 @pytest.mark.parametrize("several", [1, 2])
-def test_clipping_by_hand_is_told_to_be_without_effect(
+def test_clipping_by_hand_is_reported_to_have_no_effect(
     make: Any, caplog: pytest.LogCaptureFixture, several: int
 ) -> None:
     clip = torch.nn.utils.clip_grad_norm_  # as somebody imported it before
@@ -254,7 +254,7 @@ def test_clipping_by_hand_is_told_to_be_without_effect(
     assert float(torch.cat([p.grad.flatten() for p in other.parameters()]).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
-def test_a_hook_on_an_accumulated_gradient_is_told_to_be_without_effect(
+def test_a_hook_on_an_accumulated_gradient_is_reported_to_have_no_effect(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Linear(4, 3)

@@ -1,25 +1,25 @@
 /* Operations on tensors of the batch about which all is decided: the short way of tacit.gradients.traced.
  *
  * What is done here is what `Recorder.handle` would do, for operations of which `remembered.Decisions` knows where examples
- * lie afterwards, and for those that tell no value of one tensor. Everything else is left to Python: whatever is not as it
+ * lie afterwards, for those whose gradient rule is known, and for those that tell no value of one tensor. Everything else is left to Python: whatever is not as it
  * was when the decision was made is found by the same comparisons, in the same order, as `Decisions.premises` makes them.
  */
 
-enum { DECIDED = 1, ENTRYWISE = 2, BY_SHAPES = 4, SIZED = 8, TELLS = 16 };
+enum { DECIDED = 1, ENTRYWISE = 2, BY_SHAPES = 4, SIZED = 8, TELLS = 16, RULED = 32 };
 
 /* Given once, by `follow_with`. */
-enum { TRACED, TENSOR, PARAMETER, FORM, CONSTANTS, FLAGS, CARRY_OUT, TRANSFORM, COMPILER, OTHERWISE, GIVEN };
+enum { TRACED, TENSOR, PARAMETER, FORM, CONSTANTS, FLAGS, CARRY_OUT, TRANSFORM, COMPILER, GRAD_ENABLED, OTHERWISE, GIVEN };
 static PyObject *given[GIVEN];
 
 enum {
     A_RECORDER, A_TAG, A_EPOCH, A_FORM, A_ENTERED, A_CLASS, A_OF_FORM, A_BY_DATA, A_ACTIVE, A_ISOLATING, A_OF_BATCH, A_BATCH,
     A_DECISIONS, A_FOUND, A_TRAIL, A_CARRIED_OUT, A_FAILED, A_START, A_STOP, A_STEP, A_TRAINED, A_SHAPE, A_DTYPE, A_CODE_NAME,
-    A_LAST, A_BACK, A_MODE, NAMES
+    A_LAST, A_BACK, A_MODE, A_RULES, A_GET_FORM, NAMES
 };
 static const char *const name_texts[NAMES] = {
     "_recorder", "_tag", "_epoch", "_form", "_entered", "__class__", "tag", "by_data", "active", "isolating", "epoch", "batch",
     "decisions", "found", "trail", "_carried_out", "note_failure", "start", "stop", "step", "requires_grad", "shape", "dtype",
-    "co_name", "f_lasti", "f_back", "__torch_function__",
+    "co_name", "f_lasti", "f_back", "__torch_function__", "rules", "form",
 };
 static PyObject *names[NAMES];
 
@@ -113,6 +113,9 @@ static int add_premise(Premises *p, PyObject *value) {
     if (type == &PySlice_Type)
         return add_kept(p, (PyObject *)type) && is_to_be_seen(p, kept(value, A_START)) &&
                is_to_be_seen(p, kept(value, A_STOP)) && is_to_be_seen(p, kept(value, A_STEP));
+    if (p->flags & RULED && (PyObject *)type == given[PARAMETER])
+        return add(p, PyObject_GetAttr(value, names[A_TRAINED])) && add(p, PyObject_GetAttr(value, names[A_SHAPE])) &&
+               add(p, PyObject_GetAttr(value, names[A_DTYPE]));
     if ((PyObject *)type == given[TENSOR] || (PyObject *)type == given[PARAMETER]) {
         if (!entrywise && !(p->flags & BY_SHAPES)) return 0; /* its values may decide */
         return kept(value, A_TRAINED) == Py_False && add(p, PyObject_GetAttr(value, names[A_SHAPE])) &&
@@ -122,7 +125,7 @@ static int add_premise(Premises *p, PyObject *value) {
     return constant == 1 && add_kept(p, value);
 }
 
-/* The form of what an operation gives, borrowed; NULL, with an error or without, where it is for Python to say. */
+/* The form of what an operation gives, or its rule, borrowed; NULL, with an error or without, where it is for Python to say. */
 static PyObject *decision(Premises *p, PyObject *func, PyObject *args, PyObject *kwargs) {
     PyObject *key = NULL, *form = NULL;
     if (!add_kept(p, func) || !add_kept(p, Py_None)) return NULL; /* the batch's size goes into the second place */
@@ -147,6 +150,11 @@ static PyObject *decision(Premises *p, PyObject *func, PyObject *args, PyObject 
     Py_INCREF(batch);
     Py_DECREF(p->found[1]);
     p->found[1] = batch;
+    if (p->flags & RULED) {
+        PyObject *enabled = PyObject_CallNoArgs(given[GRAD_ENABLED]);
+        Py_XDECREF(enabled);
+        if (enabled != Py_True) return NULL;
+    }
     PyObject *transform = PyObject_CallNoArgs(given[TRANSFORM]);
     Py_XDECREF(transform);
     if (transform != Py_None || !(key = PyTuple_New(p->founds))) return NULL;
@@ -154,10 +162,11 @@ static PyObject *decision(Premises *p, PyObject *func, PyObject *args, PyObject 
         Py_INCREF(p->found[i]);
         PyTuple_SetItem(key, i, p->found[i]);
     }
-    PyObject *decisions = kept(p->recorder, A_DECISIONS), *table = decisions ? kept(decisions, A_FOUND) : NULL;
+    int ruled = (p->flags & RULED) != 0;
+    PyObject *decisions = kept(p->recorder, A_DECISIONS), *table = decisions ? kept(decisions, ruled ? A_RULES : A_FOUND) : NULL;
     if (table && PyDict_Check(table)) form = PyDict_GetItemWithError(table, key);
     Py_DECREF(key);
-    return form && (PyObject *)Py_TYPE(form) == given[FORM] ? form : NULL;
+    return form && (ruled || (PyObject *)Py_TYPE(form) == given[FORM]) ? form : NULL;
 }
 
 /* Whether a function that tells what is known of a tensor is asked for one whose sizes data did not decide. */
@@ -191,11 +200,27 @@ static int note_call(PyObject *recorder, PyObject *func) {
     return noted;
 }
 
+/* By its rule, which says itself where examples lie in what it gives. */
+static PyObject *by_rule(PyObject *rule, PyObject *recorder, PyObject *func, PyObject *args, PyObject *kwargs) {
+    PyObject *options = kwargs ? kwargs : PyDict_New(), *out = NULL;
+    if (options && !PyObject_SetAttr(recorder, names[A_CARRIED_OUT], Py_None))
+        out = PyObject_CallFunctionObjArgs(rule, recorder, func, args, options, NULL);
+    if (!kwargs) Py_XDECREF(options);
+    if (out && (PyObject *)Py_TYPE(out) == given[TRACED]) { /* what comes next can be found by its form */
+        PyObject *form = PyObject_CallMethodObjArgs(kept(recorder, A_DECISIONS), names[A_GET_FORM], out, NULL);
+        if (!form) Py_CLEAR(out);
+        Py_XDECREF(form);
+    }
+    return out;
+}
+
 /* Carry an operation out without following what it does inside, and without a compiler, which would trace the engine. */
-static PyObject *carried_out(PyObject *func, PyObject *types, PyObject *args, PyObject *kwargs) {
+static PyObject *carried_out(PyObject *rule, PyObject *recorder, PyObject *func, PyObject *types, PyObject *args,
+                             PyObject *kwargs) {
     PyObject *compiler = PyObject_CallFunctionObjArgs(given[COMPILER], Py_None, NULL);
     if (!compiler) return NULL;
-    PyObject *out = PyObject_CallFunctionObjArgs(given[CARRY_OUT], func, types, args, kwargs, NULL);
+    PyObject *out = rule ? by_rule(rule, recorder, func, args, kwargs) :
+                           PyObject_CallFunctionObjArgs(given[CARRY_OUT], func, types, args, kwargs, NULL);
     if (compiler != Py_None) {
         PyObject *error, *value, *trace;
         PyErr_Fetch(&error, &value, &trace);
@@ -241,16 +266,17 @@ static PyObject *follow(PyObject *module, PyObject *const *arguments, Py_ssize_t
     p.flags = flags ? PyLong_AsLong(flags) : 0;
     int known = 0;
     if (p.flags && PyTuple_Check(args))
-        known = p.flags & TELLS ? tells(&p, args) : p.flags & DECIDED && (form = decision(&p, func, args, kwargs));
+        known = p.flags & TELLS ? tells(&p, args) : (form = decision(&p, func, args, kwargs)) != NULL;
     known = known && !PyErr_Occurred() && note_call(p.recorder, func);
     if (known) {
         PyObject *recorder = p.recorder;
         Py_INCREF(recorder); /* the operation may be the last to use it */
         Py_XINCREF(form);
         Py_XINCREF(p.epoch);
-        out = carried_out(func, types, args, kwargs);
+        int ruled = (p.flags & RULED) != 0;
+        out = carried_out(ruled ? form : NULL, recorder, func, types, args, kwargs);
         if (!out && form) note_failure(recorder);
-        if (out && form && !marked(out, &p, form)) Py_CLEAR(out);
+        if (out && form && !ruled && !marked(out, &p, form)) Py_CLEAR(out);
         Py_DECREF(recorder);
         Py_XDECREF(form);
         Py_XDECREF(p.epoch);

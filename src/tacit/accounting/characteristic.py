@@ -149,7 +149,7 @@ class SampledGaussians:
         tails = (weight[:, 0] + weight[:, -1]) * (1.2534 / (total[:, 0] * step[:, 0]))
         weight /= total
         log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
-        # What rounding does to a loss, and through it to a weight.
+        # The effect of rounding on a loss, and through it on a weight.
         part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
         size = np.abs(loss)
         if self.replaced:

@@ -91,7 +91,7 @@ class Composition:
 
     ``slack`` is to be added to δ: the probability that something shows which the terms do not cover. The accountants
     that are found by name see to it; one that is not prepared for slack cannot get at the parts. ``unattained``: terms
-    stand for epochs of which a record is in some lots, or for blocks of which it is in one group, nobody knows which;
+    stand for epochs of which a record is in some lots, or for blocks of which it is in one group, unknown which;
     no neighbours attain what those terms cost.
     """
 

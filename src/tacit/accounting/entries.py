@@ -149,7 +149,7 @@ def _gaussian(queries: Sequence[ev.GaussianSum]) -> Gaussian | DiscreteGaussian:
 
 
 def _slack(step: ev.Step, adjacency: Adjacency, group: int) -> float:
-    """Return what a step adds to δ for values that nobody had listed, or records dropped from its lot.
+    """Return what a step adds to δ for values that were not listed beforehand, or records dropped from its lot.
 
     For the latter see `tacit.accounting.truncation`. Of values:
     Let D' have one record more than D, with a value v that D lacks. Given that v's noisy count, which is independent

@@ -67,7 +67,7 @@ _KINDS: dict[Callable[..., Any], Kind] = {}
 known = _KINDS.get
 
 FLAGS: dict[Callable[..., Any], int] = {}
-"""What the compiled short way asks of a function (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells."""
+"""Answers for the short way (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells, direct."""
 
 
 def kind_of(func: Callable[..., Any]) -> Kind:
@@ -89,5 +89,6 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         body=opened(func),
     )
     _KINDS[func] = found
-    FLAGS[func] = 16 if found.tells else found.is_decided * (1 + 2 * found.is_entrywise + 4 * found.by_shapes + 8 * found.sizes)
+    decided = found.is_decided * (1 + 2 * found.is_entrywise + 4 * found.by_shapes + 8 * found.sizes)
+    FLAGS[func] = 16 if found.tells else 32 if found.is_direct else decided
     return found

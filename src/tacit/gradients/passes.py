@@ -22,7 +22,7 @@ from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.isolation.module_state import State
 from tacit.gradients.isolation.plan import FEWEST, make_plan
 from tacit.gradients.libraries import data_independent
-from tacit.gradients.libraries.compiled import Eager
+from tacit.gradients.libraries.compiled import Eager, leave_compiler
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.torch_internals import current_frames, get_frame
 from tacit.gradients.traced import plain
@@ -63,6 +63,8 @@ class Passes:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
             return None
+        if torch.compiler.is_dynamo_compiling():
+            leave_compiler()
         if self._calls:
             self._forget_ended_calls()
         self._calls.append(id(get_frame(1)))

@@ -92,7 +92,11 @@ class Recorder(Capture):
             rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
             self._carried_out = None
             if rule is not None:
+                key = known_before.premises(kind, func, args, kwargs)
                 out = rule(self, func, args, kwargs)
+                if key is not None:
+                    known_before.remember_rule(key, rule)
+                    key = None
             else:
                 out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):

@@ -5,6 +5,7 @@ It makes the comparisons of `remembered.Decisions.premises`, and leaves whatever
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from tacit._compiled import kernels
@@ -20,8 +21,9 @@ LONG_WAY = Traced.__torch_function__
 def take() -> None:
     """Have operations on tensors of the batch arrive at the compiled code first, where there is any."""
     if hasattr(kernels, "follow_with"):  # or it was compiled from older sources
-        parts = (Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS, carry_out, in_transform, set_eval_frame, follow)
-        kernels.follow_with(*parts)  # type: ignore[union-attr]
+        classes = Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS
+        asked = carry_out, in_transform, set_eval_frame, torch.is_grad_enabled
+        kernels.follow_with(*classes, *asked, follow)  # type: ignore[union-attr]
         Traced.__torch_function__ = kernels.follow  # type: ignore[union-attr, method-assign, assignment]
 
 

@@ -85,7 +85,7 @@ class SparseVector:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdedCounts:
-    """Counts of values that nobody listed beforehand, with N(0, noise_std^2); those above ``threshold`` are released.
+    """Counts of values that were not listed beforehand, with N(0, noise_std^2); those above ``threshold`` are released.
 
     One record adds one to one count, and a value that occurs nowhere is not released. Beside the Gaussian sum of
     sensitivity 1 that this is on the values others have too, a record can show by bringing a value of its own, with

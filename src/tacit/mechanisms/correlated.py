@@ -77,7 +77,7 @@ class CorrelatedNoise:
             if keys is self._block:
                 raise RuntimeError("the noise of an earlier step was not completed; resume from a checkpoint.")
             self._begin(query, keys, sizes, position)
-        state, self._state = self._state, None  # if this fails half-way, nobody goes on with what is left
+        state, self._state = self._state, None  # if this fails half-way, no step goes on with the rest
         assert state is not None
         if position < self._position or sizes != state.sizes:
             raise RuntimeError(

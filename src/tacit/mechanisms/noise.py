@@ -114,7 +114,7 @@ def _trays(flats: Noisy) -> Iterator[Noisy]:
 def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source, drawn: Drawn | None) -> None:
     """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does.
 
-    Where several processes hold parts of a sum, they come together between the noise and the rounding.
+    Where several processes hold parts of a sum, the parts are all-reduced between the noise and the rounding.
     """
     pieces = [piece for piece, _ in tray]
     grids = [_grid(scale) for _, scale in tray]

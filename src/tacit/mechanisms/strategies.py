@@ -1,7 +1,7 @@
 """Strategies for correlated noise, fitted to the number of steps and to how often a record comes back.
 
-`make_private(noise=BandedToeplitz(bands=8), sampling="cyclic", ...)` fits the strategy to the run. What is made small
-is the error of the prefix sums of the gradients, which is where SGD's parameters come from: its mean square over the
+`make_private(noise=BandedToeplitz(bands=8), sampling="cyclic", ...)` fits the strategy to the run. It minimises the
+error of the prefix sums of the gradients, which is where SGD's parameters come from: its mean square over the
 steps (or, with ``objective="max"``, its largest), times the square of the sensitivity. A fit changes how useful the
 noise is and never what is promised: the ledger has the coefficients, and the accountants read them there.
 
@@ -30,7 +30,7 @@ _S = TypeVar("_S", bound="_Strategy")
 
 @dataclass(frozen=True, kw_only=True)
 class _Strategy:
-    """What all strategies have: the number of groups, as many as lots in an epoch if none is given."""
+    """Base of the strategies: the number of groups, as many as lots in an epoch if none is given."""
 
     groups: int | None = None
 

@@ -46,7 +46,7 @@ def standing_out(noisy: Array, std: float) -> float:
 def bounds(noisy: Array, std: float) -> tuple[float, float]:
     """Return the outer edges of the bins that stand out of noise of this size; all noise, and it is [-1, 1].
 
-    A bin of nobody stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
+    An empty bin stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
     the bounds will count as the bounds.
     """
     full = np.flatnonzero(noisy > height(std, len(noisy)))

@@ -248,7 +248,7 @@ def make_private(
         if book is not ledger:
             undo.callback(book.close)
         if isinstance(ledger, str | Path):
-            until_closed.callback(book.close)  # nobody else holds it, and the next run may want to go on with the file
+            until_closed.callback(book.close)  # the run alone holds it; the next run may go on with the file
 
         def solve() -> float:
             return least_noise(

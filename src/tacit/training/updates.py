@@ -108,7 +108,7 @@ class Updates:
         self._rates = now
 
     def refuse_raw_gradients(self) -> None:
-        """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""
+        """Refuse gradients of other parameters of the optimizer: they have no noise."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in self._own:

@@ -150,6 +150,7 @@ def test_the_budget_holds_even_if_a_crash_wastes_some_of_it(
     stand, place = take_part(PRIVACY[privacy])
     assert stand.uploads == 2 and "over the budget" in stand.stopped
     assert 0.9 * ALLOWED[privacy] < stand.claim.whole.epsilon <= ALLOWED[privacy]
+    assert place.service.overview()[0]["statement"] == str(stand.claim)  # also what was wasted
     assert place.service.parameters()[0] == 2
     place.service.turn("ann")  # her turn was given back, or is still hers: others need not wait for the lease
 

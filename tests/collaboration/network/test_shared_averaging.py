@@ -177,7 +177,7 @@ def test_a_sum_that_is_too_long_is_not_taken_and_stays_charged(tmp_path: Path) -
     service.close()
 
 
-def test_when_all_rounds_are_made_nobody_enrols_any_more(tmp_path: Path) -> None:
+def test_after_the_last_round_enrolments_are_refused(tmp_path: Path) -> None:
     service = SharedAveragingService(averaging(tmp_path, rounds=1), PEOPLE)
     work = service.methods()["Work"]
     assert work("ann", b"")[:1] == WORK

@@ -101,6 +101,10 @@ def _own_model(agreement: Agreement, network: Network | None) -> nn.Module:
     return model
 
 
+def _spent(stand: Stand) -> str:
+    return UNPROTECTED if stand.claim is None else str(stand.claim)
+
+
 def _check_schema(agreed: str, own: str) -> None:
     """Refuse a table whose declared columns are not those of the collaboration; the first difference is named."""
     if agreed and not own:
@@ -265,7 +269,7 @@ def join(
                     raise Ended("asked to end between two exchanges")
                 membership.exchange()
                 state = stand()
-                membership.report(UNPROTECTED if state.claim is None else str(state.claim))
+                membership.report(_spent(state))
                 if progress is not None:
                     progress(state)
         except (BudgetExceeded, Ended) as error:
@@ -275,6 +279,7 @@ def join(
         else:
             gone = True
         if gone:
+            membership.report(_spent(state))
             membership.leave()
         with suppress(Ended):
             membership.start_from_server()  # to leave with what all have learned

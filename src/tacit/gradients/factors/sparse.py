@@ -10,7 +10,6 @@ from torch import Tensor
 from tacit.gradients.factors.contribution import Contribution, Dense, Rounding, precise, row_rounding, row_squares
 from tacit.gradients.precision import BLOCKS, TOGETHER
 
-
 SMALL = 1 << 12
 """Tables of so few entries have their gradients formed for every example: by the shape alone, which is public."""
 

@@ -108,7 +108,7 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
             continue
         seen.add(node)
         found.append(node)
-        if isinstance(node, BackwardCFunction) and hasattr(node, "upstream") and node.made_by is OWN:
+        if isinstance(node, BackwardCFunction) and getattr(node, "made_by", None) is OWN and hasattr(node, "upstream"):
             stack.extend(node.upstream)
         else:
             stack += [child for child, _ in node.next_functions]

@@ -32,7 +32,7 @@ MOST = 7
 """Examples that are compared: the first of the batch. One half is then even in number and the other odd."""
 
 _TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
-"""Of an entry, and of the largest one: what the kernels for other numbers of rows may round in another way."""
+"""The relative difference of an entry, and of the largest one, that kernels for other numbers of rows may cause."""
 
 
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
@@ -163,7 +163,7 @@ class Cut:
     batch: int
     lists: bool
     copies: dict[int, Any]
-    """What was copied with the model, so that what it shares with the arguments is shared again."""
+    """Copies made with the model, so that tensors it shares with the arguments are shared again."""
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -28,6 +28,7 @@ from tacit.gradients.recording import Recording
 from tacit.gradients.remembered import is_regular
 from tacit.gradients.traced import Traced, mark, plain
 
+
 @operation("embedding")
 def embedding(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     weight, index, padding_idx, by_frequency, _ = bound(

@@ -75,18 +75,25 @@ _SINGLE = words("add sub mul div true_divide")
 
 
 def _one_of_each(recorder: Recording, func: Any, args: Any, x: Tensor, place: Tag, q: Tensor) -> Tensor | None:
-    """`lift` for features that stand last in a batch of examples that stand first; None for anything else."""
+    """`lift` for examples that stand first, and a tensor to which they are not broadcast; None for anything else."""
     batch = recorder.batch or 0
     if not isinstance(place, Layout) or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
         return None
     with without_subclasses():
-        first = x.ndim - q.ndim
-        if first < 1 or x.shape[0] != batch or batch < 2 or q.shape != x.shape[first:]:
+        more = x.ndim - q.ndim
+        shape = (1,) * more + q.shape
+        if more < 0 or shape[0] != 1 or x.shape[0] != batch or batch < 2:
             return None
-        met = tuple(range(1, first))
+        met = []
+        for d in range(1, x.ndim):
+            if shape[d] != x.shape[d]:
+                if shape[d] != 1:
+                    return None
+                met.append(d)
 
         def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
-            return [(q, Dense(own_sums(grad, met) if met else grad))]
+            each = own_sums(grad, tuple(met)) if met else grad
+            return [(q, Dense(each.reshape(batch, *q.shape)))]
 
         copy = recorder.tap(q.detach().expand(x.shape), (), make)
         return mark(func(x, copy) if args[0] is x else func(copy, x), recorder, place)

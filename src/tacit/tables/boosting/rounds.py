@@ -1,7 +1,7 @@
 """Private boosting: shapes of binned columns, and of pairs of them, from noisy sums of residuals.
 
 The idea is that of DP-EBM (Nori et al. 2021): go round the columns, and for each release the sum of the residuals in
-every bin. What is different here:
+every bin. The differences here:
 
 * Every record takes part in every look, and there are few looks: they add up to one Gaussian mechanism, whose noise is
   shared out by fixed weights. A look's update is a whole (Newton) step, not a small fraction of one.
