@@ -300,7 +300,7 @@ def test_the_commands(records: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
             server.wait()
 
 
-@pytest.mark.parametrize("epochs", [(2, 2, 2), (1, 2, 2), (1, 1, 2)])
+@pytest.mark.parametrize("epochs", [(2, 2, 2), (1, 2, 2)])
 def test_masked_uploads_of_a_whole_run(
     records: Path, serve: Serve, link: Connect, keys: Path, tmp_path: Path, epochs: tuple[int, ...]
 ) -> None:
