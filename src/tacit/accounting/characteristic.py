@@ -46,7 +46,7 @@ from tacit.accounting.tilted import Cut, SampledTerms, Tilted
 _DIGITS = 40.0
 _WIDTH = 9.5
 _EPS = float(np.finfo(np.float64).eps)
-_MOST_NODES = 200_000
+_MOST_NODES = 1_000_000
 
 
 @dataclass(frozen=True)
