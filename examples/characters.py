@@ -23,8 +23,8 @@ from tacit.data.places import places
 
 LENGTH, SYMBOLS = 64, 97  # 0: outside of the line; 1: its end; then the 95 characters of ASCII that can be seen
 SETTINGS: dict[str, dict[str, Any]] = {
-    "pairs": {"epochs": 10, "lot_size": 1000, "rate": 4.0, "clip": 1.0},
-    "window": {"epochs": 10, "lot_size": 1000, "rate": 1.0, "clip": 1.0},
+    "pairs": {"epochs": 3, "lot_size": 1000, "rate": 4.0, "clip": 1.0},
+    "window": {"epochs": 3, "lot_size": 1000, "rate": 1.0, "clip": 1.0},
 }
 
 

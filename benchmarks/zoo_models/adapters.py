@@ -55,8 +55,6 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "glora": ("GloraConfig", dict(r=4, target_modules=ATTENTION)),
     "unilora": ("UniLoraConfig", dict(r=2, theta_d_length=32, target_modules=ATTENTION)),
     "cpt": ("CPTConfig", dict(cpt_token_ids=[6, 7, 8], cpt_mask=[1, 1, 1], cpt_tokens_type_mask=[1, 2, 4])),
-    "cpt-decay": ("CPTConfig", dict(cpt_token_ids=[6, 7, 8], cpt_mask=[1, 1, 1], cpt_tokens_type_mask=[1, 2, 4],
-                                    opt_weighted_loss_type="decay", opt_loss_decay_factor=0.95)),
     "hira": ("HiraConfig", dict(r=4, target_modules=ATTENTION)),
     "waveft": ("WaveFTConfig", dict(n_frequency=20, target_modules=ATTENTION)),
     "osf": ("OSFConfig", dict(effective_rank=4, target_modules=SQUARE)),

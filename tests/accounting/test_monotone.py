@@ -105,7 +105,7 @@ def test_a_first_bound_far_above_the_truth_does_not_keep_lattices_of_several_ste
 
 
 def test_delta_of_1e_110_is_not_answered_by_what_was_left_out():
-    """A first bound of 2e-60 decided what is next to nothing, and the answer was that: 50 orders of magnitude too high."""
+    """A first bound of 2e-60 decided what is next to nothing, and was the answer: 50 orders of magnitude too high."""
     assert 2.25e-110 < bound("replace-one", 6.3492e-7, 2.79328, 6, epsilon=0.00150836) < 2.26e-110
 
 

@@ -65,7 +65,7 @@ class Decisions:
         self._forms: dict[Hashable, Form] = {}
         self.found: dict[Hashable, Form | list[Form]] = {}
         self.rules: dict[Hashable, Any] = {}
-        """Gradient rules of operations on one tensor of the batch and parameters (`direct`), by all they follow from."""
+        """Gradient rules of operations on one tensor of the batch and parameters (`direct`), by what decides them."""
         self._constants: dict[Hashable, list[Tensor]] = {}
         """Indices that decisions depend on, entry by entry."""
         self.indices: list[Tensor] = []

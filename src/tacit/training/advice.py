@@ -46,13 +46,13 @@ def data_advice(dataset: Any) -> list[str]:
     places = _places(dataset)
     if places is None:
         return []
-    repeated = len(places) - len(np.unique(places, axis=0))
-    if not repeated:
+    if len(np.unique(places, axis=0)) == len(places):
         return []
+    # How many is not said: labels may have decided which records are repeated.
     return [
-        f"{repeated} of {len(places)} entries of the data set repeat a record; the guarantee is for one entry, and a "
-        "record that is k times in the data is protected with k times the epsilon and a larger delta. Leave the "
-        "repetitions out, or give the number of each entry's record as users=."
+        "the data set has records more than once; the guarantee is for one entry, and a record that is k times in the "
+        "data is protected with k times the epsilon and a larger delta. Leave the repetitions out, or give the number "
+        "of each entry's record as users=."
     ]
 
 

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from collaboration.network.helpers import PEOPLE
+from collaboration.network.masked import refused
 from tacit.accounting import account
-from tacit.collaboration import Averaging, LocalDpSgd, Refused, average, contribute
+from tacit.collaboration import Averaging, LocalDpSgd, Reason, Refused, average, contribute
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.averaging import WORK, AveragingService
+from tacit.collaboration.network.database import StorageFailed
 from tacit.ledger import Budget, Ledger
 
 INPUTS = torch.randn(90, 5, generator=torch.Generator().manual_seed(1))
@@ -130,6 +132,32 @@ def test_the_budget_ends_it(tmp_path: Path) -> None:
         rounds += 1
     assert 0 < rounds < 50 and b"over the budget" in answer
     assert account(Ledger.load(tmp_path / "ledger.jsonl"), delta=1e-5).epsilon <= 1.5
+    service.close()
+
+
+@pytest.mark.parametrize("fails", ["the model", "the ledger"])
+def test_a_full_disk_is_one_sentence_and_nothing_more_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    service = AveragingService(averaging(tmp_path / "s", least=1), PEOPLE)
+    charged = len(service._averager.ledger)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise StorageFailed("the disk is full; free some space and start again.")
+
+    with monkeypatch.context() as patch:
+        if fails == "the ledger":
+            patch.setattr(service._averager.ledger, "record", full)
+        else:
+            patch.setattr(service._averager, "_save", full)
+            service.work("ann")
+            service._waiting.clear()  # all have answered
+            charged += 1
+        refused(Reason.UNAVAILABLE, lambda: service.work("ann"))
+    for name in PEOPLE:
+        assert "the disk is full" in refused(Reason.UNAVAILABLE, lambda name=name: service.work(name))  # type: ignore[misc]
+    assert len(service._averager.ledger) == charged and service.rounds == 0
+    assert caplog.text.count("the server's state cannot be written") == 1
     service.close()
 
 

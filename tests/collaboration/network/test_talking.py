@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -501,9 +502,35 @@ def test_giving_a_turn_back_does_not_wait_for_a_server_that_is_gone(keys: Path) 
     link.close()
 
 
-def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.collaboration.network import store as module
+def test_a_server_whose_disk_is_full_at_the_beginning_can_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the attempt that failed must not become part of the next one."""
 
+    class Full(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if "wal_checkpoint" in sql:
+                shutil.copy(tmp_path / "server.new-wal", tmp_path / "kept")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+            return super().execute(sql, *values)
+
+    with monkeypatch.context() as patch:
+        connect = partial(sqlite3.connect, factory=Full)
+        patch.setattr(database.sqlite3, "connect", connect)
+        with pytest.raises(
+            OSError, match=r"server\.new cannot be written: the disk is full; free some space and start"
+        ):
+            begin(tmp_path, agreement())
+    (tmp_path / "kept").rename(tmp_path / "server.new-wal")  # as a killed process leaves it
+    assert not (tmp_path / "server.sqlite").exists()
+    store = begin(tmp_path, agreement(bound=0.25))
+    assert store.agreement.bound == 0.25 and not (tmp_path / "server.new-wal").exists()
+    store.close()
+
+
+def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = database.connect
 
     def tiny(path: Path) -> sqlite3.Connection:
@@ -511,7 +538,7 @@ def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatc
         connection.execute("PRAGMA max_page_count = 2")
         return connection
 
-    monkeypatch.setattr(module, "connect", tiny)
+    monkeypatch.setattr(database, "connect", tiny)
     with pytest.raises(OSError, match="the disk is full; free some space"):
         begin(tmp_path / "server", agreement())
     monkeypatch.undo()

@@ -12,7 +12,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from tacit.collaboration.averaging import Averager, Averaging, Round
 from tacit.collaboration.messages import Download
@@ -55,6 +56,29 @@ def check_date(peer: Peer) -> None:
         raise Refused(Reason.REVOKED, f"the certificate of {peer.name!r} expired on {peer.expires:%Y-%m-%d}.")
 
 
+class Storage:
+    """The server's disk: once it has failed, nothing more is charged or taken until a restart."""
+
+    def __init__(self) -> None:
+        self._failure = ""
+
+    def check(self) -> None:
+        """Refuse if the disk has failed."""
+        if self._failure:
+            raise Refused(Reason.UNAVAILABLE, f"the server cannot write its state: {self._failure}")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse if the disk has failed before, or fails in the block."""
+        self.check()
+        try:
+            yield
+        except OSError as error:
+            self._failure = str(error)
+            log.error("the server's state cannot be written: %s Restart it then; nobody can go on before.", error)
+            self.check()
+
+
 class AveragingService:
     """The rounds of `Averager`, asked for by participants: ``people``, each with a slot of its own.
 
@@ -75,6 +99,7 @@ class AveragingService:
         self._round: Round | None = None
         self._waiting: set[str] = set()
         self._began, self._stopped = 0.0, ""
+        self._storage = Storage()
 
     @property
     def longest(self) -> int:
@@ -142,9 +167,14 @@ class AveragingService:
     def _check(self, name: str) -> None:
         if name not in self._slots:
             raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+        self._storage.check()
 
     def _advance(self) -> None:
         """End a round that is complete or has lasted long enough, and begin the next."""
+        with self._storage.guarded():
+            self._end_and_begin()
+
+    def _end_and_begin(self) -> None:
         own, now = self.averaging, self._clock()
         if self._round is not None and (not self._waiting or now - self._began >= own.patience):
             self._averager.end(self._round)

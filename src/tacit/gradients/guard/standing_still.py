@@ -68,7 +68,15 @@ class Still(TorchFunctionMode):
         changed = assigned or (writes(func) and name != "requires_grad_")
         written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with without_subclasses():
-            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+            return any(_address(t) in self._memory for t in written if type(t) is not Traced)
+
+
+def _address(t: Tensor) -> int | None:
+    """Return where a tensor's memory begins; None for one that has none of its own (inside `torch.vmap`, nested)."""
+    try:
+        return t.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
