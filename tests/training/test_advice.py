@@ -73,6 +73,17 @@ def test_the_advice_for_a_large_model_with_a_small_lot_names_the_lot_size(
     assert "the noise of a step is 38 times as long" in said and "Take lots of 100 records or more" in said
 
 
+def test_correlated_noise_is_judged_by_what_later_steps_leave_of_it(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same fresh noise, with and without most of it taken back over four hundred steps."""
+    given = {"noise_multiplier": 80.0, "lot_size": 12, "steps": 400, "epochs": None}
+    make(**given, noise=tacit.mechanisms.SparseInverse(), sampling="cyclic")[2].close()
+    assert not warnings(caplog)
+    make(**given)[2].close()
+    assert "times as long as the longest gradient" in warnings(caplog)[0]
+
+
 @pytest.mark.parametrize(
     ("dataset", "repeated"),
     [

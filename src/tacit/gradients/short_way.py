@@ -21,11 +21,12 @@ LONG_WAY = Traced.__torch_function__
 
 def take() -> None:
     """Have operations on tensors of the batch arrive at the compiled code first, where there is any."""
-    if hasattr(kernels, "follow_with"):  # or it was compiled from older sources
-        classes = Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS
-        asked = carry_out, in_transform, set_eval_frame, torch.is_grad_enabled, SITES, site
-        kernels.follow_with(*classes, *asked, follow)  # type: ignore[union-attr]
-        Traced.__torch_function__ = kernels.follow  # type: ignore[union-attr, method-assign, assignment]
+    classes = Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS
+    asked = carry_out, in_transform, set_eval_frame, torch.is_grad_enabled, SITES, site
+    parts = (*classes, *asked, follow)
+    if kernels is not None and getattr(kernels, "follow_takes", 0) == len(parts):  # else it was built of older sources
+        kernels.follow_with(*parts)
+        Traced.__torch_function__ = kernels.follow  # type: ignore[method-assign, assignment]
 
 
 take()
