@@ -13,7 +13,7 @@ from tacit.tables.encoding import UNKNOWN
 Array = NDArray[np.float64]
 
 _STRIDE, _LEAST_EVIDENCE = 4.0, 4.0
-"""Of classes, in log-odds."""
+"""The step and the least evidence of the losses for classes, in log-odds."""
 
 
 class Loss(Protocol):
