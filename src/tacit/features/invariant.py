@@ -34,7 +34,7 @@ _ROWS = 1024
 
 
 def _strokes(count: int, shape: Shape) -> Tensor:
-    return strokes(count, _VARIANTS, shape[1:])
+    return strokes(count, _VARIANTS, (shape[1], shape[2]))
 
 
 def _leaves(count: int, shape: Shape) -> Tensor:
@@ -144,7 +144,8 @@ class Measured:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-6)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return rows / norms.clamp(min=1e-6)
 
 
 @lru_cache(maxsize=2)

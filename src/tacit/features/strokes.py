@@ -68,7 +68,7 @@ def _drawn(points: Tensor, thickness: Tensor, size: tuple[int, int]) -> Tensor:
     """White where a point of the figure is nearer than ``thickness`` pixels, black elsewhere, grey between."""
     grid = torch.stack(torch.meshgrid(torch.arange(size[0]), torch.arange(size[1]), indexing="ij"), dim=-1)
     pixels, found = grid.reshape(1, -1, 2).float(), []
-    for near, thick in zip(points.split(_ROWS), thickness.split(_ROWS), strict=True):
+    for near, thick in zip(torch.split(points, _ROWS), torch.split(thickness, _ROWS), strict=True):
         distance = torch.cdist(pixels.expand(len(near), -1, -1), near).amin(dim=2)
         found.append(((thick[:, None] - distance + 0.5).clamp(0, 1) * 255).byte())
     return torch.cat(found).view(-1, 1, *size)
