@@ -26,6 +26,9 @@ class Kernels(Protocol):
     aes: int
     """True if the processor has instructions for AES; `keystream` and `noise` need them."""
 
+    follow_takes: int
+    """How many arguments `follow_with` has."""
+
     def keystream(self, key: Buffer, out: Buffer, /) -> None: ...
     def flushes(self, threads: int, /) -> bool | None: ...
     def noise(self, keys: Buffer, out: Memory, std: float, grid: float, piece: int, threads: int, /) -> None: ...

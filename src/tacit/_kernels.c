@@ -134,7 +134,8 @@ PyMODINIT_FUNC PyInit__kernels(void) {
     aes = AES;
     PyObject *module = prepare_questions() < 0 ? NULL : PyModule_Create(&definition);
     if (module && (PyModule_AddIntConstant(module, "wide", best.length > PANEL_COLUMNS / 8) < 0 ||
-                   PyModule_AddIntConstant(module, "aes", aes.blocks != NULL) < 0))
+                   PyModule_AddIntConstant(module, "aes", aes.blocks != NULL) < 0 ||
+                   PyModule_AddIntConstant(module, "follow_takes", GIVEN) < 0))
         Py_CLEAR(module);
     return module;
 }

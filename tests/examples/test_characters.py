@@ -12,7 +12,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-LINES = ["the prince of night and day", "in fair verona where we lay our scene", "from ancient grudge break to new mutiny"]
+LINES = [
+    "the prince of night and day",
+    "in fair verona where we lay our scene",
+    "from ancient grudge break to new mutiny",
+]
 
 
 @pytest.fixture(scope="module")

@@ -362,6 +362,23 @@ def test_branches_are_distinguished_under_modes_of_other_libraries(begun: str) -
         test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun)
 
 
+def test_passes_have_the_same_operations_however_warm_the_code_is() -> None:
+    """The interpreter carries calls out by other instructions after a few, and while a profiler looks on."""
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: torch.relu(F.relu(h).view(-1, 6)) + h.sin().cos()
+    engine = attach(model)
+    trails = []
+    for turn in range(24):
+        if turn == 20:
+            sys.setprofile(lambda *_: None)
+        loss(model, *batch(model)).backward()
+        sys.setprofile(None)
+        trails.append(tuple(engine._recorder.trail))
+        engine.clipped_sum(Flat())
+    assert len(set(trails)) == 1
+
+
 def test_batches_are_compared_again_only_if_their_operations_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     compared: list[int] = []

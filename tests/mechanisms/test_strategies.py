@@ -17,7 +17,7 @@ from tacit.mechanisms import (
     SquareRoot,
     TreeAggregation,
 )
-from tacit.mechanisms.strategies import Objective, prefix_sum_error
+from tacit.mechanisms.strategy_fits import Objective, prefix_sum_error
 
 
 def error(fitted: Fitted, steps: int, objective: Objective) -> float:

@@ -98,9 +98,7 @@ def sampled_too_often(patch: Patch) -> None:
     patch.setattr(samplers.PoissonSampler, "_choose", lambda self, rate: real(self, min(1.0, 1.3 * rate)))
 
 
-@mutant(
-    "an empty lot is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
-)
+@mutant("an empty lot is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9)
 def empty_lot_skipped(patch: Patch) -> None:
     real = run.PrivateRun.following_lot
 

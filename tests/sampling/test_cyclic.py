@@ -50,6 +50,23 @@ def test_a_restored_sampler_begins_a_new_block_with_new_groups() -> None:
     assert not np.array_equal(before[0], after[0])
 
 
+def test_an_interrupted_draw_is_charged_as_the_step_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all later steps of the block would be one step behind those of the ledger."""
+    sampler = CyclicSampler(60, groups=3, rate=1.0, source=SecureSource())
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "_assigned", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.draw(receipt(sampler))
+    drawn = lots(sampler, 3)
+    assert sampler.position == 4
+    for step, members in enumerate(drawn, start=1):
+        assert np.array_equal(members, sampler._members[step % 3])
+
+
 def test_another_event_than_the_samplers_own_is_refused() -> None:
     sampler, other = (CyclicSampler(10, groups=2, rate=1.0, source=SecureSource()) for _ in range(2))
     with pytest.raises(ValueError, match="the ledger has"):

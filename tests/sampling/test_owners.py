@@ -56,7 +56,7 @@ def test_with_private_ownership_only_the_records_of_the_owner_who_leaves_are_mis
 
 
 def test_with_private_ownership_an_owner_of_too_many_records_is_refused_and_none_is_left_out() -> None:
-    with pytest.raises(ValueError, match="2 of 3 owners have more than 1 records, up to 2"):
+    with pytest.raises(ValueError, match=r"^some owners have more than 1 records; with"):
         within_bound([("ann", "bob"), ("ann",), ("bob", "cy")], 1)
 
 

@@ -122,7 +122,7 @@ def trained(rate, ledger, noise_multiplier, **settings):
 
 def test_tuning_finds_the_better_learning_rate(tmp_path):
     """Rates of which one learns and two do not; a private score; nothing is charged but the selection."""
-    trials = TruncatedNegativeBinomial.of_mean(30, eta=3.0)
+    trials = TruncatedNegativeBinomial.of_mean(12, eta=3.0)
     accuracy = PrivateAccuracy(records=len(VALID), noise_multiplier=5.0)
     budget = Budget(epsilon=8.0, delta=1e-5)
     found = plan(

@@ -8,7 +8,7 @@
 enum { DECIDED = 1, ENTRYWISE = 2, BY_SHAPES = 4, SIZED = 8, TELLS = 16, RULED = 32 };
 
 /* Given once, by `follow_with`. */
-enum { TRACED, TENSOR, PARAMETER, FORM, CONSTANTS, FLAGS, CARRY_OUT, TRANSFORM, COMPILER, GRAD_ENABLED, OTHERWISE, GIVEN };
+enum { TRACED, TENSOR, PARAMETER, FORM, CONSTANTS, FLAGS, CARRY_OUT, TRANSFORM, COMPILER, GRAD_ENABLED, SITES, SITE, OTHERWISE, GIVEN };
 static PyObject *given[GIVEN];
 
 enum {
@@ -192,8 +192,12 @@ static int note_call(PyObject *recorder, PyObject *func) {
     }
     PyObject *last = frame && name ? PyObject_GetAttr(frame, names[A_LAST]) : NULL;
     PyObject *place = last ? PyLong_FromSsize_t((Py_ssize_t)code + PyLong_AsSsize_t(last)) : NULL;
-    PyObject *trail = place ? kept(recorder, A_TRAIL) : NULL;
-    int noted = trail && PyList_Check(trail) && !PyList_Append(trail, func) && !PyList_Append(trail, place);
+    PyObject *site = place ? PyDict_GetItemWithError(given[SITES], place) : NULL;
+    Py_XINCREF(site);
+    if (place && !site && !PyErr_Occurred()) site = PyObject_CallFunctionObjArgs(given[SITE], code, last, NULL);
+    PyObject *trail = site ? kept(recorder, A_TRAIL) : NULL;
+    int noted = trail && PyList_Check(trail) && !PyList_Append(trail, func) && !PyList_Append(trail, site);
+    Py_XDECREF(site);
     Py_XDECREF(frame);
     Py_XDECREF(last);
     Py_XDECREF(place);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -312,18 +312,34 @@ def _epsilon_above(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: flo
     if found is not None:
         return found
     low, high = 0.0, max(total.centre.mean, 10 * total.step)
-    if _delta_above(parts, low) <= delta:
+    left = _log_ratio(parts, low, delta)
+    if left <= 0:
         return 0.0
-    end = sum(count * (lattice.offset + float(lattice.points[-1])) for lattice, count in parts)
-    while high < end and _delta_above(parts, high) > delta:
-        low, high = high, 2 * high
-    high = min(high, max(end, 0.0))  # no loss is larger: there δ is 0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if high - low <= 2e-3 * high + 1e-6:
+    end = max(sum(count * (lattice.offset + float(lattice.points[-1])) for lattice, count in parts), 0.0)
+    high = min(high, end)  # no loss is larger: there δ is 0
+    while high < end and (right := _log_ratio(parts, high, delta)) > 0:
+        low, high, left = high, min(2 * high, end), right
+    return _crossing(lambda epsilon: _log_ratio(parts, epsilon, delta), low, high, left)
+
+
+def _crossing(excess: Callable[[float], float], low: float, high: float, left: float) -> float:
+    """Where a falling function is at most 0, at most 1e-8 above where it begins to be, by the Illinois method."""
+    right = min(excess(high), 0.0)
+    for _ in range(60):
+        if high - low <= 1e-8 * high:
             break
-        low, high = (middle, high) if _delta_above(parts, middle) > delta else (low, middle)
+        share = min(max(left / (left - right), 1e-3), 1 - 1e-3)
+        middle = low + share * (high - low)
+        found = excess(middle)
+        if found > 0:
+            low, left, right = middle, found, right / 2
+        else:
+            high, right, left = middle, found, left / 2
     return high
+
+
+def _log_ratio(parts: Sequence[tuple[Lattice, int]], epsilon: float, delta: float) -> float:
+    return math.log(max(_delta_above(parts, epsilon), 1e-320) / delta)
 
 
 def _delta_above(parts: Sequence[tuple[Lattice, int]], epsilon: float) -> float:

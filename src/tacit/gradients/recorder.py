@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.call_sites import site
 from tacit.gradients.capture import Capture
 from tacit.gradients.direct import direct_rule
 from tacit.gradients.empty_batch import run_empty
@@ -73,7 +74,7 @@ class Recorder(Capture):
         frame: Any = get_frame(2)
         while frame.f_code.co_name == "__torch_function__":  # of modes, which are there in some passes only
             frame = frame.f_back
-        self.trail += (func, id(frame.f_code) + frame.f_lasti)  # an address inside the code that called it
+        self.trail += (func, site(frame.f_code, frame.f_lasti))
         if self.isolating:
             self._refuse_isolated(args, kwargs)
         if kind.tells and args and type(args[0]) is Traced and not args[0]._tag.by_data:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit._compiled import kernels
+from tacit.gradients.call_sites import SITES, site
 from tacit.gradients.kinds import FLAGS
 from tacit.gradients.remembered import VALUES, Form
 from tacit.gradients.torch_internals import carry_out, in_transform, set_eval_frame
@@ -20,11 +21,12 @@ LONG_WAY = Traced.__torch_function__
 
 def take() -> None:
     """Have operations on tensors of the batch arrive at the compiled code first, where there is any."""
-    if hasattr(kernels, "follow_with"):  # or it was compiled from older sources
-        classes = Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS
-        asked = carry_out, in_transform, set_eval_frame, torch.is_grad_enabled
-        kernels.follow_with(*classes, *asked, follow)  # type: ignore[union-attr]
-        Traced.__torch_function__ = kernels.follow  # type: ignore[union-attr, method-assign, assignment]
+    classes = Traced, Tensor, nn.Parameter, Form, VALUES, FLAGS
+    asked = carry_out, in_transform, set_eval_frame, torch.is_grad_enabled, SITES, site
+    parts = (*classes, *asked, follow)
+    if kernels is not None and getattr(kernels, "follow_takes", 0) == len(parts):  # else it was built of older sources
+        kernels.follow_with(*parts)
+        Traced.__torch_function__ = kernels.follow  # type: ignore[method-assign, assignment]
 
 
 take()

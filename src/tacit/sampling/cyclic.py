@@ -57,11 +57,12 @@ class CyclicSampler:
         event = receipt.draw()
         if event != self._event:
             raise mismatch(event, self._event)
+        number = self.position
+        self.position += 1  # first: a draw that is interrupted stays charged as this step, which is passed over
+        self._draws += 1
         if not self._members:
             self._members = self._assigned()
-        members = self._members[self.position % self._event.groups]
-        self.position += 1
-        self._draws += 1
+        members = self._members[number % self._event.groups]
         if event.rate == 1:
             return members
         return members[self._source.uniform(len(members)) < event.rate]

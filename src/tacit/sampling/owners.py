@@ -56,12 +56,10 @@ def within_bound(owners: Owners, most: int) -> Integers:
     """Return the numbers of all records; refuse them if an owner has more than ``most``: for private ownership."""
     people = _listed(owners, most)
     owned = Counter(person for each in people for person in each)
-    more = sum(count > most for count in owned.values())
-    if more:
-        raise ValueError(
-            f"{more} of {len(owned)} owners have more than {most} records, up to {max(owned.values())}; with "
-            "ownership='private' none may be left out because of that. Raise records_per_owner, or use "
-            "ownership='public' if who owns which record may be known."
+    if max(owned.values(), default=0) > most:
+        raise ValueError(  # how many owners, and how many records they have, is private
+            f"some owners have more than {most} records; with ownership='private' none may be left out because of "
+            "that. Raise records_per_owner, or use ownership='public' if who owns which record may be known."
         )
     return np.arange(len(people))
 

@@ -11,7 +11,6 @@ _EXPONENTS = range(-10, 41)
 EDGES = np.array([-math.inf, *(-(2.0**k) for k in reversed(_EXPONENTS)), *(2.0**k for k in _EXPONENTS), math.inf])
 """Edges of the first histogram: powers of two, the same for every column."""
 _FALSE_ALARM = 1e-3
-_HALVINGS = 4
 _GROUPS = 16
 CELLS = _GROUPS * _GROUPS
 """Cells of the second histogram, which are counted one by one and in groups of 16."""
@@ -92,10 +91,9 @@ def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int, rough: 
     below, _ = cumulative(noisy)
     outer = min(max(0.1 / parts, wide / total / 4), 0.5 / parts)
     tail = np.array([outer])
-    if rough:  # the first and the last part are halved again and again: rare classes and large numbers live there
-        halves = 0.5 ** np.arange(1, _HALVINGS + 1) / parts
-        tail = np.append(tail, halves[halves > max(1.5 * outer, wide / total / 4)])
-        tail.sort()
+    if rough:  # the outer parts are cut twice more where noise allows: rare classes and large numbers live there
+        cuts = np.array([0.25, 0.5]) / parts
+        tail = np.append(tail, cuts[cuts > 2 * outer])
     wanted = np.concatenate([tail, np.arange(1, parts) / parts, 1 - tail[::-1]])
     at = np.interp(wanted, below, edges)
     knots = [float(at[0])]

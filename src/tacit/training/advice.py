@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from tacit.accounting.advice import budget_advice
 from tacit.ledger import GaussianSum
+from tacit.mechanisms.strategy_fits import prefix_sum_error
 from tacit.sampling import UserSampler
 from tacit.training.arithmetic import missing_kernels
 
@@ -46,13 +47,13 @@ def data_advice(dataset: Any) -> list[str]:
     places = _places(dataset)
     if places is None:
         return []
-    repeated = len(places) - len(np.unique(places, axis=0))
-    if not repeated:
+    if len(np.unique(places, axis=0)) == len(places):
         return []
+    # How many is not said: labels may have decided which records are repeated.
     return [
-        f"{repeated} of {len(places)} entries of the data set repeat a record; the guarantee is for one entry, and a "
-        "record that is k times in the data is protected with k times the epsilon and a larger delta. Leave the "
-        "repetitions out, or give the number of each entry's record as users=."
+        "the data set has records more than once; the guarantee is for one entry, and a record that is k times in the "
+        "data is protected with k times the epsilon and a larger delta. Leave the repetitions out, or give the number "
+        "of each entry's record as users=."
     ]
 
 
@@ -99,7 +100,8 @@ def noise_advice(run: PrivateRun) -> list[str]:
                 "tacit.tuning.median_gradient_norm."
             )
             break
-    noise = math.sqrt(sum(queries[group.name].noise_std ** 2 * group.dimension for group in clipping.groups))
+    steps = run.settings.steps
+    noise = math.sqrt(sum(_lasting(queries[group.name], steps) ** 2 * group.dimension for group in clipping.groups))
     bound = math.sqrt(sum(group.sensitivity**2 for group in clipping.groups))
     size = run.settings.lot_size(0)
     ratio = noise / (bound * size)
@@ -112,6 +114,14 @@ def noise_advice(run: PrivateRun) -> list[str]:
             "frozen model, LoRA)."
         )
     return found
+
+
+def _lasting(query: GaussianSum, steps: int) -> float:
+    """Return the deviation of independent noise that would do as much harm: later steps take correlated noise back."""
+    if query.noise != "correlated":
+        return query.noise_std
+    error = prefix_sum_error((str(query.strategy), query.parameters or ()), steps)
+    return query.noise_std * error / math.sqrt((steps + 1) / 2)
 
 
 def _upwards(value: float) -> int:

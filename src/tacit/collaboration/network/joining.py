@@ -34,6 +34,7 @@ from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
 from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.problem import builder
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.workshop import Workshop, training_header
@@ -272,10 +273,12 @@ def join(
                 membership.report(_spent(state))
                 if progress is not None:
                     progress(state)
-        except (BudgetExceeded, Ended) as error:
+        except (BudgetExceeded, Ended, Refused) as error:
+            if isinstance(error, Refused) and error.reason is not Reason.ALONE:
+                raise
             log.warning("stopped after %d of %d uploads: %s", membership.done, settings.epochs, error)
             state = stand(str(error))
-            gone = isinstance(error, BudgetExceeded)
+            gone = not isinstance(error, Ended)
         else:
             gone = True
         if gone:

@@ -65,6 +65,7 @@ class Service:
                 patience=patience,
                 duration=lease,
                 everybody=lambda: self._state.people.keys() - self._gone(),
+                done=lambda: self._done,
             )
             self._masked = MaskedUploads(
                 pool, lock=self._lock, clock=clock, traffic=self.traffic, check=self._state.check_person,

@@ -50,19 +50,26 @@ def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if layout is None or type(weight) is Traced or type(bias) is Traced or weight.is_complex():
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
-    if layout.dim == x.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+    with without_subclasses():
+        features = x.detach()
+    if layout.dim == features.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
-    return affine(recorder, x, weight, bias, layout)
+    return affine(recorder, x, features, weight, bias, layout)
 
 
 def affine(
-    recorder: Recording, x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, *, turned: bool = False
+    recorder: Recording,
+    x: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layout: Layout,
+    *,
+    turned: bool = False,
 ) -> Tensor:
-    """A linear map of features in the last dimension; a ``turned`` weight has its inputs first."""
+    """A linear map of features in the last dimension, also given detached; a ``turned`` weight has its inputs first."""
     batch = recorder.batch
     assert batch is not None
-    with without_subclasses():
-        features = x.detach()
     for_weight, for_bias = weight.requires_grad, bias is not None and bias.requires_grad
     together = layout.dim == 0 and layout.owner is None and layout.inner * batch == features.shape[0]
 
@@ -111,7 +118,7 @@ def addmm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     parameters = type(weight) is nn.Parameter and type(bias) is nn.Parameter and not weight.is_complex()
     if not parameters or layout is None or layout.dim or bias.shape != weight.shape[1:]:
         return added_product(recorder, func, args, kwargs)
-    return affine(recorder, x, weight, bias, layout, turned=True)
+    return affine(recorder, x, plain(x).detach(), weight, bias, layout, turned=True)
 
 
 @operation("linear", FROZEN)
