@@ -39,6 +39,14 @@ class Examples(Dataset[Any]):
         return self.examples[index]
 
 
+def released(parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor:
+    """Return a gradient after the gradient hooks of its parameter, which see what is released."""
+    for hook in (parameter._backward_hooks or {}).values():
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    return gradient
+
+
 def publicly(entry: Entry) -> dict[str, Any]:
     """Return `accepted`, or the refusal, of an ordinary private training loop.
 
@@ -82,7 +90,8 @@ def publicly(entry: Entry) -> dict[str, Any]:
             optimizer.zero_grad()
             if run.step > step and wanted:
                 moved = flat({n: before[n] - p.detach() for n, p in trainable(case.model).items()}).double()
-                expected = flat(wanted).double() * RATE / LOT
+                hooked = {n: released(p, wanted[n].to(p.dtype) / LOT) for n, p in trainable(case.model).items()}
+                expected = flat(hooked).double() * RATE
                 off.append(float((moved - expected).norm() / expected.norm()))
                 wanted = {}
             taken += 1

@@ -118,7 +118,7 @@ the engine's fixed cost more than its cost at real sizes, which docs/benchmarks.
 
 `walked` are architectures of `transformers` that the engine was not developed with: each configuration is made small by
 the names of its fields, and trained on the task's own head. `tutorial` and `stranger` are loops and networks as
-tutorials and papers write them; those of `stranger`, a third of the adapters, half of timm's models and most layers
+tutorials and papers write them; those of `stranger`, half of the adapters, nine models of timm and most layers
 of `torch_geometric` were written down before the engine was tried on them. What that found was repaired: gradient hooks
 of parameters (`peft-osf`), draws of gamma and Poisson distributions, a last batch of one for `perceiver`.
 `gradient-penalty` and `physics-informed` run with `isolate=True`, as the error says; `kl-distillation`,
