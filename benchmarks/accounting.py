@@ -350,15 +350,15 @@ def machine():
     return f"{today}; {model}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, {versions}.\n"
 
 
-def write(text):
+def write(text, begin=BEGIN, end=END):
     page = ROOT / "docs" / "benchmarks.md"
     page.parent.mkdir(exist_ok=True)
-    old = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
-    if BEGIN not in old or END not in old:
-        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n"
-    before, rest = old.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    old = page.read_text(encoding="utf-8") if page.exists() else f"# Benchmarks\n\n{begin}\n{end}\n"
+    if begin not in old or end not in old:
+        old = f"{old.rstrip()}\n\n{begin}\n{end}\n"
+    before, rest = old.split(begin, 1)
+    after = rest.split(end, 1)[1]
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def main():

@@ -181,7 +181,7 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
     said, start, stop = SPAWN.Queue(), SPAWN.Event(), SPAWN.Event()
     server = SPAWN.Process(target=run_server, args=(folder, kind not in REAL, said, stop))
     server.start()
-    port, each = said.get(timeout=60), size.clients // PROCESSES
+    port, each = said.get(timeout=300), size.clients // PROCESSES
     clients = [
         SPAWN.Process(target=run_clients, args=(folder, port, number * each, each, size, kind, start, said))
         for number in range(PROCESSES)
@@ -190,7 +190,7 @@ def under_load(folder: Path, kind: str, size: Size) -> Row:
     for client in clients:
         client.start()
     for _ in clients:
-        assert said.get(timeout=120) == "ready"
+        assert said.get(timeout=300) == "ready"
     start.set()
     results = [said.get(timeout=300) for _ in clients]
     for client in clients:

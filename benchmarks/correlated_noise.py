@@ -72,6 +72,7 @@ def main() -> None:
     data = TensorDataset(torch.randn(_RECORDS, 1, 28, 28), torch.randint(0, 10, (_RECORDS,)))
     strategies = [
         SparseInverse(),
+        SparseInverse(groups=8),
         SparseInverse(growth=2),
         BandedToeplitz(bands=8),
         BufferedToeplitz(buffers=4),

@@ -42,7 +42,7 @@ def test_the_mode_is_that_of_the_draft_already(tmp_path: Path) -> None:
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_folders_that_cannot_be_synced_are_let_be_and_broken_disks_are_not(
+def test_folders_that_cannot_be_synced_are_accepted_and_broken_disks_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync(tmp_path)

@@ -27,8 +27,14 @@ FAMILIES = (
     "compilers",
     "tensors",
     "walked",
+    "stranger_nets",
+    "stranger_weights",
+    "stranger_losses",
+    "stranger_matching",
+    "stranger_packages",
     "mixing",
     "mixing_losses",
+    "stranger_mixing",
 )
 
 

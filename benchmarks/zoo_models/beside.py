@@ -23,7 +23,7 @@ from zoo_models.measure import (
     trainable,
 )
 
-TIMED_BATCH, REPEATS = 32, 5
+TIMED_BATCH, REPEATS = 32, 3
 
 
 def with_opacus(entry: Entry) -> Result:

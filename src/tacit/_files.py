@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Put ``data`` at ``path``: a draft beside it, with a name nobody else has, takes its name once it is on the disk.
+    """Put ``data`` at ``path``: a draft beside it, with a unique name, takes its name once it is on the disk.
 
     ``mode`` is what a new file may be used for, before the umask; one that is replaced gets it too.
     """

@@ -6,6 +6,9 @@
  *                                          (_loops/noise.h); with a grid: (value + out / grid), rounded, times grid
  * mixed_noise(keys, weights, out, std, grid, piece, threads)  the same for the weighted sum of several streams, at most 64,
  *                                          with the keys of one after those of the other
+ * recursive_noise(keys, weights, decays, rows, out, at, std, grid, piece, threads)  as noise, of standard normals less the
+ *                                          weighted sum of rows; without decays row `at` becomes the result, with them each row
+ *                                          becomes decay * row + the result
  * outer_sum(narrow, wide, out, rows, call, threads)  out = sum over records of column (of `rows` entries) times row,
  *                                          `call` of them at a time in float32, then the sums of calls, one by one
  * product_sum(left, right, weights, out, call, threads)  the same, weighted, for any number of rows (_loops/products.h)
@@ -28,6 +31,8 @@
  *                                          stride, padding
  * max_pool_placed(images, places, out, *sizes, threads)  also the place of each in its window, in a byte
  * max_unpool(grads, places, images, *sizes, threads)  images = the gradients of such maxima, brought back there
+ * follow(func, types, args, kwargs) -> what func gives   operations on tensors of the batch (_calls/following.h), after
+ * follow_with(*classes_and_functions)      has said what they are made of
  * lstm_forward(gates, cells, squashed, outs, cell, at, steps, hidden, threads)  one step of an LSTM (_loops/recurrent.h):
  * lstm_backward(gates, cells, squashed, d_gates, d_cell, d_state, at, steps, hidden, threads)  step `at` of each record
  *
@@ -71,6 +76,7 @@ INLINE size_t at_most(size_t count, size_t most) { return count < most ? count :
 #include "_loops/versions.h" /* of all of these */
 
 #include "_calls/arguments.h"
+#include "_calls/following.h"
 #include "_calls/noise.h"
 #include "_calls/pooling.h"
 #include "_calls/products.h"
@@ -94,6 +100,7 @@ static PyMethodDef methods[] = {
     FUNCTION(keystream),
     FUNCTION(noise),
     FUNCTION(mixed_noise),
+    FUNCTION(recursive_noise),
     FUNCTION(outer_sum),
     FUNCTION(product_sum),
     FUNCTION(linear),
@@ -105,6 +112,8 @@ static PyMethodDef methods[] = {
     FUNCTION(quotients),
     FUNCTION(divide),
     FUNCTION(digests),
+    FUNCTION(follow),
+    FUNCTION(follow_with),
     FUNCTION(max_pool),
     FUNCTION(max_pool_placed),
     FUNCTION(max_unpool),

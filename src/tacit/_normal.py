@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +100,44 @@ def mixed_noise(
         view.fill(0)
 
 
+class Past(NamedTuple):
+    """Noise of earlier steps: as many rows as weights, of as many values as the noise that they are taken from.
+
+    Without ``decays`` a row is the noise of one step, the one at ``oldest`` is overwritten; with them each is a
+    decaying sum over all steps.
+    """
+
+    rows: torch.Tensor
+    weights: Singles
+    decays: Singles
+    oldest: int
+
+
+def recursive_noise(stream: Stream, values: npt.NDArray[Any], std: float, grid: float, past: Past) -> None:
+    """As `noise`, of float32 values y = z - weights · rows, with z standard normal; the rows are brought up to date."""
+    if values.dtype != np.float32 or not values.flags.c_contiguous:
+        raise ValueError("recursive noise is made in contiguous float32.")
+    if kernels is not None and values.size:
+        keys = bytearray(_key_bytes(values))
+        stream.fill(keys)
+        try:
+            kernels.recursive_noise(
+                keys, past.weights, past.decays, past.rows, values, past.oldest, std, grid, _PIECE, threads()
+            )
+        finally:
+            keys[:] = bytes(len(keys))
+        return
+    made, rows = np.empty_like(values), past.rows.numpy()
+    noise(stream, [(made, 1.0, 0.0)])
+    made -= past.weights @ rows
+    if len(past.decays):
+        rows *= past.decays[:, None]
+        rows += made
+    else:
+        rows[past.oldest] = made
+    _put(made, values, std, grid)
+
+
 def _mixed_with_arrays(
     streams: Sequence[tuple[Stream, float]], values: npt.NDArray[Any], std: float, grid: float
 ) -> None:
@@ -107,12 +145,17 @@ def _mixed_with_arrays(
     for stream, weight in streams:
         noise(stream, [(made, 1.0, 0.0)])
         total += made * values.dtype.type(weight)
-    total *= values.dtype.type(std)
+    _put(total, values, std, grid)
+
+
+def _put(made: npt.NDArray[Any], values: npt.NDArray[Any], std: float, grid: float) -> None:
+    """Overwrite the values with std times what was made, or, with a grid, add it and round."""
+    made *= values.dtype.type(std)
     if grid:
-        total += values * values.dtype.type(1 / grid)
-        np.multiply(np.rint(total, out=total), values.dtype.type(grid), out=values)
+        made += values * values.dtype.type(1 / grid)
+        np.multiply(np.rint(made, out=made), values.dtype.type(grid), out=values)
     else:
-        values[...] = total
+        values[...] = made
 
 
 def _key_bytes(values: npt.NDArray[Any]) -> int:
@@ -120,7 +163,7 @@ def _key_bytes(values: npt.NDArray[Any]) -> int:
 
 
 def _with_arrays(stream: Stream, keys: memoryview, values: npt.NDArray[Any], std: float, grid: float) -> None:
-    """Each piece from bits of its own: whoever draws for every so many values in turn draws the same."""
+    """Each piece from bits of its own: drawing the values in several parts gives the same values."""
     for number, first in enumerate(range(0, values.size, _PIECE)):
         piece = values[first : first + _PIECE]
         made = np.empty_like(piece) if grid else piece

@@ -24,7 +24,7 @@ def pins(kind: str) -> bool:
 
 
 def sent(host: Tensor, device: torch.device) -> Tensor:
-    """Return ``host``, a tensor of the CPU, on ``device``: by way of pinned memory, so that nobody waits.
+    """Return ``host``, a tensor of the CPU, on ``device``: by way of pinned memory, so that the host does not wait.
 
     PyTorch keeps the pinned memory until the copy is done.
     """

@@ -1,6 +1,6 @@
 """The source of every secret random number: an AES-256-CTR keystream keyed by the operating system.
 
-Noise and sampling protect people only if nobody can predict them, so both draw from one `Source`, and none of it can
+Noise and sampling protect people only if they cannot be predicted, so both draw from one `Source`, and none of it can
 be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and
 `mechanisms`, which both need it and may not import each other.
 
@@ -34,7 +34,8 @@ import numpy.typing as npt
 import torch
 
 from tacit._aes import keystream as keystream
-from tacit._normal import mixed_noise, noise
+from tacit._normal import Past as Past
+from tacit._normal import mixed_noise, noise, recursive_noise
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -262,6 +263,32 @@ class Mixture:
     def add_normals_(self, sums: Sequence[tuple[torch.Tensor, float, float]]) -> None:
         """For each (total, std, grid), add std times the sum and round to multiples of ``grid``, a power of two."""
         mixed_noise(self._parts, [(total.detach().numpy(), std / grid, grid) for total, std, grid in sums])
+
+
+class Recursion:
+    """The noise of a step less a weighted sum of rows of past noise, a matrix for each piece of ``piece`` values.
+
+    Pieces are taken in turn, whether the tensors are given at once or one after the other.
+    """
+
+    def __init__(self, source: KeyedSource, past: Sequence[Past], piece: int) -> None:
+        self._source, self._past, self._piece = source, iter(past), piece
+
+    def normal_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite ``tensor``, the next piece, with the noise for a standard deviation of 1."""
+        made = tensor if tensor.dtype == torch.float32 else torch.empty_like(tensor, dtype=torch.float32)
+        recursive_noise(self._source, made.detach().numpy(), 1.0, 0.0, next(self._past))
+        return tensor if made is tensor else tensor.copy_(made)
+
+    def add_normals_(self, sums: Sequence[tuple[torch.Tensor, float, float]]) -> None:
+        """For each (total, std, grid), add std times the noise and round to multiples of ``grid``, a power of two."""
+        for total, std, grid in sums:
+            for part in torch.split(total.detach().view(-1), self._piece):
+                if part.dtype == torch.float32:
+                    recursive_noise(self._source, part.numpy(), std / grid, grid, next(self._past))
+                else:
+                    noisy = self.normal_(torch.empty_like(part)).mul_(std / grid).add_(part, alpha=1 / grid)
+                    torch.mul(noisy.round_(), grid, out=part)
 
 
 _sources: weakref.WeakSet[Source] = weakref.WeakSet()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tacit.accounting import plan
 from tacit.ledger import events as ev
+from tacit.ledger.correlation import Correlation
+from tacit.mechanisms import SparseInverse
 
 ACCOUNTANTS = ["pld", "rdp", "moments"]
 
@@ -193,3 +195,24 @@ def test_great_counts_are_answered():
     assert found.steps == 10**12
     assert found.guarantee.epsilon <= 10.0
     assert time.process_time() - start < 30
+
+
+@pytest.mark.parametrize(("epsilon", "epochs"), [(0.2, 2), (1.0, 2), (8.0, 2), (1.0, 20)])
+def test_the_number_of_groups_leaves_the_least_error_for_the_budget(epsilon: float, epochs: int) -> None:
+    def planned(strategy: Correlation) -> tuple[int | None, float]:
+        given = {"records": 60_000, "lot_size": 1_500, "epochs": epochs, "epsilon": epsilon, "delta": 1e-5}
+        found = plan(**given, noise=strategy, sampling="cyclic", accountant="rdp")  # type: ignore[arg-type]
+        assert found.groups is not None
+        fitted = strategy.fitted(found.steps, found.groups, found.groups / 40)
+        return found.groups, found.noise_multiplier * strategy.error(fitted, found.steps)
+
+    chosen, error = planned(SparseInverse())
+    others = [planned(SparseInverse(groups=groups)) for groups in (1, 2, 4, 8, 16, 32, 40)]
+    assert error <= 1.002 * min(each for _, each in others)
+    assert (chosen, pytest.approx(error, rel=2e-3)) in others
+
+
+def test_a_given_number_of_groups_is_kept() -> None:
+    given = {"records": 6000, "lot_size": 100, "epochs": 2, "delta": 1e-5, "sampling": "cyclic"}
+    assert plan(**given, epsilon=1.0, noise=SparseInverse(groups=7), accountant="rdp").groups == 7  # type: ignore[arg-type]
+    assert plan(**given, noise_multiplier=1.0, noise=SparseInverse(), accountant="rdp").groups == 60  # type: ignore[arg-type]

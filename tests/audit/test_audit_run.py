@@ -82,7 +82,7 @@ def test_members_of_a_run_that_memorises_are_found(tmp_path: Path, recipe: Calla
         tacit.recipes.attack.attack_images(tmp_path / "run", shadows=4, seed=2, images=other)
 
 
-def test_a_run_on_a_table_needs_to_be_told_who_was_in(
+def test_a_run_on_a_table_needs_the_names_of_its_members(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.set_num_threads(1)

@@ -37,7 +37,7 @@ def test_a_result_says_that_its_rates_are_not_private() -> None:
     assert found.facts()["private"] is False and "not private" in str(found)
 
 
-def test_ties_find_nobody() -> None:
+def test_ties_identify_no_member() -> None:
     found = measure(np.ones(100), np.ones(100), attack="a", details="d", delta=1e-5)
     assert found.epsilon == 0 and found.area == 0.5 and found.rates[1].true_positive_rate == 0
 

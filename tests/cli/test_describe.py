@@ -113,7 +113,7 @@ def survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[
     return write_csv(tmp_path / "survey.csv", written), columns
 
 
-def test_spreads_and_correlations_are_true_within_the_noise_that_is_told(
+def test_spreads_and_correlations_are_true_within_the_stated_noise(
     survey: tuple[Path, dict[str, np.ndarray]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Years lie far from 0, and half of the debts are missing: neither may make up a spread or hide a relation."""

@@ -53,7 +53,7 @@ def test_json_and_where_the_report_is(capsys: pytest.CaptureFixture[str], finish
 
 
 def test_lines_for_people(capsys: pytest.CaptureFixture[str], finished: Path, tmp_path: Path) -> None:
-    _, out, _ = run(capsys, "report", str(finished), "--output", str(tmp_path / "x.html"), "--delta", "1e-5")
+    _, out, _ = run(capsys, "report", str(finished), "--out", str(tmp_path / "x.html"), "--delta", "1e-5")
     claim, where = out.splitlines()
     assert claim.startswith("example-level (ε ≤ 0.") and "δ = 1e-05" in claim
     assert where == f"report: {tmp_path / 'x.html'}"
@@ -65,7 +65,7 @@ def test_markdown_is_printed_or_written(capsys: pytest.CaptureFixture[str], fini
     assert printed.startswith("## Privacy: digits\n")
     _, out, _ = run(capsys, "report", str(finished), "--markdown", "--json")
     assert json.loads(out)["markdown"] + "\n" == printed
-    run(capsys, "report", str(finished), "--markdown", "--output", str(tmp_path / "card.md"))
+    run(capsys, "report", str(finished), "--markdown", "--out", str(tmp_path / "card.md"))
     assert (tmp_path / "card.md").read_text("utf-8") + "\n" == printed
     assert not (finished / "report.html").exists()
 
@@ -107,7 +107,7 @@ def test_broken_files_are_one_sentence_and_no_report(
     else:
         (finished / name).write_bytes(content)
     before = sorted(path.name for path in finished.iterdir())
-    for arguments in ([], ["--markdown", "--output", str(finished / "card.md")]):
+    for arguments in ([], ["--markdown", "--out", str(finished / "card.md")]):
         code, out, err = run(capsys, "report", str(finished), *arguments)
         assert (code, out) == (2, "")
         assert err.startswith("tacit: ") and err.count("\n") == 1
@@ -128,10 +128,10 @@ def test_a_changed_ledger_is_refused(capsys: pytest.CaptureFixture[str], finishe
     ("arguments", "words"),
     [
         (["missing"], ["missing", "no such file"]),
-        (["run", "--output", "run/ledger.jsonl"], ["run/ledger.jsonl", "the run needs that file"]),
-        (["run", "--output", "run/run.json", "--markdown"], ["run/run.json", "the run needs that file"]),
-        (["run", "--output", "run"], ["run", "directory"]),
-        (["run", "--output", "nowhere/x.html"], ["nowhere/x.html", "No such file or directory"]),
+        (["run", "--out", "run/ledger.jsonl"], ["run/ledger.jsonl", "the run needs that file"]),
+        (["run", "--out", "run/run.json", "--markdown"], ["run/run.json", "the run needs that file"]),
+        (["run", "--out", "run"], ["run", "directory"]),
+        (["run", "--out", "nowhere/x.html"], ["nowhere/x.html", "No such file or directory"]),
         (["run", "--delta", "0"], ["delta is 0.0", "(0, 1)"]),
         (["run", "--delta", "x"], ["'x' is not a number"]),
     ],

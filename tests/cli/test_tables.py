@@ -338,9 +338,9 @@ def test_predictions_come_with_chances_kept_columns_and_notes(table: Path, capsy
     for line in lines[1:]:
         chances = dict(zip(("no", "yes"), map(float, line[3:]), strict=True))
         assert abs(sum(chances.values()) - 1) < 1e-4 and line[2] == max(chances, key=lambda name: chances[name])
-    assert tacit("predict", "run", "new.csv", "--keep", "height", "--output", "x.csv") == 2
+    assert tacit("predict", "run", "new.csv", "--keep", "height", "--out", "x.csv") == 2
     assert "no column 'height'" in capsys.readouterr().err
-    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--output", "x.csv") == 2
+    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--out", "x.csv") == 2
     assert "not the target" in capsys.readouterr().err and not Path("x.csv").exists()
 
 

@@ -34,7 +34,7 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert locate("mnist") == beside
 
 
-def test_the_cache_of_somebody_without_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_xdg_the_cache_is_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert places.cache() == tmp_path / ".cache" / "tacit" / "data"

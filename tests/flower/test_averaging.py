@@ -357,7 +357,7 @@ def test_sampling_is_poisson_over_the_population(tmp_path: Path) -> None:
     assert ((counts - 40) ** 2 / 36).sum() < 200 + 5 * math.sqrt(400)  # chi-square with 200 degrees of freedom
 
 
-def test_a_budget_that_allows_nothing_asks_nobody(tmp_path: Path) -> None:
+def test_a_budget_that_allows_nothing_asks_no_participant(tmp_path: Path) -> None:
     settings = averaging(tmp_path, budget=Budget(1e-4, 1e-6))
     grid = MemoryGrid(update_app(network, moves_by(0.1)), [1])
     assert average(grid, settings).tobytes() == INITIAL.tobytes()

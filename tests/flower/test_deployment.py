@@ -109,7 +109,7 @@ def test_only_registered_keys_take_part(federation: tuple[Federation, list[int]]
     assert "SuperNode ID" not in made.log("supernode-3")
 
 
-def test_a_server_that_is_killed_loses_nothing_and_nobody_pays_twice(
+def test_a_killed_server_loses_nothing_and_no_upload_is_charged_twice(
     federation: tuple[Federation, list[int]], tmp_path: Path
 ) -> None:
     made, nodes = federation

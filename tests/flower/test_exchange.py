@@ -178,7 +178,7 @@ def test_uploads_are_sparse_arrays_of_indices_and_values(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("unkempt")
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_server_that_dies_anywhere_loses_no_upload_and_nobody_pays_twice(secure: bool, tmp_path: Path) -> None:
+def test_a_server_that_dies_anywhere_loses_no_upload_and_charges_none_twice(secure: bool, tmp_path: Path) -> None:
     settings = replace(SETTINGS, epochs=2, privacy=PRIVACY["sparse"], seed=None if secure else 9)
     size = FlatParameters(network()).vector.size
     killed = 0

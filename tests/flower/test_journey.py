@@ -27,7 +27,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_federation_that_trusts_nobody() -> None:
+def test_a_federation_without_a_trusted_party() -> None:
     run("exchange")
     assert len(Ledger.load("runs/people/ledger.jsonl")) == 3 * 4  # lots
     assert Path("runs/server/server.sqlite").exists()

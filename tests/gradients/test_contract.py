@@ -137,7 +137,7 @@ def test_no_mode_stays_behind() -> None:
     assert _get_current_function_mode_stack() == []
 
 
-def test_an_interruption_keeps_nobody_alive() -> None:
+def test_an_interruption_keeps_no_tensor_alive() -> None:
     model, engine, kept = Interrupted(), None, []
 
     class Local:
@@ -611,7 +611,7 @@ def test_example_in_the_documentation() -> None:
     assert doctest.testmod(gradients).failed == 0
 
 
-def test_a_replaced_buffer_leaves_its_identity_to_nobody() -> None:
+def test_a_replaced_buffer_leaves_its_identity_to_no_other_tensor() -> None:
     """A tensor of the batch at its address would be taken for the buffer."""
     model = net()
     model.register_buffer("count", torch.zeros(3))

@@ -80,6 +80,11 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "glu": lambda h: F.glu(h),
     "gelu and friends": lambda h: F.gelu(h) + F.silu(h) + F.mish(h) + F.softplus(h) + F.hardswish(h) + F.elu(h),
     "complex": lambda h: torch.fft.rfft(h, dim=-1).abs(),
+    "quantiles": lambda h: torch.cat([h.quantile(0.3, dim=1), torch.nanquantile(h, 0.5, 2)], 1),
+    "spectra": lambda h: torch.stft(h.flatten(1), 4, 2, window=torch.ones(4).to(h), return_complex=True).abs(),
+    "spectra and back": lambda h: torch.istft(
+        torch.stft(h.flatten(1), 4, 2, window=torch.ones(4).to(h), return_complex=True), 4, 2
+    ),
     "fourier over time": lambda h: torch.fft.fft(h, dim=1).real,
     "windows": lambda h: h.unfold(1, 2, 1),
     "convolved with constants": lambda h: F.conv1d(h.transpose(1, 2), torch.ones(2, 6, 2, dtype=h.dtype)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,57 @@ def test_compiled_models_run_uncompiled(naive: Any, compare: Any, way: str) -> N
     prefix = {"wrapped": "_orig_mod.", "in place": "", "a part": "0."}[way]
     compare(tape, {f"{prefix}{name}": grads for name, grads in want.items()})
     assert vars(model).get("_compiled_call_impl") is call
+
+
+@pytest.mark.parametrize("way", ["wrapped", "in place"])
+def test_models_compiled_after_attaching_run_uncompiled_until_detached(naive: Any, compare: Any, way: str) -> None:
+    model, compiled = Classifier(), list[Any]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    engine = gradients.attach(model)
+    used: Any = torch.compile(model, backend=backend) if way == "wrapped" else model
+    if way == "in place":
+        model.compile(backend=backend)
+    for size in (B, B + 2):
+        x = torch.randn(size, 5)
+        used(x).square().sum().backward()
+        found = engine.norms()
+        engine.discard()
+        engine.detach()
+        torch.compiler.reset()
+        plain = copy.deepcopy(model)
+        vars(plain).pop("_compiled_call_impl", None)
+        each = naive(plain, lambda i, x=x, m=plain: m(x[i : i + 1]).square().sum(), size)
+        total = torch.stack([g.reshape(size, -1).norm(dim=1) for g in each.values()]).norm(dim=0)
+        torch.testing.assert_close(found, total, rtol=1e-5, atol=1e-6)
+        assert not compiled
+        engine = gradients.attach(model)
+        if way == "in place":
+            model.compile(backend=backend)
+    engine.detach()
+    used(torch.randn(B, 5))
+    assert compiled
+    torch.compiler.reset()
+
+
+def test_a_model_compiled_after_attaching_that_mixes_examples_is_refused() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.line(x - x.mean(0))
+
+    model = Centred()
+    engine = gradients.attach(model)
+    used = torch.compile(model, backend="eager")
+    with pytest.raises(ValueError, match="whole batch"):
+        used(torch.randn(B, 4)).square().sum().backward()
+    engine.detach()
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -190,7 +190,7 @@ ATTACKS: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_record_moves_nobody_else(name: str) -> None:
+def test_a_record_moves_no_other_records_norm(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(B, B, generator=generator)
     try:

@@ -174,7 +174,7 @@ HONEST: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_honest_models_are_let(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_honest_models_are_accepted(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         once(Net(HONEST[name]), data())
     assert "were not compared" not in caplog.text
@@ -290,7 +290,7 @@ def test_inputs_with_names(caplog: pytest.LogCaptureFixture) -> None:
     engine.detach()
 
 
-def test_packed_inputs_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_packed_inputs_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     engine = gradients.attach(model := nn.LSTM(4, 3))
     packed = pack_padded_sequence(torch.randn(5, B, 4), [1 + i % 5 for i in range(B)], enforce_sorted=False)
     model(packed)[1][0].sum().backward()
@@ -314,7 +314,7 @@ OWN: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_model_that_is_random_otherwise_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_with_other_randomness_is_reported(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model = Net(drawing if name != "none" else lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)))
     model.own = OWN[name]()
     once(model, data())
@@ -498,7 +498,7 @@ def test_checking_runs_the_hooks() -> None:
         gradients.check(model, data())
 
 
-def test_a_model_without_outputs_of_examples_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_outputs_of_examples_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class Quiet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -566,7 +566,7 @@ def test_a_model_that_fails_on_parts_is_refused() -> None:
     assert isinstance(found.value.__cause__, RuntimeError)
 
 
-def test_a_model_whose_copies_fail_is_told_and_trained(flat: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_whose_copies_fail_is_reported_and_trained(flat: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = Net(lambda m, x: m.linear(x))
     original = [id(model)]
 

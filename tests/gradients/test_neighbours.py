@@ -93,7 +93,7 @@ def test_a_mean_loss_of_cancelling_targets_moves_by_one_record(flat: Any) -> Non
 
 @pytest.mark.parametrize("positions", [100, 257])
 @pytest.mark.parametrize("half", [True, False])
-def test_an_ignored_target_changes_nobody_elses_gradient(positions: int, half: bool, flat: Any) -> None:
+def test_an_ignored_target_changes_no_other_gradient(positions: int, half: bool, flat: Any) -> None:
     """Everybody has the same targets but one, whose are all ignored: what it adds is nothing, and so it is."""
     records = 200
     torch.manual_seed(0)
@@ -139,7 +139,7 @@ class Tied(nn.Module):
         return h, F.linear(h, self.table.weight)
 
 
-def test_a_record_with_many_lookups_changes_nobody_elses_norm_in_a_tied_table(flat: Any) -> None:
+def test_a_record_with_many_lookups_changes_no_other_norm_in_a_tied_table(flat: Any) -> None:
     records, words, rows = 50, 2048, 2100
     x, z = torch.zeros(records + 1, words, dtype=torch.long), torch.ones(records + 1, 4)
     x[-1] = torch.arange(words)

@@ -225,7 +225,7 @@ BY_PLACE: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", BY_PLACE)
-def test_writes_to_whoever_is_in_a_place(name: str) -> None:
+def test_writes_at_fixed_places_of_the_batch_are_refused(name: str) -> None:
     """Nobody else's data enters, but who is first depends on who else was drawn."""
 
     def body(model: nn.Sequential, x: Tensor, y: Tensor) -> None:

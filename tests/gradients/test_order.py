@@ -381,7 +381,7 @@ def test_records_of_several_rows_put_in_order_and_back(naive: Any, compare: Any)
     compare(tape, each)
 
 
-def test_a_lone_record_has_nobody_to_be_put_in_order_with() -> None:
+def test_a_batch_of_one_record_has_no_order() -> None:
     counts: list[int] = []
     model = Model(lambda m, h, y: positive(h) * torch.arange(float(counts[0])) if counts else positive(h))
     with torch.no_grad():

@@ -380,7 +380,7 @@ def test_a_parameter_cast_to_the_type_of_the_batch_is_the_parameter(records: int
     torch.testing.assert_close(tape.norms(), expected, rtol=1e-3, atol=0)
 
 
-def test_repeated_lookups_of_one_record_change_nobody_elses_norm() -> None:
+def test_repeated_lookups_of_one_record_change_no_other_norm() -> None:
     """Four squares at a tie of float32, added in the order of their rows or of the lookups."""
     records = 50
     model = nn.Embedding(10, 1)

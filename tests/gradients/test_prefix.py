@@ -192,7 +192,7 @@ def test_a_record_is_rounded_alike_beside_any_number_of_others(
     assert parts == [True] * len(seen)
 
 
-def test_a_record_of_nan_is_nobody_elses(naive: Any, flat: Any, parts: list[bool]) -> None:
+def test_a_record_of_nan_changes_no_other_record(naive: Any, flat: Any, parts: list[bool]) -> None:
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
     x = torch.randn(B, *shape_of(2))
     x[B - 1] = torch.nan
@@ -401,7 +401,7 @@ def test_features_under_no_grad(agree: Any, parts: list[bool]) -> None:
     assert parts == [True] * 6
 
 
-def test_few_records_nobody_and_an_evaluation(parts: list[bool], flat: Any) -> None:
+def test_few_records_an_empty_batch_and_an_evaluation(parts: list[bool], flat: Any) -> None:
     model = ready(network(nn.ReLU(), nn.MaxPool2d(2)))
     engine = gradients.attach(model)
     for n in (0, 1, 2 * RECORDS - 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ class Model(nn.Module):
         return out
 
 
+MASK = (torch.arange(T * H).view(1, T, H) % 3) > 0
 PLACES = torch.tensor([[3, 1, 3, 7]])
 BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "positions": lambda m, x: x * m.table(torch.arange(T)),
@@ -44,6 +46,12 @@ BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a weight and twice a constant": lambda m, x: x * (m.scale + 2 * torch.ones(H).to(m.scale)),
     "a turned matrix": lambda m, x: x * (m.matrix + 1).permute(1, 0).unsqueeze(0),
     "a broadcast sum": lambda m, x: x * (m.scale + torch.ones(T, H).to(m.scale)),
+    "a relative bias by an index": lambda m, x: x * m.table.weight[PLACES.view(-1)].view(1, T, H).permute(0, 1, 2),
+    "rows counted from the last": lambda m, x: x * m.table.weight[torch.tensor([-1, 0, -9, 8])],
+    "a mask over a relative bias": lambda m, x: x * torch.where(MASK, m.table(PLACES), -0.5).clone(),
+    "a mask that takes the others": lambda m, x: x * torch.where(MASK, torch.ones(1, T, H), m.table(PLACES)),
+    "a broadcast mask": lambda m, x: x * torch.where(MASK, m.scale.view(H, 1).permute(1, 0), 2.0),
+    "a broadcast mask over a view": lambda m, x: x * torch.where(MASK, m.scale.view(1, H), 2.0).view(T, H),
     "something else on the way": lambda m, x: x * m.table(torch.arange(T)).exp(),
     "also a lookup by data": lambda m, x: x * m.table(torch.arange(T)) + m.table((x[..., 0] > 0).long()),
 }
@@ -52,6 +60,19 @@ BODIES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", BODIES)
 def test_gradients_are_exact(name: str, agree: Any) -> None:
     agree(Model(BODIES[name]), torch.randn(B, T, H))
+
+
+def test_gradient_hooks_of_a_parameter_are_not_called_for_examples() -> None:
+    model = Model(BODIES["something else on the way"])
+    kept, x = copy.deepcopy(model), torch.randn(B, T, H)
+    called = list[Tensor]()
+    model.table.weight.register_hook(lambda grad: called.append(grad) or 100 * grad)
+    totals = []
+    for each in (model, kept):
+        with gradients.record(each) as tape:
+            each(x).sum((1, 2)).mean().backward()
+        totals.append(tape.norms())
+    assert not called and torch.equal(*totals)
 
 
 def test_an_embedding_of_constants_needs_no_pass_through_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

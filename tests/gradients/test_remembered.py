@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,9 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.gradients import Engine, attach
+from tacit.gradients import Engine, attach, short_way
 from tacit.gradients.guard import comparison
 from tacit.gradients.passes import Familiar
+from tacit.gradients.recorder import Recorder
+from tacit.gradients.traced import Traced
+
+
+@pytest.fixture(autouse=True, params=["compiled", "in Python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim holds for the compiled short way and without it."""
+    if request.param == "in Python":
+        monkeypatch.setattr(Traced, "__torch_function__", short_way.LONG_WAY)
 
 
 class Flat:
@@ -134,6 +145,106 @@ def test_a_hook_that_mixes_and_is_added_later_is_refused() -> None:
         step(engine, model)
 
 
+class Ruled(Changing):
+    """A model with parameters between its layers, whose gradient rules are remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+
+RULED: dict[str, tuple[Callable[[Ruled, Tensor], Tensor], Callable[[Ruled, Tensor], Tensor]]] = {
+    "the dimension of the examples": (lambda m, h: m.middle(h), lambda m, h: m.middle(h.t()).t()),
+    "a weight that becomes data": (lambda m, h: m.middle(h), lambda m, h: F.linear(h, h, m.middle.bias)),
+    "a bias that becomes data": (lambda m, h: m.middle(h), lambda m, h: F.linear(h, m.middle.weight, h.sum(0))),
+    "what is normalised": (lambda m, h: m.norm(h), lambda m, h: m.norm(h.t()).t()),
+    "the shape that is normalised": (
+        lambda m, h: F.layer_norm(h, (6,), m.norm.weight),
+        lambda m, h: F.layer_norm(h, (6, 6), m.middle.weight),
+    ),
+    "a row of parameters beside data": (lambda m, h: h * m.norm.weight, lambda m, h: (h.t() * m.norm.weight) @ h),
+}
+
+
+@pytest.mark.parametrize("premise", RULED)
+def test_a_gradient_rule_of_another_premise_is_not_used(premise: str) -> None:
+    torch.manual_seed(0)
+    model = Ruled()
+    before, after = RULED[premise]
+    model.between = lambda h: before(model, h)
+    engine = trained(model)
+    model.between = lambda h: after(model, h)
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_tensor_of_an_earlier_batch_finds_no_gradient_rule() -> None:
+    torch.manual_seed(0)
+    model = Ruled()
+    model.between = lambda h: m_norm(model, h)
+    engine = trained(model)
+    kept: list[Tensor] = []
+
+    def keeping(h: Tensor) -> Tensor:
+        kept.append(h)
+        return h + model.middle(kept[0]) if len(kept) > 1 else h
+
+    model.between = keeping
+    step(engine, model)
+    with pytest.raises((ValueError, RuntimeError), match="earlier batch"):
+        step(engine, model)
+
+
+RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
+    "without gradients": lambda m, h: h + torch.no_grad()(m.middle)(h),
+    "a constant weight": lambda m, h: F.linear(h, torch.eye(6), m.middle.bias),
+    "a computed weight": lambda m, h: F.linear(h, m.middle.weight * 2, m.middle.bias),
+    "no bias": lambda m, h: F.linear(h, m.middle.weight),
+    "three dimensions": lambda m, h: m.middle(h.view(-1, 1, 6)).flatten(1),
+    "positions": lambda m, h: m.middle(torch.stack([h, h.sin(), h.cos()], 1)).sum(1),
+    "positions before the examples": lambda m, h: m.middle(torch.stack([h, h.sin()])).sum(0),
+    "half of it frozen": lambda m, h: F.linear(h, m.middle.weight, m.middle.bias.detach()),
+    "another type": lambda m, h: F.linear(h.double(), m.middle.weight.double(), m.middle.bias.double()).float(),
+    "a norm of more dimensions": lambda m, h: F.layer_norm(h.view(-1, 1, 6), (1, 6)).flatten(1) * m.norm.weight,
+}
+
+
+@pytest.mark.parametrize("change", RULED_HONEST)
+def test_gradients_are_exact_where_a_gradient_rule_has_another_premise(change: str) -> None:
+    torch.manual_seed(0)
+    model = Ruled()
+    model.between = lambda h: m_norm(model, h)
+    engine = trained(model)
+    model.between = lambda h: RULED_HONEST[change](model, h) + 0 * m_norm(model, h)
+    expect_exact(engine, model, *batch(model))
+
+
+def m_norm(model: Ruled, h: Tensor) -> Tensor:
+    out: Tensor = model.norm(model.middle(h))
+    return out
+
+
+def test_familiar_operations_do_not_reach_the_recorder(request: pytest.FixtureRequest) -> None:
+    """Else all of these claims would be about the long way."""
+    if "in Python" in request.node.name or Traced.__torch_function__ == short_way.LONG_WAY:
+        pytest.skip("there is no short way")
+    torch.manual_seed(0)
+    model = Ruled()
+    model.between = lambda h: m_norm(model, h.view(-1, 2, 3).transpose(1, 2).flatten(1) * 2 + h[:, :6])
+    engine = trained(model)
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is Recorder.handle.__code__:
+            names.append(frame.f_locals["func"].__name__)
+
+    sys.setprofile(note)
+    step(engine, model)
+    sys.setprofile(None)
+    assert names.count("linear") == 1  # of the batch as it came
+    assert {"layer_norm", "view", "transpose", "mul", "add", "__getitem__"}.isdisjoint(names)
+
+
 @pytest.mark.parametrize("change", ["thawed", "replaced"])
 def test_parameters_that_become_trainable_after_the_first_batch_are_refused(change: str) -> None:
     model = Changing()
@@ -246,9 +357,26 @@ def test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun
 
 @pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize("begun", BRANCHES)
-def test_branches_are_told_apart_under_modes_of_other_libraries(begun: str) -> None:
+def test_branches_are_distinguished_under_modes_of_other_libraries(begun: str) -> None:
     with torch.device("cpu"), torch.device("cpu"):
         test_a_branch_that_mixes_is_refused_though_its_operations_are_the_same(begun)
+
+
+def test_passes_have_the_same_operations_however_warm_the_code_is() -> None:
+    """The interpreter carries calls out by other instructions after a few, and while a profiler looks on."""
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: torch.relu(F.relu(h).view(-1, 6)) + h.sin().cos()
+    engine = attach(model)
+    trails = []
+    for turn in range(24):
+        if turn == 20:
+            sys.setprofile(lambda *_: None)
+        loss(model, *batch(model)).backward()
+        sys.setprofile(None)
+        trails.append(tuple(engine._recorder.trail))
+        engine.clipped_sum(Flat())
+    assert len(set(trails)) == 1
 
 
 def test_batches_are_compared_again_only_if_their_operations_are_others(monkeypatch: pytest.MonkeyPatch) -> None:

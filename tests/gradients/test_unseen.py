@@ -170,7 +170,7 @@ def test_a_size_that_data_decided_is_no_number_after_its_refusal() -> None:
     assert "a size that data of the batch decided" in refusal(body)
 
 
-def test_the_remedy_for_sizes_is_told_by_the_check() -> None:
+def test_the_check_names_the_remedy_for_sizes() -> None:
     with pytest.raises(ValueError, match=r"flatten\(1\).*total_length="):
         gradients.check(Model(lambda m, x: x * len(rows(x))), X)
 

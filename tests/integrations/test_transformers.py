@@ -296,7 +296,7 @@ class _StopAt(transformers.TrainerCallback):  # type: ignore[misc]
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("causal", "answers") else pytest.mark.slow) for name in TASKS]
 )
-def test_a_lot_with_nobody_in_it_is_a_step(name: str, tmp_path: Path) -> None:
+def test_an_empty_lot_is_a_step(name: str, tmp_path: Path) -> None:
     """One sentence is expected in a lot: none comes in a third of them."""
     sizes: list[int] = []
 

@@ -362,3 +362,62 @@ def test_wrong_sizes_of_mixed_noise_are_refused() -> None:
             kernels.mixed_noise(given, factors, out, 1.0, 0.0, piece, 1)
     with pytest.raises(TypeError, match="7 arguments, not 3"):
         kernels.mixed_noise(keys, weights, out)  # type: ignore[call-arg]
+
+
+@COMPILED
+@pytest.mark.parametrize("decaying", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 4096, 40_000])
+@pytest.mark.parametrize("grid", [0.0, 2.0**-10])
+def test_recursive_noise_is_normal_noise_less_the_weighted_rows(
+    decaying: bool, size: int, grid: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step by step, against the recursion written out in float64 on the values of `noise`."""
+    rng = np.random.default_rng(size)
+    weights = rng.uniform(0, 0.4, 3).astype(np.float32)
+    decays = rng.uniform(0, 0.9, 3).astype(np.float32)[: 3 if decaying else 0]
+    rows, expected = torch.zeros(3, size), np.zeros((3, size))
+    for step in range(5):
+        fresh, values = np.empty(size, dtype=np.float32), rng.normal(size=size).astype(np.float32)
+        _normal.noise(SeededSource(step), [(fresh, 1.0, 0.0)])
+        made = fresh - weights.astype(np.float64) @ expected
+        if decaying:
+            expected = decays[:, None].astype(np.float64) * expected + made
+        else:
+            expected[step % 3] = made
+        wanted = np.rint(values / grid + 2.0 / grid * made) * grid if grid else 2.0 * made
+        past = _normal.Past(rows, weights, decays, step % 3)
+        _normal.recursive_noise(SeededSource(step), values, 2.0 / grid if grid else 2.0, grid, past)
+        assert np.abs(values - wanted).max() <= 1e-5 + 1.01 * grid
+        assert (
+            np.abs(values - wanted) > 1e-5
+        ).mean() < 0.02 + 1.5 / size  # where a sum lies between two values of the grid
+        assert np.abs(rows.numpy() - expected).max() < 1e-5
+    monkeypatch.setattr(_normal, "kernels", None)
+    again, plain = rows.clone(), np.empty(size, dtype=np.float32)
+    _normal.recursive_noise(SeededSource(9), plain, 1.0, 0.0, _normal.Past(again, weights, decays, 0))
+    monkeypatch.undo()
+    compiled = np.empty(size, dtype=np.float32)
+    _normal.recursive_noise(SeededSource(9), compiled, 1.0, 0.0, _normal.Past(rows, weights, decays, 0))
+    assert np.abs(plain - compiled).max() < 1e-5 and (rows - again).abs().max() < 1e-5
+
+
+@COMPILED
+def test_wrong_sizes_of_recursive_noise_are_refused() -> None:
+    kernels = _normal.kernels
+    assert kernels is not None
+    keys, two, none = bytes(64), np.ones(2, dtype=np.float32), np.ones(0, dtype=np.float32)
+    rows, out = torch.zeros(2, 6), np.empty(6, dtype=np.float32)
+    kernels.recursive_noise(keys, two, none, rows, out, 1, 1.0, 0.0, 4, 1)
+    kernels.recursive_noise(keys, two, two, rows, out, 0, 1.0, 0.0, 4, 1)
+    for given, weights, decays, kept, at in (
+        (keys[:32], two, none, rows, 0),
+        (keys, two[:1], none, rows, 0),
+        (keys, two, two[:1], rows, 0),
+        (keys, two, none, rows[:, :5].contiguous(), 0),
+        (keys, two, none, rows, 2),
+        (keys, none, none, rows[:0], 0),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            kernels.recursive_noise(given, weights, decays, kept, out, at, 1.0, 0.0, 4, 1)
+    with pytest.raises(TypeError, match="10 arguments, not 3"):
+        kernels.recursive_noise(keys, two, none)  # type: ignore[call-arg]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mutants.registry import HISTORY, Patch, mutant
-from tacit.accounting import composition, gaussian, pld, rdp
+from tacit.accounting import composition, entries, gaussian, pld, rdp
 from tacit.ledger import Poisson, Step
 from tacit.training import noise_calibration
 
@@ -62,7 +62,7 @@ def groups_charged_as_one(patch: Patch) -> None:
         return 1 / max(query.clip_norm / query.noise_std for query in queries)
 
     patch.setattr(Step, "noise_multiplier", property(lambda self: worst(self.queries)))
-    patch.setattr(composition, "_gaussian", lambda queries: composition.Gaussian(worst(queries)))
+    patch.setattr(entries, "_gaussian", lambda queries: composition.Gaussian(worst(queries)))
 
 
 @mutant(
@@ -78,13 +78,13 @@ def replacement_charged_as_addition(patch: Patch) -> None:
     note=2,
 )
 def rate_halved_in_the_accounting(patch: Patch) -> None:
-    real = composition._policy
+    real = entries._policy
 
     def policy(sampling: Any, adjacency: Any) -> Any:
         kind, rate = real(sampling, adjacency)
         return kind, rate / 2 if isinstance(sampling, Poisson) else rate
 
-    patch.setattr(composition, "_policy", policy)
+    patch.setattr(entries, "_policy", policy)
 
 
 @mutant(
@@ -92,4 +92,4 @@ def rate_halved_in_the_accounting(patch: Patch) -> None:
     "tests/mechanisms/test_counts.py::test_delta_covers_both_kinds_of_neighbours",
 )
 def slack_forgotten(patch: Patch) -> None:
-    patch.setattr(composition, "_slack", lambda step, adjacency: 0.0)
+    patch.setattr(entries, "_slack", lambda step, adjacency, group: 0.0)

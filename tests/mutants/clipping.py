@@ -217,7 +217,7 @@ def number_of_records_in_gradients(patch: Patch) -> None:
 
 @mutant(
     "one record's lookups enlarge everybody's norm",
-    "tests/gradients/test_neighbours.py::test_a_record_with_many_lookups_changes_nobody_elses_norm_in_a_tied_table",
+    "tests/gradients/test_neighbours.py::test_a_record_with_many_lookups_changes_no_other_norm_in_a_tied_table",
 )
 def lookups_of_the_whole_batch(patch: Patch) -> None:
     real = sparse_gradients.Rows.lookups

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mutants.registry import HISTORY, Patch, mutant
-from tacit.accounting import composition
+from tacit.accounting.entries import compose as composed
 from tacit.features import pca
 from tacit.ledger import Step
 from tacit.training import checkpoint, private, run, team
@@ -77,14 +77,12 @@ def pca_rows_unbounded(patch: Patch) -> None:
     note=22,
 )
 def correlated_noise_as_independent(patch: Patch) -> None:
-    real = composition.compose
-
-    def compose(entries: Any, adjacency: Any) -> Any:
+    def compose(entries: Any, adjacency: Any, **given: Any) -> Any:
         def plain(step: Step) -> Step:
             return Step(
                 step.sampling, tuple(replace(q, noise="gaussian") if hasattr(q, "noise") else q for q in step.queries)
             )
 
-        return real([(plain(step), count) for step, count in entries], adjacency)
+        return composed([(plain(step), count) for step, count in entries], adjacency, **given)
 
     patch.setattr(import_module("tacit.accounting.guarantee"), "compose", compose)

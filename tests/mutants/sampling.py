@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mutants.registry import HISTORY, Patch, mutant
-from tacit.accounting import composition
+from tacit.accounting.entries import compose as composed
 from tacit.ledger import Poisson, Step, events
 from tacit.sampling import samplers, users
 from tacit.training import lot, population, private, run
@@ -77,15 +77,13 @@ def shuffled_recorded_as_poisson(patch: Patch) -> None:
     note=3,
 )
 def shuffled_accounted_as_poisson(patch: Patch) -> None:
-    real = composition.compose
-
-    def compose(entries: Any, adjacency: Any) -> Any:
+    def compose(entries: Any, adjacency: Any, **given: Any) -> Any:
         def poisson(step: Step) -> Step:
             if not isinstance(step.sampling, events.Shuffled):
                 return step
             return Step(Poisson(rate=1 / step.sampling.lots, unit=step.sampling.unit), step.queries)
 
-        return real([(poisson(step), count) for step, count in entries], adjacency)
+        return composed([(poisson(step), count) for step, count in entries], adjacency, **given)
 
     patch.setattr(import_module("tacit.accounting.guarantee"), "compose", compose)
 
@@ -101,7 +99,7 @@ def sampled_too_often(patch: Patch) -> None:
 
 
 @mutant(
-    "a lot with nobody in it is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
+    "an empty lot is skipped", f"{HISTORY}::test_09_an_empty_lot_releases_noise_and_takes_a_step", note=9
 )
 def empty_lot_skipped(patch: Patch) -> None:
     real = run.PrivateRun.following_lot

@@ -9,8 +9,8 @@ import numpy as np
 
 from mutants.registry import Patch, mutant
 from tacit import block_keys
-from tacit.accounting import composition, selected
 from tacit.accounting import correlated as correlated_cost
+from tacit.accounting import entries, selected
 from tacit.accounting.composition import Policy, Term
 from tacit.ledger import OwnedPoisson
 from tacit.mechanisms import correlated, noise
@@ -31,7 +31,7 @@ def allocation_charged_too_little(patch: Patch) -> None:
     def block(base: Any, lots: int, taken: int) -> Term:
         return Term(base, Policy.POISSON, 0.1 / lots) if lots > 1 else Term(base)
 
-    patch.setattr(composition, "_block", block)
+    patch.setattr(entries, "_block", block)
 
 
 @mutant(
@@ -52,7 +52,7 @@ def allocation_by_coins_of_every_lot(patch: Patch) -> None:
     "tests/accounting/test_truncation.py::test_a_displaced_record_is_covered",
 )
 def cut_for_nothing(patch: Patch) -> None:
-    patch.setattr(composition, "overflow", lambda sampling, group=1: 0.0)
+    patch.setattr(entries, "overflow", lambda sampling, group=1: 0.0)
 
 
 @mutant(
@@ -105,6 +105,20 @@ def noise_laid_out_by_tray(patch: Patch) -> None:
 )
 def columns_of_one_step(patch: Patch) -> None:
     patch.setattr(correlated_cost, "coefficients", lambda strategy, parameters, steps: np.eye(1, steps)[0])
+
+
+@mutant(
+    "what the noise has in common beyond a group's next turn costs nothing",
+    "tests/accounting/test_correlated.py::test_what_reaches_beyond_the_next_turn_is_charged_enough",
+    "tests/accounting/test_correlated.py::test_a_column_is_divided_at_each_of_the_groups_turns",
+)
+def heads_without_tails(patch: Patch) -> None:
+    real = correlated_cost.sampled_shift
+    patch.setattr(
+        correlated_cost,
+        "sampled_shift",
+        lambda name, given, groups, steps: real(name, given, groups, min(groups, steps)),
+    )
 
 
 @mutant(
@@ -167,12 +181,12 @@ def resumed_at_the_checkpoint(patch: Patch) -> None:
     "tests/accounting/test_owners.py::test_an_owner_of_k_records_costs_what_a_group_of_k_costs",
 )
 def owners_charged_as_records(patch: Patch) -> None:
-    real = composition._terms
+    real = entries._terms
 
     def terms(step: Any, adjacency: Any) -> list[Term]:
         return [replace(term, members=1) for term in real(step, adjacency)]
 
-    patch.setattr(composition, "_terms", terms)
+    patch.setattr(entries, "_terms", terms)
 
 
 @mutant(

@@ -87,7 +87,7 @@ save(drawn=torch.stack(drawn), own=own, std=torch.tensor(run.ledger.entries[0][0
 
 
 @pytest.mark.parametrize("noise", ["first", "split"])
-def test_the_noise_of_the_sum_is_as_recorded_whoever_adds_it(processes: Run, noise: str) -> None:
+def test_the_noise_of_the_sum_is_as_recorded_whichever_process_adds_it(processes: Run, noise: str) -> None:
     """Elsewhere it was added once per process, or divided by their number, or not at all."""
     first, second = processes(NOISE, 2, noise=noise)
     drawn = first["drawn"].double()

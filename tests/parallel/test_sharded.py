@@ -279,7 +279,7 @@ save(done=torch.tensor(1))
 )
 
 
-def test_a_shard_that_somebody_else_writes_to_is_refused_and_nothing_of_it_stays(processes: Run) -> None:
+def test_a_shard_that_other_code_writes_to_is_refused_and_leaves_nothing(processes: Run) -> None:
     assert [int(each["done"]) for each in processes(WRITES, 2, lot=8)] == [1, 1]
 
 

@@ -134,7 +134,7 @@ def test_attack_bounds_are_the_reports() -> None:
 def test_the_command_writes_one_file_that_names_no_other(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
     with pytest.raises(SystemExit) as ended:
-        main(["planner", "--output", str(path), "--json"])
+        main(["planner", "--out", str(path), "--json"])
     assert ended.value.code == 0
     page = path.read_text("utf-8")
     assert page == planner_page()

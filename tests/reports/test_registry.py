@@ -56,7 +56,7 @@ def test_an_entry_that_was_told_everything_has_no_blanks(
 ) -> None:
     about, out = tmp_path / "about.toml", tmp_path / "entry.yaml"
     about.write_text(TOLD)
-    arguments = ["report", str(trained), "--registry", "--about", str(about), "--output", str(out), "--json"]
+    arguments = ["report", str(trained), "--registry", "--about", str(about), "--out", str(out), "--json"]
     assert json.loads(ask(arguments, capsys))["blanks"] == []
     entry = yaml.safe_load(out.read_text("utf-8"))
     assert entry["url_slug"] == "digits" and registry.BLANK not in out.read_text("utf-8")

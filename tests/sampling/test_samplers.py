@@ -130,7 +130,7 @@ def test_poisson_draw_from_a_hundred_million_records_is_quick(record: Record) ->
     assert np.median(spent) < 0.05
 
 
-def test_poisson_rate_one_is_everybody_and_a_tiny_rate_is_nobody(record: Record) -> None:
+def test_poisson_rate_one_takes_all_records_and_a_tiny_rate_none(record: Record) -> None:
     assert PoissonSampler(7, 1.0, source=SOURCE).draw(record(Poisson(rate=1.0, records=7))).tolist() == list(range(7))
     assert PoissonSampler(7, 1e-300, source=SOURCE).draw(record(Poisson(rate=1e-300, records=7))).size == 0
 

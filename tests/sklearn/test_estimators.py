@@ -302,7 +302,7 @@ def test_splits_that_depend_on_other_people_are_refused(cv: Any) -> None:
     assert not len(account.ledger)
 
 
-def test_one_row_more_moves_nobody_else_to_another_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_more_moves_no_other_row_to_another_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tacit.sklearn.folds.SecureSource", lambda: SeededSource(5))  # the same coins for both
     few, many = (list(Account(records=n, epsilon=1.0).folds(5).split(np.zeros((n, 1)))) for n in (400, 401))
     for (train, test), (train_more, test_more) in zip(few, many):

@@ -58,7 +58,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert encoding.width == features.shape[1] and len(encoding.names) == encoding.width
 
 
-def test_a_row_is_encoded_whoever_else_is_there(tmp_path: Path) -> None:
+def test_a_row_is_encoded_independently_of_the_others(tmp_path: Path) -> None:
     encoding = Encoding(SCHEMA)
     path = write(tmp_path)
     [(together, _)] = encode(read(path, SCHEMA.columns), encoding).slices()

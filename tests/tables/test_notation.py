@@ -78,7 +78,7 @@ def test_the_kind_of_an_entry(entry: str, kind: str | None) -> None:
     assert found == {name: float(name == kind) for name in KINDS}
 
 
-def test_a_date_of_another_format_is_told_its_format() -> None:
+def test_the_error_for_a_date_names_its_format() -> None:
     dates = np.array(["2012/01/31"], dtype=object)
     with pytest.raises(ValueError, match=r'not a date like 2024-12-31; declare .* "format": "%Y/%m/%d", or correct'):
         numeric("day", dates, notation=Notation(date="iso"))

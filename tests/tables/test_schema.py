@@ -145,7 +145,7 @@ def test_a_draft_says_where_day_and_month_could_be_either(tmp_path: Path) -> Non
     assert (found["format"], found["comment"]) == ("%d/%m/%Y", "or the format %m/%d/%Y")
 
 
-def test_a_column_that_is_a_word_is_told_how_to_be_written() -> None:
+def test_the_error_for_a_column_that_is_a_word_shows_how_to_write_it() -> None:
     facts = {"target": "y", "columns": {"x": "private", "y": {"type": "category", "values": ["a", "b"]}}}
     with pytest.raises(ValueError, match=r"column 'x': it is \"private\" alone; write \{\"type\": \"private\"\}"):
         Schema.from_json(facts)

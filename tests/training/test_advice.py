@@ -36,7 +36,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ),
     ],
 )
-def test_a_setting_that_will_disappoint_is_told_of_with_a_remedy(
+def test_a_setting_that_will_disappoint_is_reported_with_a_remedy(
     make: Any, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], words: list[str]
 ) -> None:
     _, _, run = make(**settings)
@@ -64,7 +64,7 @@ def test_ordinary_settings_are_not_commented_on(
     assert not warnings(caplog)
 
 
-def test_a_large_model_with_a_small_lot_is_told_how_large_a_lot_it_needs(
+def test_the_advice_for_a_large_model_with_a_small_lot_names_the_lot_size(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 1000), nn.Linear(1000, 200), nn.Linear(200, 3))

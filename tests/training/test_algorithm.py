@@ -185,7 +185,7 @@ def test_adam_bc_without_noise_is_adam() -> None:
     torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
 
 
-def test_adam_bc_is_told_the_noise_of_each_group(make: Any, train: Any) -> None:
+def test_adam_bc_receives_the_noise_of_each_group(make: Any, train: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
     optimizer = AdamBC(model.parameters())
     scales = {"0.*": 1.0, "1.*": 3.0}

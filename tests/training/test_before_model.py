@@ -92,7 +92,7 @@ def test_ordinary_loops_run(change: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["unchanged", "cropped one by one", "one by one", "changed in place"])
-def test_lots_of_one_and_of_nobody_run(change: str) -> None:
+def test_lots_of_one_record_and_empty_lots_run(change: str) -> None:
     for _ in range(4):
         _loop(GOOD[change], lot_size=1)
 

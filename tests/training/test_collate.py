@@ -75,7 +75,7 @@ def test_padding_to_the_longest_is_refused_and_the_remedy_named(make: Any) -> No
         read(make, padded)
 
 
-def test_padding_that_the_model_masks_is_told_and_trained(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_padding_that_the_model_masks_is_reported_and_trained(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert read(make, padded, masked=True).step == 2
     assert len(told(caplog)) == 1 and "row that depends on the other records" in caplog.text
@@ -128,7 +128,7 @@ def test_the_trial_refuses_models_that_read_batch_sizes_of_packed_inputs(make: A
         train_packed(make, Packed(READINGS[name]))
 
 
-def test_a_random_collate_is_told_and_its_rows_are_compared_as_they_are(
+def test_a_random_collate_is_reported_and_its_rows_are_compared_as_they_are(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hiding(examples: list[Any]) -> tuple[Tensor, Tensor, Tensor]:

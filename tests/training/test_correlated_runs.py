@@ -68,13 +68,15 @@ def test_a_run_costs_what_its_plan_says(strategy: Any) -> None:
         records=400,
         lot_size=40,
         steps=12,
-        noise_multiplier=run.noise_multiplier,
+        epsilon=3.0,
         delta=1e-5,
         sampling="cyclic",
         noise=SparseInverse() if strategy == "correlated" else strategy,
         accountant="rdp",
     )
-    assert planned.guarantee.epsilon == pytest.approx(run.guarantee().epsilon, rel=1e-3)
+    assert planned.noise_multiplier == pytest.approx(run.noise_multiplier, rel=1e-9)
+    assert planned.guarantee.epsilon == pytest.approx(run.guarantee().epsilon, rel=1e-6)
+    assert planned.groups == run.ledger.entries[0][0].sampling.groups  # type: ignore[union-attr]
     assert len(run.ledger.entries) == 1
     run.close()
 

@@ -54,7 +54,7 @@ def test_a_hugging_face_data_set_gives_what_the_tensors_give(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_hugging_face_lot_with_nobody_in_it(make: Any, data: TensorDataset, workers: int) -> None:
+def test_an_empty_lot_of_a_hugging_face_data_set_is_a_step(make: Any, data: TensorDataset, workers: int) -> None:
     model, optimizer, run = make(
         dataset=hugging_face(data).with_format("torch"), lot_size=1, steps=40, num_workers=workers
     )

@@ -199,7 +199,7 @@ def test_a_lot_is_finished_after_its_last_batch_only(make: Any) -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_scheduler_stepped_once_a_batch_is_told_of(make: Any, caplog: pytest.LogCaptureFixture, right: bool) -> None:
+def test_a_scheduler_stepped_once_a_batch_is_reported(make: Any, caplog: pytest.LogCaptureFixture, right: bool) -> None:
     _, optimizer, run = make(lot_size=60, batch_size=20, steps=3, sampling="fixed-size")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     for batch in run.batches():
@@ -233,7 +233,7 @@ def test_a_batch_that_is_left_out_is_refused_in_other_words(make: Any) -> None:
 
 
 @pytest.mark.parametrize("several", [1, 2])
-def test_clipping_by_hand_is_told_to_be_without_effect(
+def test_clipping_by_hand_is_reported_to_have_no_effect(
     make: Any, caplog: pytest.LogCaptureFixture, several: int
 ) -> None:
     clip = torch.nn.utils.clip_grad_norm_  # as somebody imported it before
@@ -254,14 +254,53 @@ def test_clipping_by_hand_is_told_to_be_without_effect(
     assert float(torch.cat([p.grad.flatten() for p in other.parameters()]).norm()) == pytest.approx(0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_a_gradient_hook_of_a_parameter_is_told_to_be_without_effect(
-    make: Any, register: str, caplog: pytest.LogCaptureFixture
+def test_a_hook_on_an_accumulated_gradient_is_reported_to_have_no_effect(
+    make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Linear(4, 3)
-    getattr(model.weight, register)(lambda _: None)
+    model.weight.register_post_accumulate_grad_hook(lambda _: None)
     make(model)
-    assert caplog.text.count("the gradient hook of weight is not called in a private run") == 1
+    assert caplog.text.count("the hook on the accumulated gradient of weight is not called in a private run") == 1
+
+
+def test_gradient_hooks_of_a_parameter_change_the_released_gradient(make: Any) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.left @ self.right)
+
+    model, seen = Factors(), list[torch.Tensor]()
+    kept = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    model.left.register_hook(lambda grad: seen.append(grad.clone()))
+    model.left.register_hook(lambda grad: grad * kept)
+    _, optimizer, run = make(model, lot_size=20, steps=2, batch_size=6, noise_multiplier=0.1)
+    for x, y in run.batches():
+        before, right, step = model.left.detach().clone(), model.right.detach().clone(), run.step
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if run.step > step:
+            moved = model.left.detach() != before
+            assert torch.equal(moved, kept.bool()) and not torch.equal(model.right, right)
+    assert len(seen) == 2 and all(grad.shape == (3, 2) for grad in seen)
+
+
+def test_a_gradient_hook_that_uses_values_of_the_batch_is_refused(make: Any) -> None:
+    model, optimizer, run = make(nn.Linear(4, 3), lot_size=20, steps=2, batch_size=6, trial=False)
+    last = list[Any]()
+    model.weight.register_hook(lambda grad: grad * last[-1])
+
+    def train() -> None:
+        for x, y in run.batches():
+            last.append(x.mean())
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match="the gradient hook of weight uses a tensor of the batch"):
+        train()
 
 
 def test_a_hook_of_the_optimizer_changes_the_released_gradient(make: Any) -> None:

@@ -118,7 +118,7 @@ def test_a_gradient_penalty_in_the_loop_with_isolate() -> None:
     run.close()
 
 
-def test_a_lot_with_nobody_in_it_where_a_record_is_several_rows() -> None:
+def test_an_empty_lot_where_a_record_is_several_rows_is_a_step() -> None:
     """It was refused, after its charge."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -113,7 +113,7 @@ def test_sums_of_shards_are_put_together_and_added_in_float64(expected: int) -> 
     assert float(model.weight.grad) == pytest.approx(2.0**24 / expected, rel=1e-6)
 
 
-def test_the_order_of_a_lot_is_random_and_loses_nobody() -> None:
+def test_the_order_of_a_lot_is_random_and_loses_no_record() -> None:
     x = torch.arange(300.0).unsqueeze(1)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.0)

@@ -169,7 +169,7 @@ def test_autocast_passes_without_a_word(make: Any, caplog: pytest.LogCaptureFixt
     assert not told(caplog)
 
 
-def test_a_random_loop_is_told_and_trained(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_random_loop_is_reported_and_trained(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     def loop(run: Any, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return (each(model, x, y) * torch.tensor([random.random() for _ in y])).sum()
 
@@ -369,7 +369,7 @@ def test_a_checkpoint_saved_in_the_trial_is_that_of_before_the_lot(make: Any, tm
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_sharded_models_are_told_that_they_are_not_tried(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_missing_trial_of_sharded_models_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(2, 2)
     trial = Trial(attach(model), model, torch.optim.SGD(model.parameters()), wanted=True, sharded=True, rows=Rows())
     with caplog.at_level(logging.WARNING):

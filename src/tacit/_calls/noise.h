@@ -32,12 +32,13 @@ typedef struct {
     float *out;
     size_t size, piece;
     float std, grid;
+    const Past *past;
 } Noise;
 
 static void one_piece(const void *given, size_t i) {
     const Noise *n = given;
     size_t first = i * n->piece;
-    best.normal(n->keys + KEY * i, n->out + first, at_most(n->size - first, n->piece), n->std, n->grid);
+    best.normal(n->keys + KEY * i, n->out + first, at_most(n->size - first, n->piece), n->std, n->grid, n->past, first);
 }
 
 static PyObject *noise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -98,5 +99,32 @@ static PyObject *mixed_noise(PyObject *module, PyObject *const *arguments, Py_ss
     give_back(views, 3);
     if (!fits)
         return PyErr_Format(PyExc_ValueError, "the keys do not fit %zu values of %zu streams.", noise->size, given.streams);
+    Py_RETURN_NONE;
+}
+
+static PyObject *recursive_noise(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Py_buffer views[5]; /* keys, weights, decays, rows, out */
+    if (count != 10) return PyErr_Format(PyExc_TypeError, "recursive_noise takes 10 arguments, not %zd.", count);
+    if (!aes.blocks) return no_aes();
+    Noise given = {.std = (float)PyFloat_AsDouble(arguments[6]), .grid = (float)PyFloat_AsDouble(arguments[7])};
+    Past past = {.at = PyLong_AsSize_t(arguments[5])};
+    size_t threads = PyLong_AsSize_t(arguments[9]), pieces = 0;
+    given.piece = PyLong_AsSize_t(arguments[8]);
+    if (PyErr_Occurred() || take(arguments, views, 5, 4) < 0) return NULL;
+    given.keys = views[0].buf, given.out = views[4].buf, given.size = (size_t)views[4].len / 4, given.past = &past;
+    past.weights = views[1].buf, past.decays = views[2].len ? views[2].buf : NULL, past.rows = views[3].buf;
+    past.count = (size_t)views[1].len / 4, past.stride = given.size;
+    if (given.piece) pieces = given.size / given.piece + (given.size % given.piece != 0);
+    int fits = given.piece && views[4].len % 4 == 0 && (size_t)views[0].len == KEY * pieces && is_count(threads) &&
+               views[1].len % 4 == 0 && (size_t)views[3].len == (size_t)views[1].len * given.size &&
+               (past.decays ? views[2].len == views[1].len : past.at < past.count);
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        in_parallel(one_piece, &given, pieces, threads);
+        Py_END_ALLOW_THREADS
+    }
+    give_back(views, 5);
+    if (!fits)
+        return PyErr_Format(PyExc_ValueError, "the keys or rows do not fit %zu values of %zu rows.", given.size, past.count);
     Py_RETURN_NONE;
 }

@@ -103,9 +103,34 @@ INLINE void put_in(const Secrets *s, float *out, size_t pairs, size_t start, siz
     }
 }
 
+/* What is kept of the noise of earlier steps: `count` rows of `stride` values. Without decays a row is one step's noise, and
+ * the one at `at` is the oldest; with decays each is a decaying sum of all. */
+typedef struct {
+    float *rows;
+    size_t stride, count, at;
+    const float *weights, *decays;
+} Past;
+
+/* Less the weighted sum of the rows from value `first` on, which are then brought up to date. */
+INLINE void recur(const Past *past, size_t first, float *values, size_t n) {
+    for (size_t k = 0; k < past->count; k++) {
+        const float *row = past->rows + k * past->stride + first, weight = past->weights[k];
+        for (size_t i = 0; i < n; i++) values[i] -= weight * row[i];
+    }
+    if (!past->decays) {
+        memcpy(past->rows + past->at * past->stride + first, values, n * sizeof(float));
+        return;
+    }
+    for (size_t k = 0; k < past->count; k++) {
+        float *row = past->rows + k * past->stride + first, decay = past->decays[k];
+        for (size_t i = 0; i < n; i++) row[i] = decay * row[i] + values[i];
+    }
+}
+
 /* The first half of `out`, rounded up, has the cosines and the rest the sines. Without a grid they are overwritten. The
- * keystream has the words of the radii, from the next block on those of the angles, and likewise 64 bits for every edge. */
-INLINE void normal_in(const uint8_t *key, float *out, size_t size, float std, float grid) {
+ * keystream has the words of the radii, from the next block on those of the angles, and likewise 64 bits for every edge.
+ * With a past, whose values `first` on are those of `out`, the noise is less what is taken back of it. */
+INLINE void normal_in(const uint8_t *key, float *out, size_t size, float std, float grid, const Past *past, size_t first) {
     Stream stream;
     Secrets s;
     size_t pairs = (size + 1) / 2, blocks = (pairs + 3) / 4;
@@ -114,8 +139,14 @@ INLINE void normal_in(const uint8_t *key, float *out, size_t size, float std, fl
     for (size_t start = 0; start < pairs; start += BLOCK) {
         size_t n = at_most(pairs - start, BLOCK), rest = at_most(size - pairs - start, n);
         logs_in(&stream, &s, start, n, blocks);
+        float scale = past ? 1.0f : std;
         for (size_t i = 0; i < n; i++)
-            turn(std * sqrtf(-2.0f * s.radius[i]), s.angles[i], s.cosine + i, s.sine + i);
+            turn(scale * sqrtf(-2.0f * s.radius[i]), s.angles[i], s.cosine + i, s.sine + i);
+        if (past) {
+            recur(past, first + start, s.cosine, n);
+            recur(past, first + pairs + start, s.sine, rest);
+            for (size_t i = 0; i < n; i++) s.cosine[i] *= std, s.sine[i] *= std;
+        }
         put_in(&s, out, pairs, start, n, rest, grid);
     }
     wipe(&stream, sizeof(stream));

@@ -16,8 +16,9 @@
         else                                                                                                      \
             products_in(p, i, left, height, 2 * bytes / 4, p->turned_left ? meet_##name##_turned : meet_##name);    \
     }                                                                                                             \
-    target static void normal_##name(const uint8_t *key, float *out, size_t n, float std, float grid) {             \
-        normal_in(key, out, n, std, grid);                                                                        \
+    target static void normal_##name(const uint8_t *key, float *out, size_t n, float std, float grid,               \
+                                     const Past *past, size_t first) {                                            \
+        normal_in(key, out, n, std, grid, past, first);                                                           \
     }                                                                                                             \
     target static void mixed_##name(const uint8_t *keys, size_t stride, const float *weights, size_t streams,       \
                                     float *out, size_t n, float std, float grid) {                                \
@@ -57,7 +58,7 @@
                                   pool_##name, bytes / 4, height};
 
 typedef struct {
-    void (*normal)(const uint8_t *, float *, size_t, float, float);
+    void (*normal)(const uint8_t *, float *, size_t, float, float, const Past *, size_t);
     void (*mixed)(const uint8_t *, size_t, const float *, size_t, float *, size_t, float, float);
     void (*outer_sum)(const float *, const float *, float *, size_t, size_t, size_t, size_t, size_t, size_t);
     void (*squares)(const float *, float *, size_t, size_t);

@@ -91,7 +91,7 @@ def _removed_and_added(composition: Composition) -> Composition | None:
     """The composition under add/remove, if it has lots of random allocation and is asked about under replace-one.
 
     No pair for a replacement is proved for those: given its lot a record may move the answer in two directions, from
-    one place to any other, and no one pair of mixtures stands for all. But whoever replaces a record removes one and
+    one place to any other, and no one pair of mixtures stands for all. But replacing a record removes one and
     adds another: two records' worth of add/remove, for everything that is proved under both relations.
     """
     if composition.adjacency is not Adjacency.REPLACE_ONE:

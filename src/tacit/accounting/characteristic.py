@@ -35,13 +35,13 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 from tacit.accounting.effort import OutOfReach, spend
 from tacit.accounting.losses import Array
 from tacit.accounting.mixture import log_mixture
 from tacit.accounting.rounding import COARSE
-from tacit.accounting.tilted import Tilted
+from tacit.accounting.tilted import Cut, SampledTerms, Tilted
 
 _DIGITS = 40.0
 _WIDTH = 9.5
@@ -50,33 +50,8 @@ _MOST_NODES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Φ((place - x)/width) for each term."""
-
-    place: Array
-    width: Array
-
-    def log(self, x: Array) -> tuple[Array, Array]:
-        """The logarithm, and what rounding does to it, in units of 4 eps."""
-        away = (self.place[:, None] - x) / self.width[:, None]
-        below = np.minimum(away, 0.0)
-        return log_ndtr(away), below * (below - (np.abs(x) + self.place[:, None]) / self.width[:, None])
-
-
-@dataclass(frozen=True)
-class SampledGaussians:
-    """Terms with a rate, a noise multiplier and a count each, all seen from one side, and one unsampled Gaussian.
-
-    The record is removed, or ``added``, or ``replaced``; tilts of replaced ones are at least 0.
-    """
-
-    rates: Array
-    noises: Array
-    counts: Array
-    shift: float
-    added: bool
-    cut: Cut | None = None
-    replaced: bool = False
+class SampledGaussians(SampledTerms):
+    """Sampled Gaussian sums with the bounds of their tails and their tilted laws."""
 
     def without_tail(self, mass: float, tilt: float) -> SampledGaussians:
         """The same less about ``mass``, if at this tilt a removed record's loss would lie far out in its tail.
@@ -149,7 +124,7 @@ class SampledGaussians:
         tails = (weight[:, 0] + weight[:, -1]) * (1.2534 / (total[:, 0] * step[:, 0]))
         weight /= total
         log_mass = top[:, 0] + np.log(total[:, 0] * (step[:, 0] / math.sqrt(2 * math.pi)))
-        # What rounding does to a loss, and through it to a weight.
+        # The effect of rounding on a loss, and through it on a weight.
         part = np.exp(np.minimum(np.log(rate) + ratio - loss, 0.0))
         size = np.abs(loss)
         if self.replaced:

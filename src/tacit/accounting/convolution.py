@@ -224,7 +224,7 @@ class TiltedSum:
             found = np.append(
                 first[1:] * (1 + rounding) - np.exp(np.minimum(away[:-1], 700)) * second[1:] * (1 - rounding), 0.0
             )
-        # What lies above the window, and what rounding can do to the sums.
+        # The mass above the window, and the effect of rounding on the sums.
         extra = OUTSIDE * math.exp(max(min(-self.tilt * float(away[-1]), _CLIP), -700.0)) + self._rounding(away)
         over = np.flatnonzero(found + extra > target)
         if not len(over) or over[-1] + 1 >= self.length:

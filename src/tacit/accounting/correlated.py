@@ -18,16 +18,18 @@ Brownian path that runs for its squared norm; after the time μ² it is N(0, μ�
 the noise multiplier σ / (S · sensitivity). For coefficients c >= 0 the worst group is the first, and the bound is
 attained by one vector repeated; for others |c| is used, which is a bound.
 
-**Amplified** (`head_and_tail`). Each of x's k steps has a coin of probability q of its own. Divide column i of C into
-its *head*, the rows i to i + groups - 1, and its *tail*, those after them. The heads of x's steps share no row. Split
-z_t into independent parts: one of variance (1 - η) σ², and k of variance η σ² / k, one for each of x's steps. If at
-step i everything about this step were told at once, its tail rows with their own parts of the noise as well, it
-would be one sampled Gaussian sum with the squared shift q-sampled S² (|head|² / (1 - η) + k |tail|² / η) / σ²; what is
-really released can be computed from these answers. The best η gives S² (|head| + √k |tail|)² / σ². So the block is k
-adaptively composed Poisson-sampled Gaussian sums with rate q and noise multiplier σ / (S (|head| + √k |tail|)). With no
-more bands than groups there is no tail, and this is the reduction of Choquette-Choo et al. 2023 (arXiv 2306.08153,
-Theorem 4): DP-SGD with k = steps / bands steps. Under replace-one x's group and coins stay, and each of the sampled
-sums is the pair that Poisson sampling has there.
+**Amplified** (`sampled_shift`). Each of x's k steps has a coin of probability q of its own. Cut the rows from the i-th
+on, i a step of x, into blocks of `groups` rows, so that a block ends where x's next turn begins, and let t_m be the
+norm of column i of C within its m-th block: the same for every i, since C is Toeplitz, or smaller at the end. Split
+z_r, r a row of the block that begins at x's j-th step, into independent parts: one of variance w_(j-l) σ² for each
+l <= j, w_m = t_m / (t_0 + t_1 + ...), and one with the rest of the variance. If at x's l-th step everything about this
+step were told at once, its later rows as well, each with its own part of the noise, this would be one sampled Gaussian
+sum with the squared shift S² sum_m t_m² / (w_m σ²) = S² (t_0 + t_1 + ...)² / σ², coin and vector as they are. What is
+really released before x's next step, and so x's next vector, can be computed from these answers. So the block of steps
+is k adaptively composed Poisson-sampled Gaussian sums with rate q and noise multiplier σ / (S (t_0 + t_1 + ...)). With
+no more bands than groups t_0 is the whole column, and this is the reduction of Choquette-Choo et al. 2023 (arXiv
+2306.08153, Theorem 4): DP-SGD with k = steps / bands steps. Under replace-one x's group and coins stay, and each of the
+sampled sums is the pair that Poisson sampling has there.
 
 **Sums with independent noise in the same steps** (metrics, statistics) are rows of their own: their (S / σ)² is added
 once for each of x's steps.
@@ -74,8 +76,7 @@ def cost_of_block(step: ev.Step, steps: int) -> tuple[int, float, float]:
         if strategy == "tree":
             sampled = math.inf
         else:
-            head, tail = head_and_tail(strategy, parameters, sampling.groups, steps)
-            sampled = math.hypot(sampled, ratio * (head + math.sqrt(rounds) * tail))
+            sampled = math.hypot(sampled, ratio * sampled_shift(strategy, parameters, sampling.groups, steps))
     amplified = rounds * sampling.rate**2 * math.expm1(sampled**2) if sampled < 20 else math.inf
     if sampling.rate < 1 and amplified < whole**2:
         return rounds, sampled, sampling.rate
@@ -97,12 +98,12 @@ def sensitivity(strategy: str, parameters: tuple[float, ...], groups: int, steps
 
 
 @lru_cache(maxsize=1024)
-def head_and_tail(strategy: str, parameters: tuple[float, ...], groups: int, steps: int) -> tuple[float, float]:
-    """Return the norms of a column of C up to the group's next turn, and from there on."""
+def sampled_shift(strategy: str, parameters: tuple[float, ...], groups: int, steps: int) -> float:
+    """Return the sum of the norms of a column of C in blocks of ``groups`` rows."""
     column = coefficients(strategy, parameters, steps)
-    head, tail = (float(np.linalg.norm(part)) for part in (column[:groups], column[groups:]))
-    more = _rounded(strategy, column)
-    return head * _MARGIN * (1 + more), tail * _MARGIN + more * math.hypot(head, tail)
+    whole = np.add.reduceat(column * column, np.arange(0, steps, groups))
+    more = _rounded(strategy, column) * math.sqrt(len(whole) * float(whole.sum()))
+    return float(np.sqrt(whole).sum()) * _MARGIN + more
 
 
 def _rounded(strategy: str, column: Floats) -> float:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Composition, Gaussian, Policy, Unproved, compose
+from tacit.accounting.composition import Composition, Gaussian, Policy, Unproved
+from tacit.accounting.entries import compose
 from tacit.accounting.mixture import Array
 from tacit.accounting.rdp import DEFAULT_ORDERS, between, divergences
 from tacit.accounting.tail import MOST_ORDER

@@ -9,7 +9,8 @@ from decimal import ROUND_CEILING, Decimal, localcontext
 
 from tacit.accounting import gaussian
 from tacit.accounting.accountants import find
-from tacit.accounting.composition import Best, Composition, compose
+from tacit.accounting.composition import Best, Composition
+from tacit.accounting.entries import compose
 from tacit.accounting.filter import fits_adaptively
 from tacit.accounting.selection import in_words
 from tacit.accounting.tail import check_delta, check_epsilon

@@ -79,7 +79,9 @@ def dominates(costly: Term, term: Term) -> bool:
     """Return True if ``term`` is ``costly`` through a channel that does not know the data, so that it costs no more.
 
     For a Gaussian sum: with more noise, add the difference. At a lower Poisson rate q < q', with chance 1 - q/q' put
-    the answer without the record in place of the given one. Any sample costs at most what all records cost.
+    the answer without the record in place of the given one; for several records of an owner half-lines are best against
+    their mixture, and more of it lies beyond any point if the rate or their number grows, so that no hockey-stick
+    divergence falls and there is a channel (Blackwell). Any sample costs at most what all records cost.
     """
     if costly == term:
         return True

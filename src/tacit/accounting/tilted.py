@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr
 
 from tacit.accounting.losses import Array, replaced_at
 from tacit.accounting.mixture import log_mixture
 from tacit.accounting.rounding import COARSE
-
-if TYPE_CHECKING:
-    from tacit.accounting.characteristic import SampledGaussians
 
 _EPS = float(np.finfo(np.float64).eps)
 _CHUNK = 1 << 19
@@ -31,10 +28,40 @@ _LOBE = 0.2173
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Φ((place - x)/width) for each term."""
+
+    place: Array
+    width: Array
+
+    def log(self, x: Array) -> tuple[Array, Array]:
+        """The logarithm, and what rounding does to it, in units of 4 eps."""
+        away = (self.place[:, None] - x) / self.width[:, None]
+        below = np.minimum(away, 0.0)
+        return log_ndtr(away), below * (below - (np.abs(x) + self.place[:, None]) / self.width[:, None])
+
+
+@dataclass(frozen=True)
+class SampledTerms:
+    """Terms with a rate, a noise multiplier and a count each, all seen from one side, and one unsampled Gaussian.
+
+    The record is removed, or ``added``, or ``replaced``; tilts of replaced ones are at least 0.
+    """
+
+    rates: Array
+    noises: Array
+    counts: Array
+    shift: float
+    added: bool
+    cut: Cut | None = None
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
 class Tilted:
     """The tilted laws of one step of each term: masses ``weight`` at ``loss`` (less its mean), a row a term."""
 
-    source: SampledGaussians
+    source: SampledTerms
     tilt: float
     nodes: Array
     weight: Array

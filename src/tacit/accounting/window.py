@@ -73,7 +73,7 @@ class Window:
         self._off = self._size - float(sizes @ np.exp(log_value.real)) + rest * self.period / math.pi
         self._off += 64 * _EPS * (count + 1) * (self._first + self._size)
         self._off += 8 * _EPS * float(np.abs(self._terms) @ np.abs(log_value.imag))
-        # What is off besides where the true noise is meant, which was rounded down: for lower bounds.
+        # For lower bounds: the further error from taking the true noise, which was rounded down.
         self._moved = float(sizes @ np.exp(np.minimum(log_moved, math.log(3.0)))) - self._size
         self._less = law.value_moved
         self._centre, self._value, self._doubt = law.centre, law.value, law.value_doubt

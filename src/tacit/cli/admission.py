@@ -110,7 +110,7 @@ def restore(
     """Put a server's state back from a backup, into a new folder; serve that, and never the old one again.
 
     \b
-    Uploads that the backup lacks are lost to the model and stay charged at whoever made them. Tell all participants:
+    Uploads that the backup lacks are lost to the model and stay charged to their participants. Tell all participants:
     those who made some go on with `join --older-server`, the others with the same command as before.
 
     \b

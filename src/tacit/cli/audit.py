@@ -44,7 +44,7 @@ def audit(
         float, typer.Option(parser=number, metavar="NUMBER", help="Of each lower bound, at least 0.5.")
     ] = 0.99,
     runs: Annotated[
-        int, typer.Option(parser=whole, metavar="WHOLE", help="How often the two data sets are told apart.")
+        int, typer.Option(parser=whole, metavar="WHOLE", help="Number of games of telling the two data sets apart.")
     ] = 1000,
     canaries: Annotated[
         int | None,
@@ -70,8 +70,8 @@ def audit(
     rare as δ; the bounds that assume Gaussian noise of unknown size can, and are labelled so.
 
     With RUN, canaries attack its settings on the training path, and members attacks its model: shadow models are
-    trained as it was, and its training records are told from its test records. The results go into its run.json, and
-    `tacit report RUN` shows them beside the claim: natural records in one row, canaries in another.
+    trained as it was, and the attack tries to tell its training records from its test records. The results go into
+    its run.json, and `tacit report RUN` shows them beside the claim: natural records in one row, canaries in another.
 
     \b
     Examples:

@@ -115,7 +115,9 @@ def contribute(
     ] = None,
     most_epsilon: Annotated[
         float | None,
-        typer.Option(parser=number, metavar="NUMBER", help="Refuse a server that promises a participant a larger ε."),
+        typer.Option(
+            parser=number, metavar="NUMBER", help="Refuse a server that promises more, or with δ above --delta."
+        ),
     ] = None,
     masked: Annotated[bool, typer.Option("--masked", help="Refuse a server that would see one's own change.")] = False,
     delta: Delta = 1e-5,

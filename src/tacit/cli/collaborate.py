@@ -62,7 +62,7 @@ _Bound = Annotated[
 ]
 _Seed = Annotated[
     int | None,
-    typer.Option(parser=whole, metavar="WHOLE", help="Repeatable, for debugging: the noise protects nobody."),
+    typer.Option(parser=whole, metavar="WHOLE", help="Repeatable, for debugging: the noise gives no protection."),
 ]
 
 

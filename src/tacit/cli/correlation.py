@@ -12,7 +12,7 @@ STRATEGIES = ("banded-toeplitz", "banded-inverse", "sparse-inverse", "buffered-t
 NAMES = ("correlated", *STRATEGIES)
 NOISE_HELP = f"gaussian, discrete, correlated between steps, or a strategy for that: {', '.join(STRATEGIES)}."
 BANDS_HELP = "Bands (or buffers) of correlated noise; 8 (or 4) if left out."
-GROUPS_HELP = "Groups of records that take turns, for correlated noise; one for each band, or as many as lots an epoch."
+GROUPS_HELP = "Groups of records that take turns, for correlated noise; chosen for the budget, or the lots of an epoch."
 
 
 def correlation(noise: str, bands: int | None, groups: int | None) -> Correlation | None:
@@ -42,13 +42,13 @@ def correlation(noise: str, bands: int | None, groups: int | None) -> Correlatio
 
 def planned_block(strategy: Correlation, *, sampling_rate: float, noise_multiplier: float, steps: int) -> Step:
     """Return the step of a planned block in which each record takes part at this rate on average."""
-    from tacit.accounting.plan import correlated_gradients
+    from tacit.accounting.draft import correlated_gradients
     from tacit.ledger import CyclicPoisson, Step
 
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"--sampling-rate is {sampling_rate!r}; it must be in (0, 1].")
     fine = 2**40  # as many records as make the rate exact enough to divide them into lots
-    groups = strategy.groups_of(fine, max(int(sampling_rate * fine), 1))
+    groups = strategy.choices(fine, max(int(sampling_rate * fine), 1))[-1]
     rate = min(sampling_rate * groups, 1.0)
     event = CyclicPoisson(groups=groups, rate=rate, block="planned")
     return Step(event, (correlated_gradients(noise_multiplier, strategy.fitted(steps, groups, rate)),))

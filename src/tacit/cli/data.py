@@ -85,7 +85,7 @@ def get(
 def schema(
     table: Annotated[Path, typer.Argument(help="CSV or Parquet file.")],
     target: Annotated[str | None, typer.Option(help="The column to predict; default: the last.")] = None,
-    output: Annotated[Path | None, typer.Option(help="File to write; default: TABLE with .schema.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: TABLE with .schema.json.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the draft of a schema for a table, to be edited. It looks at the records and is NOT private.
@@ -99,9 +99,9 @@ def schema(
     from tacit.tables.proposal import propose
     from tacit.tables.registry import registry_for
 
-    place = output or table.with_suffix(".schema.json")
+    place = out or table.with_suffix(".schema.json")
     if place.exists():
-        raise ValueError(f"{place} exists; edit it, or choose another file with --output.")
+        raise ValueError(f"{place} exists; edit it, or choose another file with --out.")
     draft = propose(table, target=target)
     registry = registry_for(table, None)
     if registry is not None:

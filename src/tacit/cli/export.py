@@ -13,7 +13,7 @@ from tacit.cli.output import show
 def export(
     model: Annotated[Path, typer.Argument(help="The directory of a run of `tacit train FILE`.")],
     to: Annotated[str, typer.Option(help="sklearn: a Python package with an estimator; onnx: a graph.")] = "sklearn",
-    output: Annotated[
+    out: Annotated[
         Path | None, typer.Option(help="What to write: a new directory, or a new .onnx file; beside the model.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -23,7 +23,7 @@ def export(
     \b
     Examples:
       tacit export runs/people                       then, in Python: from plain_model import load
-      tacit export runs/people --to onnx --output people.onnx
+      tacit export runs/people --to onnx --out people.onnx
     """
     from tacit.tables.model import TableModel
 
@@ -33,7 +33,7 @@ def export(
     if to == "sklearn":
         from tacit.tables.export.package import write_package
 
-        place = output or model / "plain_model"
+        place = out or model / "plain_model"
         write_package(trained, place)
         lines = [
             f"a package in {place}; with its parent directory on the path: from {place.name} import load",
@@ -42,7 +42,7 @@ def export(
     else:
         from tacit.tables.export.onnx_graph import write_onnx
 
-        place = output or model / "model.onnx"
+        place = out or model / "model.onnx"
         write_onnx(trained, place)
         lines = [f"a graph in {place}"]
     show({"output": str(place), "format": to}, lines, as_json=as_json)

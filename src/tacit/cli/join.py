@@ -80,7 +80,7 @@ def join(
         bool,
         typer.Option(
             "--after-lost-key",
-            help="Go on after uploads that somebody else made with a lost key; OUT and the ledger must be the newest.",
+            help="Go on after uploads that another person made with a lost key; OUT and the ledger must be the newest.",
         ),
     ] = False,
     older_server: Annotated[

@@ -21,7 +21,7 @@ _KINDS = 1000  # of messages that are counted; more than there are in the progra
 class RateLimit(logging.Filter):
     """Let at most ``most`` messages of a kind pass in ``window`` seconds; say how many were left out with the next.
 
-    A kind is the message before its values are filled in: somebody who is refused a thousand times is one kind.
+    A kind is the message before its values are filled in: a thousand refusals of one participant are one kind.
     """
 
     def __init__(self, most: int = _MOST, window: float = _WINDOW, clock: Callable[[], float] = time.monotonic) -> None:

@@ -76,13 +76,13 @@ def serve(
     ] = None,
     lease: Annotated[float, typer.Option(parser=number, metavar="SECONDS", help="The longest a turn lasts.")] = 60.0,
     patience: Annotated[
-        float, typer.Option(parser=number, metavar="SECONDS", help="How long a turn waits for whoever is next.")
+        float, typer.Option(parser=number, metavar="SECONDS", help="How long a turn waits for the next participant.")
     ] = 10.0,
     status_port: Annotated[
         int | None, typer.Option(parser=whole, metavar="PORT", help="Show a status page on this machine.")
     ] = None,
     status_host: Annotated[
-        str, typer.Option(help="Show it on this address instead; whoever reaches it can read it, see the next two.")
+        str, typer.Option(help="Show it on this address instead; anyone who reaches it can read it; see the next two.")
     ] = "127.0.0.1",
     status_tls: Annotated[
         bool,

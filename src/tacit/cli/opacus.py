@@ -18,7 +18,7 @@ def history(path: Path) -> list[tuple[Step, int]]:
     Opacus charges each entry as so many Gaussian sums over Poisson samples; that is what is read here. Checkpoints are
     pickles and are not opened.
     """
-    from tacit.accounting.plan import gradients
+    from tacit.accounting.draft import gradients
     from tacit.ledger.events import Poisson, Step
 
     try:

@@ -95,11 +95,13 @@ def plan(
         "adjacency": promise.adjacency,
         "attack_power": power,
         "advice": advice,
+        **({} if found.groups is None else {"groups": found.groups}),
     }
     lines = [
         f"noise multiplier  {found.noise_multiplier:.6g}",
         f"sampling rate     {found.sampling_rate:.6g}  (lots of {found.lot_size} of {found.records} records)",
         f"steps             {found.steps}  ({found.epochs:.6g} epochs)",
+        *([] if found.groups is None else [f"groups            {found.groups}, which take turns"]),
         f"guarantee         {promise}",
         f"attack            who accuses 1 % of the innocent finds at most {rounded_up(100 * power, 1)} % of members",
         *(f"advice            {sentence}" for sentence in advice),

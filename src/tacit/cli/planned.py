@@ -23,7 +23,7 @@ def planned_entries(
     Shuffled lots are of equal size under replace-one, as a data loader cuts them; under add/remove, where those have no
     proof, each record's own coin chooses its lot.
     """
-    from tacit.accounting.plan import gradients
+    from tacit.accounting.draft import gradients
     from tacit.ledger.events import Allocated, OwnedPoisson, Poisson, Shuffled, Step
 
     query = gradients(noise_multiplier, noise)

@@ -11,7 +11,7 @@ from tacit.cli.output import show
 
 
 def planner(
-    output: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("tacit-planner.html"),
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("tacit-planner.html"),
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -20,14 +20,14 @@ def planner(
     \b
     Examples:
       tacit planner --open
-      tacit planner --output plan.html
+      tacit planner --out plan.html
     """
     from tacit.reports.planner import planner_page
     from tacit.reports.writing import write
 
-    write(output, planner_page(), keep=())
+    write(out, planner_page(), keep=())
     if open_page:
         import webbrowser
 
-        webbrowser.open(output.resolve().as_uri())
-    show({"page": str(output)}, [f"planner: {output}"], as_json=as_json)
+        webbrowser.open(out.resolve().as_uri())
+    show({"page": str(out)}, [f"planner: {out}"], as_json=as_json)

@@ -17,7 +17,7 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Columns of the table to copy beside the predictions.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="CSV file to write; default: TABLE with .predicted.csv.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write; default: TABLE with .predicted.csv.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict the target for every row of a table. Predictions about people who were not trained on cost nothing.
@@ -27,7 +27,7 @@ def predict(
     \b
     Examples:
       tacit predict runs/people new.csv
-      tacit predict runs/people new.parquet --output answers.csv
+      tacit predict runs/people new.parquet --out answers.csv
       tacit predict runs/people new.csv --proba --keep id,name
     """
     import csv
@@ -47,9 +47,9 @@ def predict(
     header = [*kept, schema.target, *chances]
     if len(set(header)) < len(header):
         raise ValueError(f"the columns of the output would be {', '.join(header)}; keep each once, and not the target.")
-    place = output or table.with_name(f"{table.stem}.predicted.csv")
+    place = out or table.with_name(f"{table.stem}.predicted.csv")
     if place.exists():
-        raise ValueError(f"{place} exists; choose another file with --output.")
+        raise ValueError(f"{place} exists; choose another file with --out.")
     fresh, rows = place.with_name(place.name + ".new"), 0
     unseen: Counter[str] = Counter()
     missing: Counter[str] = Counter()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def report(
     run: Annotated[Path, typer.Argument(help="The directory of a run (run.json and ledger.jsonl), or a ledger file.")],
-    output: Annotated[
+    out: Annotated[
         Path | None, typer.Option(help="Where to write; report.html in the run's directory if not given.")
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="A model card section instead, printed unless --output is given.")
+        bool, typer.Option("--markdown", help="A model card section instead, printed unless --out is given.")
     ] = False,
     signoff: Annotated[
         Path | None, typer.Option(help="TOML file with who, purpose, date and justification; else signoff.toml.")
@@ -48,11 +48,11 @@ def report(
     \b
     Examples:
       tacit report runs/mnist
-      tacit report runs/mnist --output mnist.html --json
+      tacit report runs/mnist --out mnist.html --json
       tacit report runs/mnist --markdown >> MODEL_CARD.md
       tacit report old/ledger.jsonl --delta 1e-6
       tacit report runs/people --signoff signed.toml
-      tacit report runs/people --registry --about people.toml --output people.yaml
+      tacit report runs/people --registry --about people.toml --out people.yaml
       tacit report runs/people --metadata
     """
     from tacit.reports.findings import Run, find
@@ -76,13 +76,13 @@ def report(
     if markdown or registry or metadata:
         kind = "markdown" if markdown else "registry" if registry else "metadata"
         text, remarks = _text(kind, left, facts, about)
-        if output is None:
+        if out is None:
             show(found | {kind: text} | ({"blanks": remarks} if registry else {}), [text], as_json=as_json)
             return
-        write(output, text, keep=left.files)
-        path = output
+        write(out, text, keep=left.files)
+        path = out
     else:
-        path = write_page(left, facts, output, signoff=signoff)
+        path = write_page(left, facts, out, signoff=signoff)
     lines = [
         *facts.alarms,
         claim(facts.guarantee),

@@ -54,7 +54,7 @@ from torch import nn
 
 from tacit.accounting import Filter, Guarantee, account, plan
 from tacit.collaboration.messages import Vector
-from tacit.collaboration.network.database import Sole, connect, transaction
+from tacit.collaboration.network.database import Sole, connect, explained, transaction
 from tacit.collaboration.parameters import FlatParameters
 from tacit.collaboration.privacy import UNIT
 from tacit.collaboration.refusals import Reason, Refused
@@ -123,11 +123,7 @@ class Averaging:
                 f"lot_size is {self.lot_size} of {self.population} and seed {self.seed!r}; noise by the participants "
                 "is for rounds of all of them, without a seed."
             )
-        if not 2 <= self.least <= self.population or not 0 <= self.colluding < self.least:
-            raise ValueError(
-                f"least is {self.least} and colluding {self.colluding}; at least two of {self.population} are in a "
-                "sum, and fewer collude than are in it."
-            )
+        check_people(self.population, least=self.least, colluding=self.colluding)
 
     def shared_sum(self, parameters: int) -> SharedSum:
         """The sum of a round in which participants add the noise."""
@@ -152,6 +148,15 @@ class Averaging:
             delta=self.budget.delta,
             noise="gaussian" if self.noise_by == "server" else "discrete",
         ).noise_multiplier
+
+
+def check_people(population: int, *, least: int, colluding: int) -> None:
+    """Refuse sums over too few participants, or as many colluding ones: the noise would not suffice."""
+    if not 2 <= least <= population or not 0 <= colluding < least:
+        raise ValueError(
+            f"least is {least} and colluding {colluding}; at least two of {population} are in a sum, and fewer collude "
+            "than are in it."
+        )
 
 
 class Round:
@@ -201,7 +206,8 @@ class Averager:
         self._sole = Sole(averaging.folder)
         self._db = connect(averaging.folder / "averaging.sqlite")
         try:
-            self._db.execute(_SCHEMA)
+            with explained(self._db):
+                self._db.execute(_SCHEMA)
             row = self._db.execute("SELECT rounds, parameters, charged, terms FROM state").fetchone()
             self.rounds, self.parameters, charged = 0, initial.copy(), 0
             if row is not None:
@@ -234,7 +240,7 @@ class Averager:
             raise
         self.ledger.guard(Filter(averaging.budget))
         if row is None:
-            self._save()
+            self._save(self.rounds, self.parameters)
 
     def begin(self, slots: int = 0) -> Round:
         """Charge a round, then draw who takes part in it: of ``slots`` that are taken, and of the population."""
@@ -265,18 +271,17 @@ class Averager:
 
     def _step(self, total: npt.NDArray[np.float64]) -> None:
         mean = total / self._averaging.lot_size
-        self.parameters = (self.parameters + self._averaging.learning_rate * mean).astype(np.float32)
-        self.rounds += 1
-        self._save()
+        parameters = (self.parameters + self._averaging.learning_rate * mean).astype(np.float32)
+        self._save(self.rounds + 1, parameters)
+        self.rounds, self.parameters = self.rounds + 1, parameters
 
     def guarantee(self) -> Guarantee:
         """Return the cost of all rounds so far to each participant."""
         return account(self.ledger, delta=self._averaging.budget.delta)
 
-    def _save(self) -> None:
+    def _save(self, rounds: int, parameters: Vector) -> None:
         with transaction(self._db):
-            held = self.parameters.astype("<f4").tobytes()
-            facts = (self.rounds, held, len(self.ledger), self._terms)
+            facts = (rounds, parameters.astype("<f4").tobytes(), len(self.ledger), self._terms)
             self._db.execute("INSERT OR REPLACE INTO state VALUES (1, ?, ?, ?, ?)", facts)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from tacit import gradients
+
 Loss = Callable[[Any, Any], Tensor]
 """The mean loss of a batch from the network's outputs and the targets."""
+
+_TRIED = 4  # records
 
 
 def as_dataset(records: Any) -> Dataset[Any]:
@@ -51,12 +56,14 @@ def batch_of(dataset: Dataset[Any], places: Tensor) -> tuple[list[Any], Any]:
     return inputs, target
 
 
-def check_fits(model: nn.Module, dataset: Dataset[Any], loss: Loss) -> None:
+def check_fits(model: nn.Module, dataset: Dataset[Any], loss: Loss, *, private: bool = False) -> None:
     """Refuse records that the network or the loss cannot take, before anything is charged or sent.
 
-    The first records go through the network once, without training it. The error names shapes and no values.
+    The first records go through the network once, without training it. The error names shapes and no values. If
+    training will be ``private``, a network or a loss without gradients of single examples is refused as well.
     """
-    inputs, target = batch_of(dataset, torch.arange(min(count(dataset), 2)))
+    rows = min(count(dataset), _TRIED)
+    inputs, target = batch_of(dataset, torch.arange(rows))
     shapes = ", ".join(str(tuple(getattr(part, "shape", ()))[1:]) for part in inputs)
     was_training = model.training
     model.eval()
@@ -73,6 +80,20 @@ def check_fits(model: nn.Module, dataset: Dataset[Any], loss: Loss) -> None:
         model.train(was_training)
     if not isinstance(value, Tensor) or value.ndim:
         raise ValueError(f"the loss returns a {_kind(value)}; it must return the mean of the batch as one number.")
+    if private:
+        _check_single_gradients(copy.deepcopy(model), [*inputs, target], rows, loss)
+
+
+def _check_single_gradients(model: nn.Module, batch: list[Any], rows: int, loss: Loss) -> None:
+    """Refuse a network or a loss in which examples mix, as the first lot of private training would."""
+    model.train()
+    engine = gradients.attach(model)
+    try:
+        with engine.learning():
+            *inputs, target = engine.trace(batch, rows)
+            torch.autograd.backward(loss(model(*inputs), target))
+    finally:
+        engine.detach()
 
 
 def _kind(value: object) -> str:

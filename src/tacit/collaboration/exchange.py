@@ -104,6 +104,12 @@ class Lease:
         if token == self._token:
             self._holder = None
 
+    def leave(self, participant: str) -> None:
+        """Wait no more for a participant that will not come, until it asks; a lease that it holds is free."""
+        self._waiting.pop(participant, None)
+        if self._holder == participant:
+            self._holder = None
+
     def free(self, now: float) -> bool:
         """Return True if no participant holds it."""
         return self._holder is None or now >= self._expires
@@ -163,6 +169,11 @@ class Rota:
     def release(self, token: int) -> None:
         """End one's turn; one that has passed on stays where it is."""
         self._lease.release(token)
+
+    def leave(self, participant: str) -> None:
+        """Wait no more for a participant that will not come, until it asks."""
+        self._lease.leave(participant)
+        self._absent.add(participant)
 
     def take_lapsed(self, now: float) -> str | None:
         """Return who has let its turn lapse, once."""

@@ -227,8 +227,8 @@ def contribute(
     """Take part in private averaging until it is over; return the model and both guarantees.
 
     Arguments are those of `join`. Here ``privacy`` is for local training alone, beside the noise of the sums, and
-    ``most_epsilon`` the largest ε of a whole participant that is agreed to. ``masked`` refuses a server that would see
-    this participant's change.
+    ``most_epsilon`` the largest ε of a whole participant, at ``delta``, that is agreed to. ``masked`` refuses a server
+    that would see this participant's change.
     """
     from tacit.collaboration.network import Credentials, Link
     from tacit.collaboration.network.contributing import contribute as take_part

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     LEASE = "lease expired"
     WAIT = "somebody else's turn"
     ROUND = "round is over"
+    ALONE = "too few are left"
     UNAVAILABLE = "storage failed"
 
 

@@ -38,7 +38,7 @@ class Wheel:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A data set: where its files may lie under a data directory, and how somebody without them gets them.
+    """A data set: where its files may lie under a data directory, and how to get them.
 
     ``package`` names an installed package that carries the set instead of files.
     """

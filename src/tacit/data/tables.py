@@ -53,7 +53,7 @@ def load_table(name: str, *, fetch: bool = False) -> Table:
     """The table ``name``, from the first place that has it, every file checked; ``fetch`` as in `load`.
 
     Adult has UCI's column names, "?" where a value is missing, and "<=50K" or ">50K" as income in both parts.
-    PUMS is Fulton County's, all numbers; nobody has set a test part apart.
+    PUMS is Fulton County's, all numbers; it has no test part.
     """
     known = entry(name)
     if known.kind != "table":

@@ -1,6 +1,7 @@
 """Features of the records: fixed transforms, and learned ones that are charged."""
 
 from tacit.features.front import Fitted, Front, Pixels, Projection, RandomProjection
+from tacit.features.invariant import Invariant
 from tacit.features.pca import Pca, private_pca
 from tacit.features.public import Convolutions
 from tacit.features.scattering import Grouped, Scattering, Whitened
@@ -11,6 +12,7 @@ __all__ = [
     "Fitted",
     "Front",
     "Grouped",
+    "Invariant",
     "Pca",
     "Pixels",
     "Projection",

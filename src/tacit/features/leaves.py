@@ -14,12 +14,16 @@ _DISCS = 120
 _SMALLEST, _LARGEST = 1 / 32, 1 / 2  # radii, in sides of the image
 _COLOUR = 0.16  # spread of the colours around grey, beside that of the brightness, which is uniform
 _FINER = 2  # drawn so many times finer than asked for, and averaged
+_TOGETHER = 50  # pictures that variants are made of, drawn at once: they stay in the processor's cache
+_CANVAS = 1.5  # side of the picture that variants are cut out of, in sides of the image
+_SLOPE, _SHIFT, _BENT = 0.12, 0.12, 0.04  # of a variant: spread of its linear map, shift and bending
+_LIGHT, _COLOUR_CAST, _GRAIN = 0.2, 0.05, 0.03
 
 
 def dead_leaves(count: int, shape: tuple[int, int, int], *, seed: int = 0) -> Tensor:
     """``count`` pictures in [0, 1] of the given shape (channels, height, width), float32.
 
-    The seed makes them the same everywhere; it protects nobody, for the pictures show nobody.
+    The seed makes them the same everywhere; it needs no secrecy, for the pictures show no person.
     """
     channels, height, width = shape
     random = np.random.Generator(np.random.PCG64(seed))
@@ -44,3 +48,35 @@ def dead_leaves(count: int, shape: tuple[int, int, int], *, seed: int = 0) -> Te
 
 def _uniform(random: np.random.Generator, *size: int) -> Tensor:
     return torch.from_numpy(random.random(size, dtype=np.float32))
+
+
+def varied_leaves(figures: int, variants: int, shape: tuple[int, ...], *, seed: int = 0) -> Tensor:
+    """Return ``figures`` · ``variants`` pictures as bytes; the variants of a picture are neighbours.
+
+    A variant is cut out of a larger picture by a random linear map and shift, bent, and differs in contrast,
+    brightness, colour and grain.
+    """
+    channels, height, width = shape
+    side = int(_CANVAS * max(height, width))
+    numbers = range(0, figures, _TOGETHER)
+    pieces = [dead_leaves(min(_TOGETHER, figures - k), (channels, side, side), seed=seed + 1 + k) for k in numbers]
+    whole = torch.cat(pieces)
+    random = np.random.Generator(np.random.PCG64(seed))
+
+    def normal(spread: float, *size: int) -> Tensor:
+        return spread * torch.from_numpy(random.standard_normal((figures, *size), dtype=np.float32))
+
+    found = []
+    for _ in range(variants):
+        linear = (torch.eye(2) + normal(_SLOPE, 2, 2)) * normal(_SLOPE, 1, 1).exp()
+        places = torch.cat([linear, normal(_SHIFT, 2, 1)], dim=2) / _CANVAS
+        bent = torch.nn.functional.interpolate(normal(_BENT / _CANVAS, 2, 5, 5), (height, width), mode="bicubic")
+        grid = torch.nn.functional.affine_grid(places, [figures, channels, height, width], align_corners=False)
+        picture = torch.nn.functional.grid_sample(
+            whole, grid + bent.movedim(1, -1), padding_mode="reflection", align_corners=False
+        )
+        picture = (picture - 0.5) * normal(_LIGHT, 1, 1, 1).exp() + 0.5 + normal(_LIGHT / 2, 1, 1, 1)
+        grain = normal(_GRAIN, 1, 1, 1).abs() * normal(1.0, *shape)
+        picture += normal(_COLOUR_CAST, channels, 1, 1) + grain
+        found.append((picture.clamp(0, 1) * 255).byte())
+    return torch.stack(found, dim=1).flatten(0, 1)

@@ -38,10 +38,10 @@ class Grouped:
 class Whitened:
     """Logarithms of the coefficients, their correlations between channels taken back, rows of equal length.
 
-    The covariance C of the channels is that of dead leaves, nobody's data: with C = U diag(λ) Uᵀ after scaling every
-    channel to variance 1, component i is divided by (λ_i + ``floor``)^(``exponent`` / 2). ``offset`` is added before
-    the logarithm is taken, ``length`` is the norm of each row. ``statistics``: the mean of each component is released
-    privately and taken out; None: no look at the records, and the means of dead leaves are taken out.
+    The covariance C of the channels is that of dead leaves, which are not data: with C = U diag(λ) Uᵀ after scaling
+    every channel to variance 1, component i is divided by (λ_i + ``floor``)^(``exponent`` / 2). ``offset`` is added
+    before the logarithm is taken, ``length`` is the norm of each row. ``statistics``: the mean of each component is
+    released privately and taken out; None: no look at the records, and the means of dead leaves are taken out.
     """
 
     exponent: float = 0.75
@@ -204,7 +204,7 @@ class Whitening:
 
 @lru_cache(maxsize=8)
 def _whitening(front: Scattering, shape: Shape) -> Whitening:
-    """The whitening of dead leaves: the same everywhere, and learned from nobody."""
+    """The whitening of dead leaves: the same everywhere, and learned from no data."""
     channels, height, width = shape
     kind = front.normalisation
     assert isinstance(kind, Whitened)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import layers, shards
+from tacit.gradients import layers, shards, short_way
 from tacit.gradients.clip import Measured
 from tacit.gradients.clipping import Clipping, checked_partition
 from tacit.gradients.guard import backward
@@ -25,8 +25,8 @@ from tacit.gradients.recording import Reduction
 from tacit.gradients.self_test import prove_hooks
 from tacit.gradients.torch_internals import forward_pre_hooks
 
-RULES = (backward, layers)
-"""Modules that register rules when they are imported."""
+RULES = (backward, layers, short_way)
+"""Modules that register rules when they are imported, or the way of operations to them."""
 
 
 class Options(TypedDict, total=False):

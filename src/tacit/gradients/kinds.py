@@ -66,6 +66,9 @@ class Kind:
 _KINDS: dict[Callable[..., Any], Kind] = {}
 known = _KINDS.get
 
+FLAGS: dict[Callable[..., Any], int] = {}
+"""Answers for the short way (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells, direct."""
+
 
 def kind_of(func: Callable[..., Any]) -> Kind:
     """Return a function's kind, and remember it for `known`."""
@@ -86,4 +89,6 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         body=opened(func),
     )
     _KINDS[func] = found
+    decided = found.is_decided * (1 + 2 * found.is_entrywise + 4 * found.by_shapes + 8 * found.sizes)
+    FLAGS[func] = 16 if found.tells else 32 if found.is_direct else decided
     return found

@@ -114,20 +114,26 @@ def reshaped(layout: Layout, batch: int, old: Sequence[int], new: Sequence[int])
     """The layout after a row-major reshape, or None where examples no longer lie along one dimension.
 
     With flat index (p·batch + b)·suffix + s a reshape changes neither p, b nor s, so it is enough to find the new
-    dimension that contains the whole stride range [suffix, suffix·batch).
+    dimension that contains the whole stride range [suffix, suffix·batch). One example alone may be said to lie along
+    several: along the narrowest then, as it would beside others.
     """
     before, after = math.prod(old[: layout.dim]), math.prod(old[layout.dim + 1 :])
     size = old[layout.dim]
     if layout.owner is not None:
         return _regrouped(layout.owner, before, after, new)
+    found: Layout | None = None
     for dim, width in enumerate(new):
         left, right = math.prod(new[:dim]), math.prod(new[dim + 1 :])
         prefix, suffix = before * (size // (batch * layout.inner)), after * layout.inner
         if left and right and prefix % left == 0 and suffix % right == 0:
             outer, inner = prefix // left, suffix // right
-            if width == outer * batch * inner:
+            if width != outer * batch * inner:
+                continue
+            if batch > 1:
                 return Layout(dim, inner)
-    return None
+            if found is None or width < new[found.dim]:
+                found = Layout(dim, inner)
+    return found
 
 
 def _regrouped(owner: Tensor, before: int, after: int, new: Sequence[int]) -> Layout | None:

@@ -104,7 +104,8 @@ POINTWISE = words(
     half bfloat16 int long bool short byte cpu cuda clone contiguous detach dropout alpha_dropout zeros_like
     ones_like rand_like randn_like full_like empty_like bernoulli nan_to_num copy zero fill type_as
     requires_grad xlogy hypot atan2 heaviside copysign logaddexp logaddexp2 lgamma digamma sinc isclose data
-    uniform normal exponential conj real imag angle softsign pin_memory alias signbit float_power not_equal
+    uniform normal exponential poisson binomial _standard_gamma
+    conj real imag angle softsign pin_memory alias signbit float_power not_equal
     greater greater_equal less less_equal new_zeros_like native_dropout retain_grad
     polar complex erfcx i0 igamma igammac polygamma mvlgamma ldexp deg2rad rad2deg nextafter arctan2 arcsinh
     arccosh arctanh isposinf isneginf expit entr ndtr log_ndtr

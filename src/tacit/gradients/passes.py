@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import traceback
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from tacit.gradients.isolation.isolate import Installed
 from tacit.gradients.isolation.module_state import State
 from tacit.gradients.isolation.plan import FEWEST, make_plan
 from tacit.gradients.libraries import data_independent
-from tacit.gradients.libraries.compiled import Eager
+from tacit.gradients.libraries.compiled import Eager, leave_compiler
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.torch_internals import current_frames, get_frame
 from tacit.gradients.traced import plain
@@ -62,6 +63,8 @@ class Passes:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_copy:
             return None
+        if torch.compiler.is_dynamo_compiling():
+            leave_compiler()
         if self._calls:
             self._forget_ended_calls()
         self._calls.append(id(get_frame(1)))
@@ -116,18 +119,19 @@ class Passes:
             self.stop_watching()
             if output is not None:
                 self._recorder.problems.check()
+                operations = tuple(self._recorder.trail)
                 if self._recorder.batch:
-                    self._familiar.note(self._recorder.trail)
+                    self._familiar.note(operations)
                 if not evaluated:  # else what the last pass left, which was refused, would count
-                    self._compare()
+                    self._compare(operations)
                     if self._recorder.inferred:
-                        self._recorder.note_outputs(outputs_of(output))
+                        last = max(self._recorder.inferred)
+                        self._recorder.note_outputs(list(itertools.islice(outputs_of(output), last + 1)))
         return None if late is None else output
 
-    def _compare(self) -> None:
+    def _compare(self, operations: tuple[Any, ...]) -> None:
         """Conclude the comparison of this batch with its parts; one whose operations are others is compared too."""
         given, self._given = self._given, None
-        operations = tuple(self._recorder.trail)
         self._comparison.conclude(operations)
         if given is not None and self._comparison.is_new(operations):
             self._eager.put()
@@ -217,10 +221,13 @@ class Familiar:
         self._seen: set[tuple[Any, ...]] = set()
         self._awaited: set[tuple[Any, ...]] = set()
         self.watches = True
+        self._last: tuple[Any, ...] | None = None
+        """Those of the last pass, where it was a known one and no other is awaited: most are as the one before."""
 
-    def note(self, trail: Sequence[Any]) -> None:
+    def note(self, operations: tuple[Any, ...]) -> None:
         """A pass is over, which called these functions on tensors of the batch."""
-        operations = tuple(trail)
+        if operations == self._last:
+            return  # known, and nothing that is awaited
         if self.watches:
             self._seen.add(operations)
             self._awaited.discard(operations)
@@ -229,6 +236,7 @@ class Familiar:
         if len(self._seen) > self.MOST:
             self._seen, self._awaited = set(), set()
         self.watches = not self._seen or bool(self._awaited)
+        self._last = None if self.watches else operations
 
 
 def _running_frames() -> set[int]:

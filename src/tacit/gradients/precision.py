@@ -62,7 +62,7 @@ LEAST_CLIP_NORM = 1e-9
 """Smaller clip norms are refused: products too small for the type would no longer be small beside them."""
 
 SHARE = 0.005
-"""What calls of one size may add to the sensitivity."""
+"""The amount that calls of one size may add to the sensitivity."""
 
 NORM_SHARE = 2.0**-11
 """How much a measured norm may lie below the true one, once for all norms and once more for terms that cancel in part.

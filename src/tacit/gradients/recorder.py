@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.call_sites import site
 from tacit.gradients.capture import Capture
 from tacit.gradients.direct import direct_rule
 from tacit.gradients.empty_batch import run_empty
@@ -73,7 +74,7 @@ class Recorder(Capture):
         frame: Any = get_frame(2)
         while frame.f_code.co_name == "__torch_function__":  # of modes, which are there in some passes only
             frame = frame.f_back
-        self.trail += (func, id(frame.f_code) + frame.f_lasti)  # an address inside the code that called it
+        self.trail += (func, site(frame.f_code, frame.f_lasti))
         if self.isolating:
             self._refuse_isolated(args, kwargs)
         if kind.tells and args and type(args[0]) is Traced and not args[0]._tag.by_data:
@@ -90,16 +91,28 @@ class Recorder(Capture):
                 if form is not None and (not indices or known_before.are_kept(key, indices)):
                     return self._as_decided(form, func, args, kwargs)
             rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
+            self._carried_out = None
             if rule is not None:
-                return rule(self, func, args, kwargs)
-            out = self._operate(kind, func, args, kwargs, own_rule)
+                key = known_before.premises(kind, func, args, kwargs)
+                out = rule(self, func, args, kwargs)
+                if key is not None:
+                    known_before.remember_rule(key, rule)
+                    key = None
+            else:
+                out = self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
-            if self.inside:  # told only if the model catches the error and goes on
-                self.problems.add(FAILED)
+            self.note_failure()
             raise
         if key is not None and out is self._carried_out:
             known_before.remember(key, out, indices)
+        elif type(out) is Traced and self.batch:
+            known_before.form(out)  # what comes next can be found by it
         return out
+
+    def note_failure(self) -> None:
+        """An operation on the batch has failed: told only if the model catches the error and goes on."""
+        if self.inside:
+            self.problems.add(FAILED)
 
     def is_plain(self) -> bool:
         """Return whether decisions are remembered here: not for a batch of one, nor under a transform."""

@@ -80,11 +80,11 @@ class Recording(ABC):
         self.parts: dict[str, list[Part]] = {}
         self.problems = Problems(model)
         self.seeds: list[tuple[str, Tensor]] = []
-        """What arrived at reductions over examples: the kind of the reduction, and the gradient."""
+        """Gradients that arrived at reductions over examples, with the kind of the reduction."""
         self.inner_seeds: list[tuple[str, Tensor]] = []
         """The same for reductions inside the model."""
         self.output_seeds: list[tuple[str, Tensor]] = []
-        """What arrived at outputs of the model that are such a reduction (see `inferred`)."""
+        """Gradients that arrived at outputs of the model that are such a reduction (see `inferred`)."""
         self.scales: set[float] = set()
         """The scales of the model's own reductions for the few examples of the plan."""
         self.inferred: dict[int, str] = {}

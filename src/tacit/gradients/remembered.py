@@ -39,7 +39,7 @@ MOST = 4096
 LARGEST_INDEX = 4096
 """Entries of an index that are kept."""
 
-_VALUES = frozenset((int, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.Size))
+VALUES = frozenset((int, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format, torch.Size))
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
 
@@ -64,6 +64,8 @@ class Decisions:
         self._recorder = recorder
         self._forms: dict[Hashable, Form] = {}
         self.found: dict[Hashable, Form | list[Form]] = {}
+        self.rules: dict[Hashable, Any] = {}
+        """Gradient rules of operations on one tensor of the batch and parameters (`direct`), by what decides them."""
         self._constants: dict[Hashable, list[Tensor]] = {}
         """Indices that decisions depend on, entry by entry."""
         self.indices: list[Tensor] = []
@@ -112,7 +114,7 @@ class Decisions:
                     return None
                 found.append(form)
                 seen.append(value)
-            elif of in _VALUES:
+            elif of in VALUES:
                 found.append(of if entrywise and of is int else value)
             elif of is float or of is bool:
                 found.append(of if entrywise else (of, value))
@@ -122,6 +124,8 @@ class Decisions:
             elif of is slice:
                 found.append(slice)
                 left.extend((value.start, value.stop, value.step))
+            elif kind.is_direct and of is nn.Parameter:
+                found += (value.requires_grad, value.shape, value.dtype)
             elif of in _PLAIN and not value.requires_grad:
                 found += (value.shape, value.dtype)
                 if not entrywise and not kind.by_shapes:
@@ -131,6 +135,16 @@ class Decisions:
             else:
                 return None
         return tuple(found) if seen else None
+
+    def remember_rule(self, key: Hashable, rule: Any) -> None:
+        """Remember the gradient rule of an operation."""
+        self._bound()
+        self.rules[key] = rule
+
+    def _bound(self) -> None:
+        if len(self.found) + len(self.rules) >= MOST:
+            for table in (self.found, self.rules, self._forms, self._constants):
+                table.clear()
 
     def are_kept(self, key: Hashable, indices: list[Tensor]) -> bool:
         """Return whether indices have the entries with which the decision was made."""
@@ -148,9 +162,7 @@ class Decisions:
             return
         if form is None:
             return
-        if len(self.found) >= MOST:
-            for table in (self.found, self._forms, self._constants):
-                table.clear()
+        self._bound()
         self.found[key] = form
         if indices:
             self._constants[key] = [index.detach().clone() for index in indices]

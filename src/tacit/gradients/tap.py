@@ -73,15 +73,15 @@ class LinearTap(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor | None,
         x: Tensor,
-        given: tuple[Tensor, Tensor, Tensor | None],
+        given: tuple[Tensor, Tensor, Tensor | None, bool],
         arrived: Callable[[Tensor], None] | None,
     ) -> Tensor:
-        """`given` are the input, the weight and the bias, out of autograd's sight: it computes no gradients of them."""
+        """`given` are the input, the weight, the bias and whether the weight is turned, out of autograd's sight."""
         ctx.arrived, ctx.made_by = arrived, OWN
-        features, weight, bias = given
+        features, weight, bias, turned = given
         if ctx.needs_input_grad[1]:
-            ctx.weight, ctx.version = weight, write_count(weight)
-        return batch_invariant_matmul.linear(features, weight, bias)
+            ctx.weight, ctx.version, ctx.turned = weight, write_count(weight), turned
+        return batch_invariant_matmul.linear(features, weight, bias, turned=turned)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -101,9 +101,9 @@ class LinearTap(torch.autograd.Function):
                 "take the optimizer's step after backward"
             )
         if not torch.is_autocast_enabled(grad.device.type):
-            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight), None, None
+            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight, turned=ctx.turned), None, None
         with unmixed(grad.device):
-            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight), None, None
+            return None, batch_invariant_matmul.linear_backward(grad, ctx.weight, turned=ctx.turned), None, None
 
 
 put_tap = super(torch.autograd.Function, Tap).apply

@@ -21,6 +21,9 @@ __all__ = ["pytree"]
 without_subclasses = torch._C.DisableTorchFunctionSubclass
 """Context in which operations on tensors of the batch are carried out, not followed; modes still see them."""
 
+carry_out = torch.nn.Parameter.__torch_function__
+"""The same for one operation, in one call: `carry_out(func, types, args, kwargs)`."""
+
 with_overrides = torch._C._EnableTorchFunction
 """The opposite: a hook that PyTorch calls while the engine is at work is the user's code, which is followed."""
 
@@ -41,7 +44,7 @@ forward_pre_hooks = attrgetter("_forward_pre_hooks")
 """A module's hooks. There is no public way to list them, or to leave those of others out of a copy."""
 
 backward_hooks = attrgetter("_backward_hooks")
-"""A module's hooks on its backward pass, which see the gradients of all examples together."""
+"""Hooks on the backward pass of a module or a tensor, which see the gradients of all examples together."""
 
 global_forward_hooks = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
 """Hooks for all modules: they must see whole batches, and no copies."""

@@ -46,20 +46,27 @@ class Traced(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        recorder: Recording | None = getattr(args[0], "_recorder", None) if args and type(args[0]) is Traced else None
-        if recorder is None or not recorder.active:
-            recorder = _find(args) or _find(tuple(kwargs.values()))
-        if recorder is None:
-            with without_subclasses():
-                return func(*args, **kwargs)
-        # Inside a compiled function the compiler would trace the engine itself, and all that it keeps between calls.
-        compiler = set_eval_frame(None)
-        try:
-            return recorder.handle(func, args, kwargs)
-        finally:
-            if compiler is not None:
-                set_eval_frame(compiler)
+        return follow(func, types, args, kwargs)
+
+
+def follow(
+    func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Hand an operation on tensors of the batch to its recorder."""
+    kwargs = kwargs or {}
+    recorder: Recording | None = getattr(args[0], "_recorder", None) if args and type(args[0]) is Traced else None
+    if recorder is None or not recorder.active:
+        recorder = _find(args) or _find(tuple(kwargs.values()))
+    if recorder is None:
+        with without_subclasses():
+            return func(*args, **kwargs)
+    # Inside a compiled function the compiler would trace the engine itself, and all that it keeps between calls.
+    compiler = set_eval_frame(None)
+    try:
+        return recorder.handle(func, args, kwargs)
+    finally:
+        if compiler is not None:
+            set_eval_frame(compiler)
 
 
 def _is_own(frame: types.FrameType) -> bool:

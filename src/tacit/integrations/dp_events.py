@@ -2,7 +2,8 @@
 
 Both libraries mean the same by a noise multiplier: the noise on the sum over the largest norm of one record's
 contribution, whatever the neighbouring relation. A tree does not say which relation, unit or number of records it is
-about; a ledger does, so ask dp-accounting with the ledger's own. What the other side has no word for is refused.
+about; a ledger does, so ask dp-accounting with the ledger's own. Events that
+dp-accounting has no class for are refused.
 """
 
 from __future__ import annotations

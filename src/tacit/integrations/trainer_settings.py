@@ -131,7 +131,7 @@ def arguments(args: Any, privacy: Mapping[str, Any], *, size: int, steps: int) -
     """Return the arguments of `make_private` that do not depend on model and data."""
     given: dict[str, Any] = {
         "clipping": args.max_grad_norm,
-        "reduction": "mean",  # what losses of transformers are; lots with nobody in them could not tell
+        "reduction": "mean",  # what losses of transformers are; empty lots could not tell
         "ledger": Path(args.output_dir) / "ledger.jsonl",
         **privacy,
         "lot_size": size,

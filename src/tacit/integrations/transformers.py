@@ -51,7 +51,7 @@ _PUBLIC = ("learning_rate", "epoch", "train_runtime", "train_samples_per_second"
 class Private:
     """A mixin that makes a `Trainer` private: ``class PrivateMine(Private, MyTrainer): ...``.
 
-    ``privacy`` holds arguments of `tacit.make_private`. What the Trainer knows is taken from it: ``num_train_epochs``
+    ``privacy`` holds arguments of `tacit.make_private`. From the Trainer's own arguments come ``num_train_epochs``
     or ``max_steps``; the lot is its total batch (``per_device_train_batch_size`` × ``gradient_accumulation_steps`` ×
     processes) unless ``lot_size`` is given; ``per_device_train_batch_size`` bounds memory; ``max_grad_norm`` is the
     clip norm of each record unless ``clipping`` is given; the ledger is ``output_dir/ledger.jsonl``.

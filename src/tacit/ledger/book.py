@@ -180,7 +180,7 @@ class Ledger:
             yield step.sampling, step.queries, count
 
     def close(self) -> None:
-        """Let go of the file. What was recorded can still be read; nothing more can be recorded."""
+        """Close the file. What was recorded can still be read; nothing more can be recorded."""
         if os.getpid() != self._process:
             return
         with self._lock:

@@ -37,12 +37,20 @@ Fitted = tuple[str, tuple[float, ...]]
 class Correlation(Protocol):
     """A strategy whose parameters are still to be fitted to a run (`tacit.mechanisms.strategies`)."""
 
-    def groups_of(self, records: int, lot_size: int) -> int:
-        """Return into how many groups the records are divided for lots of about this size."""
+    def choices(self, records: int, lot_size: int) -> tuple[int, ...]:
+        """Return the numbers of groups to choose among; the last one is taken where the noise is given."""
+        ...
+
+    def with_groups(self, groups: int) -> Correlation:
+        """Return the same strategy with so many groups."""
         ...
 
     def fitted(self, steps: int, groups: int, rate: float) -> Fitted:
         """Return the strategy for so many steps, if a record may take part in every ``groups``-th, at this rate."""
+        ...
+
+    def error(self, fitted: Fitted, steps: int) -> float:
+        """Return how far the prefix sums of the noise deviate, for fresh noise of deviation 1."""
         ...
 
 

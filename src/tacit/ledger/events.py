@@ -13,13 +13,49 @@ section 6). The words used here have one meaning throughout the library:
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal
 
 from tacit._version import __version__
-from tacit.ledger.correlation import check_strategy
+from tacit.ledger.checks import check_count, check_positive, check_text, is_number
+from tacit.ledger.queries import GaussianSum, LaplaceSum, SparseVector, ThresholdedCounts
+from tacit.ledger.samplings import (
+    Allocated,
+    CyclicPoisson,
+    Everyone,
+    FixedSize,
+    OwnedPoisson,
+    Poisson,
+    Sampling,
+    Shuffled,
+    TruncatedPoisson,
+)
+
+__all__ = [
+    "FORMAT",
+    "Adjacency",
+    "Allocated",
+    "CyclicPoisson",
+    "Everyone",
+    "FixedSize",
+    "GaussianSum",
+    "Header",
+    "LaplaceSum",
+    "OwnedPoisson",
+    "Poisson",
+    "Query",
+    "Sampling",
+    "Selection",
+    "Shuffled",
+    "SparseVector",
+    "Step",
+    "ThresholdedCounts",
+    "TruncatedPoisson",
+    "from_json",
+    "kinds",
+    "to_json",
+]
 
 FORMAT = 1
 
@@ -29,27 +65,6 @@ class Adjacency(StrEnum):
 
     ADD_REMOVE = "add/remove"
     REPLACE_ONE = "replace-one"
-
-
-def _number(value: object) -> bool:
-    """Return True for a finite number; a whole number too large to be a float is not one."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _positive(name: str, value: float, *, most: float = math.inf) -> None:
-    if not _number(value) or not 0 < value <= most:
-        bound = "a finite number above 0" if math.isinf(most) else f"in (0, {most:g}]"
-        raise ValueError(f"{name} is {value!r}; it must be {bound}.")
-
-
-def _count(name: str, value: int, *, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number, at least {least}.")
-
-
-def _text(name: str, value: str, *, empty: bool = False) -> None:
-    if not isinstance(value, str) or not (value or empty):
-        raise ValueError(f"{name} is {value!r}; it must be text.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,258 +87,9 @@ class Header:
             raise ValueError(f"ledger format is {self.format!r}; this version of tacit reads format {FORMAT}.")
         if not isinstance(self.secure_randomness, bool):
             raise ValueError(f"secure_randomness is {self.secure_randomness!r}; it must be true or false.")
-        _text("unit", self.unit)
+        check_text("unit", self.unit)
         for name in ("purpose", "fingerprint", "library"):
-            _text(name, getattr(self, name), empty=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Everyone:
-    """No sampling: every record takes part."""
-
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Poisson:
-    """Each record takes part with probability ``rate``, independently of the others and of other steps."""
-
-    rate: float
-    records: int | None = None
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _positive("sampling rate", self.rate, most=1)
-        if self.records is not None:
-            _count("records", self.records)
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TruncatedPoisson:
-    """As `Poisson`, but of more than ``most`` records drawn some are dropped, so that lots have a largest size."""
-
-    rate: float
-    records: int
-    most: int
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _positive("sampling rate", self.rate, most=1)
-        _count("records", self.records)
-        _count("largest lot size", self.most)
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnedPoisson:
-    """As `Poisson`, of records that have one owner or several; no owner has more than ``most`` of the ``records``.
-
-    The unit is the owner. ``ownership`` says what neighbours are under add/remove (under replace-one the owner's
-    records hold something else instead):
-
-    * ``"public"``: the lists of owners are the same for both, and the records of one owner, shared ones with them, are
-      empty in one of the two. An empty record adds nothing to any sum.
-    * ``"private"``: every owner has at most ``most`` records in both, and one of the two lacks an owner and all records
-      that this owner has a share in.
-    """
-
-    rate: float
-    records: int
-    most: int
-    ownership: Literal["public", "private"] = "public"
-    unit: str = "owner"
-
-    def __post_init__(self) -> None:
-        _positive("sampling rate", self.rate, most=1)
-        _count("records", self.records)
-        _count("records of an owner", self.most)
-        if self.ownership not in ("public", "private"):
-            raise ValueError(f"ownership is {self.ownership!r}; it must be 'public' or 'private'.")
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedSize:
-    """``size`` of the ``records`` slots, uniformly without replacement, independently at each step."""
-
-    size: int
-    records: int
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _count("lot size", self.size)
-        _count("records", self.records)
-        if self.size > self.records:
-            raise ValueError(f"lot size is {self.size}; it must be at most the number of records, {self.records}.")
-        _text("unit", self.unit)
-
-    @property
-    def rate(self) -> float:
-        return self.size / self.records
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shuffled:
-    """One lot of a random partition of the records into ``lots`` disjoint lots; a new partition each epoch.
-
-    A record takes part exactly once in epoch number ``epoch`` of the partition named ``partition``. ``assignment``
-    says how records come into lots, which decides what one record more changes:
-
-    * ``"independent"``: each record's own uniform coin chooses its lot. One record more changes one lot.
-    * ``"equal"``: a shuffled list of the records is cut into lots of nearly equal size, as a shuffling data loader
-      does. A record *replaced* changes one lot; one record *more* moves the cuts, and with them other records.
-    """
-
-    lots: int
-    epoch: int
-    records: int
-    partition: str = "main"
-    unit: str = "example"
-    assignment: Literal["equal", "independent"] = "equal"
-
-    def __post_init__(self) -> None:
-        if self.assignment not in ("equal", "independent"):
-            raise ValueError(f"assignment is {self.assignment!r}; it must be 'equal' or 'independent'.")
-        _count("lots", self.lots)
-        _count("epoch", self.epoch, least=0)
-        _count("records", self.records)
-        _text("partition", self.partition)
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Allocated:
-    """One lot of an epoch of ``lots`` lots: random allocation, also called balls in bins.
-
-    In epoch number ``epoch`` of the partition named ``partition`` each record takes part in exactly
-    ``participations`` of the lots, every set of so many equally likely, chosen by its own coins: independent of the
-    other records, of how many there are, and of other epochs.
-    """
-
-    lots: int
-    epoch: int
-    records: int
-    participations: int = 1
-    partition: str = "main"
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _count("lots", self.lots)
-        _count("epoch", self.epoch, least=0)
-        _count("records", self.records)
-        _count("participations", self.participations)
-        if self.participations > self.lots:
-            raise ValueError(
-                f"participations is {self.participations}; it must be at most the number of lots, {self.lots}."
-            )
-        _text("partition", self.partition)
-        _text("unit", self.unit)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CyclicPoisson:
-    """Records in ``groups`` groups, which take turns; of the group whose turn it is, each with probability ``rate``.
-
-    Each record's own uniform coin chooses its group when the block named ``block`` begins, and it stays there as long
-    as the block lasts: in a step whose number in the block is not its group's modulo ``groups`` it takes no part. In
-    its own steps it takes part by a coin of probability ``rate``. The steps of a block are counted from the first that
-    is recorded, and all of them are the same event.
-    """
-
-    groups: int
-    rate: float
-    block: str
-    records: int | None = None
-    unit: str = "example"
-
-    def __post_init__(self) -> None:
-        _count("groups", self.groups)
-        _positive("sampling rate", self.rate, most=1)
-        _text("block", self.block)
-        if self.records is not None:
-            _count("records", self.records)
-        _text("unit", self.unit)
-
-
-Sampling = Everyone | Poisson | TruncatedPoisson | OwnedPoisson | FixedSize | Shuffled | Allocated | CyclicPoisson
-
-
-@dataclass(frozen=True, kw_only=True)
-class GaussianSum:
-    """A sum of vectors, each of L2 norm at most ``clip_norm``, plus N(0, noise_std^2) on every coordinate.
-
-    With ``noise`` "discrete" the sum is rounded to whole multiples of ``lattice`` and the noise is ``lattice`` times a
-    discrete Gaussian N_Z(0, (noise_std / lattice)^2); ``clip_norm`` then includes what rounding adds.
-
-    With ``noise`` "correlated" the noise is C^-1 z over the steps of a block, z having N(0, noise_std^2) on every
-    coordinate and C being the matrix that ``strategy`` and ``parameters`` name (`tacit.ledger.correlation`).
-    """
-
-    group: str
-    clip_norm: float
-    noise_std: float
-    noise: str = "gaussian"
-    lattice: float | None = None
-    strategy: str | None = None
-    parameters: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        _text("group", self.group)
-        _positive("clip norm", self.clip_norm)
-        _positive("noise standard deviation", self.noise_std)
-        _text("noise", self.noise)
-        if self.noise == "correlated":
-            object.__setattr__(self, "parameters", tuple(self.parameters or ()))
-            check_strategy(str(self.strategy), self.parameters or ())
-        elif self.strategy is not None or self.parameters is not None:
-            raise ValueError(f"strategy is {self.strategy!r}; leave it out: only correlated noise has one.")
-        if self.noise == "discrete":
-            _positive("lattice step", self.lattice if self.lattice is not None else math.nan)
-        elif self.lattice is not None:
-            raise ValueError(f"lattice is {self.lattice!r}; leave it out: only discrete noise lies on a lattice.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaplaceSum:
-    """A sum of vectors, each of L1 norm at most ``clip_norm``, plus Laplace noise of scale ``scale`` on every one.
-
-    ``dimension`` is the number of coordinates: one coordinate has a tighter proof than several.
-    """
-
-    group: str
-    clip_norm: float
-    scale: float
-    dimension: int
-
-    def __post_init__(self) -> None:
-        _text("group", self.group)
-        _positive("clip norm", self.clip_norm)
-        _positive("Laplace scale", self.scale)
-        _count("dimension", self.dimension)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseVector:
-    """At most ``releases`` answers above a noisy threshold (Shokri & Shmatikov 2015, Figure 12).
-
-    The whole mechanism, all answers included, is (threshold_epsilon + release_epsilon)-DP under the header's
-    adjacency: that is what the mechanism that writes this event has to prove.
-    """
-
-    group: str
-    threshold_epsilon: float
-    release_epsilon: float
-    releases: int
-
-    def __post_init__(self) -> None:
-        _text("group", self.group)
-        _positive("threshold epsilon", self.threshold_epsilon)
-        _positive("release epsilon", self.release_epsilon)
-        _count("releases", self.releases)
+            check_text(name, getattr(self, name), empty=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,16 +108,16 @@ class Selection:
     mean: float | None = None
 
     def __post_init__(self) -> None:
-        _text("group", self.group)
+        check_text("group", self.group)
         if self.trials == "truncated-negative-binomial":
-            if self.eta is None or not _number(self.eta) or not self.eta > -1:
+            if self.eta is None or not is_number(self.eta) or not self.eta > -1:
                 raise ValueError(f"eta is {self.eta!r}; it must be a finite number above -1.")
-            if self.gamma is None or not _number(self.gamma) or not 0 < self.gamma < 1:
+            if self.gamma is None or not is_number(self.gamma) or not 0 < self.gamma < 1:
                 raise ValueError(f"gamma is {self.gamma!r}; it must be in (0, 1).")
             if self.mean is not None:
                 raise ValueError(f"mean is {self.mean!r}; leave it out: these trials are set by eta and gamma.")
         elif self.trials == "poisson":
-            _positive("mean number of trials", self.mean if self.mean is not None else math.nan)
+            check_positive("mean number of trials", self.mean if self.mean is not None else math.nan)
             if self.eta is not None or self.gamma is not None:
                 raise ValueError(f"eta is {self.eta!r}, gamma {self.gamma!r}; leave them out: only mean is used.")
         else:
@@ -364,38 +130,7 @@ class Selection:
             step, count = pair if len(pair) == 2 else (pair, 1)
             if not isinstance(step, Step):
                 raise ValueError(f"candidate holds {step!r}; it must hold (Step, count) pairs.")
-            _count("count", count)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThresholdedCounts:
-    """Counts of values that nobody listed beforehand, with N(0, noise_std^2); those above ``threshold`` are released.
-
-    One record adds one to one count, and a value that occurs nowhere is not released. Beside the Gaussian sum of
-    sensitivity 1 that this is on the values others have too, a record can show by bringing a value of its own, with
-    probability ``slack``.
-    """
-
-    group: str
-    noise_std: float
-    threshold: float
-
-    def __post_init__(self) -> None:
-        _text("group", self.group)
-        _positive("noise standard deviation", self.noise_std)
-        if not _number(self.threshold) or not self.threshold > 1:
-            raise ValueError(f"threshold is {self.threshold!r}; it must be a finite number above 1.")
-
-    @property
-    def shared(self) -> GaussianSum:
-        """The sum on the values that neighbours share."""
-        return GaussianSum(group=self.group, clip_norm=1.0, noise_std=self.noise_std)
-
-    @property
-    def slack(self) -> float:
-        """The probability that a count of one, with noise rounded to a grid of 2^-14 of it, passes the threshold."""
-        distance = (self.threshold - 1) / self.noise_std - 2.0**-14
-        return math.erfc(distance / math.sqrt(2)) / 2 * (1 + 1e-9) + 1e-300
+            check_count("count", count)
 
 
 Query = GaussianSum | LaplaceSum | SparseVector | Selection | ThresholdedCounts

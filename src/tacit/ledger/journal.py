@@ -28,9 +28,9 @@ together, is refused with its line number unless the bytes are exactly those tha
 last line are left out as a torn line. In particular a damaged counter cannot hide that the line it counted was cut
 off: it is forgiven only where each of its bytes is that of the counter before or of one more step of the last run,
 and a counter that names another line has other hashes. **What no file can detect by itself**: that it was put back to
-an older genuine state (all of it, or a counter with the lines that it alone counts), or removed, or forged by somebody
-who computes the hashes afresh (they are not keyed). The receipt of the newest state, `Ledger.digest` and the number of
-steps, kept elsewhere, detects that: `Ledger.steps_at`.
+an older genuine state (all of it, or a counter with the lines that it alone counts), or removed, or forged by a
+person who computes the hashes afresh (they are not keyed). The receipt of the newest state, `Ledger.digest` and the
+number of steps, kept elsewhere, detects that: `Ledger.steps_at`.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ def _create(path: Path, header: Header) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
-    # A name nobody else has: a file that was not made here is never truncated.
+    # A unique name: a file that was not made here is never truncated.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         data, _ = Contents.new(header)
         _put(fd, data, 0)
         os.fsync(fd)
-        with contextlib.suppress(FileExistsError):  # somebody else just made it
+        with contextlib.suppress(FileExistsError):  # another process just made it
             os.link(draft, path)
     finally:
         os.close(fd)

@@ -21,15 +21,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from tacit.block_keys import BlockKeys
 from tacit.ledger.correlation import inverse_coefficients, lags, nodes_after
 from tacit.ledger.events import CyclicPoisson, GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation, Sensitivity
-from tacit.mechanisms.noise import Noisy, add_mixture_, add_taken_
+from tacit.mechanisms.noise import Noisy, add_mixture_
 from tacit.mechanisms.noise_ahead import PIECE
-from tacit.randomness import KeyedSource, Mixture
+from tacit.randomness import KeyedSource, Mixture, Past, Recursion
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class CorrelatedNoise:
             if keys is self._block:
                 raise RuntimeError("the noise of an earlier step was not completed; resume from a checkpoint.")
             self._begin(query, keys, sizes, position)
-        state, self._state = self._state, None  # if this fails half-way, nobody goes on with what is left
+        state, self._state = self._state, None  # if this fails half-way, no step goes on with the rest
         assert state is not None
         if position < self._position or sizes != state.sizes:
             raise RuntimeError(
@@ -157,42 +158,33 @@ class _Tree:
 
 
 class _Recursion:
-    """Sums of past noise in memory, one row for each band or buffer."""
+    """Sums of past noise in memory, one row for each band or buffer, a matrix for each piece of a sum."""
 
     def __init__(self, keys: BlockKeys, sizes: tuple[int, ...], strategy: str, parameters: tuple[float, ...]) -> None:
-        self.sizes, self._keys, self._strategy, self._parameters = sizes, keys, strategy, parameters
-        rows = len(parameters) - 1 if strategy == "banded" else len(parameters) // 2
+        self.sizes, self._keys = sizes, keys
+        numbers = np.array(parameters, dtype=np.float32)
+        half = len(numbers) // 2
+        self._banded = strategy == "banded"
+        self._weights, self._decays = (numbers[1:], numbers[:0]) if self._banded else (numbers[:half], numbers[half:])
         pieces = [min(PIECE, size - first) for size in sizes for first in range(0, size, PIECE)]
-        self._rows = [torch.zeros(rows, piece, dtype=torch.float32, device="cpu") for piece in pieces]
-        """A matrix for each piece, because products with a part of a larger one copy it."""
-        self._fresh = torch.empty(max(pieces, default=0), dtype=torch.float32, device="cpu")
-        self._taken = 0
+        self._rows = [torch.zeros(len(self._weights), piece, dtype=torch.float32, device="cpu") for piece in pieces]
 
     def add_(self, sums: Noisy, position: int) -> None:
-        source, self._taken = self._keys.stream(position, position), 0
-        add_taken_(sums, lambda count, dtype: self._next(source, count, position).to(dtype))
+        add_mixture_(sums, self._noise(position))
 
     def skip(self, position: int) -> None:
-        source, self._taken = self._keys.stream(position, position), 0
+        noise = self._noise(position)
         for rows in self._rows:
-            self._next(source, rows.shape[1], position)
+            noise.normal_(torch.empty(rows.shape[1], dtype=torch.float32, device="cpu"))
 
-    def _next(self, source: KeyedSource, count: int, position: int) -> torch.Tensor:
-        """Return the noise of the next piece, of ``count`` values, to be overwritten."""
-        noise, rows = source.normal_(self._fresh[:count]), self._rows[self._taken]
-        self._taken += 1
-        if not len(rows):
-            return noise
-        if self._strategy == "buffered":
-            half = len(rows)
-            weights, decays = _single(self._parameters[:half]), _single(self._parameters[half:])
-            noise.sub_(weights @ rows)
-            rows.mul_(decays[:, None]).add_(noise)
-        else:
-            ages = [(position - 1 - row) % len(rows) for row in range(len(rows))]
-            noise.sub_(_single([self._parameters[age + 1] for age in ages]) @ rows)
-            rows[position % len(rows)] = noise
-        return noise
+    def _noise(self, position: int) -> Mixture | Recursion:
+        source, count = self._keys.stream(position, position), len(self._weights)
+        if not count:
+            return Mixture([(source, 1.0)])
+        weights, oldest = self._weights, position % count
+        if self._banded:  # row r has the noise of the last step whose number is r modulo the rows
+            weights = np.ascontiguousarray(weights[[(position - 1 - row) % count for row in range(count)]])
+        return Recursion(source, [Past(rows, weights, self._decays, oldest) for rows in self._rows], PIECE)
 
 
 _STATES: dict[str, Callable[[BlockKeys, tuple[int, ...], str, tuple[float, ...]], _State]] = {
@@ -203,7 +195,3 @@ _STATES: dict[str, Callable[[BlockKeys, tuple[int, ...], str, tuple[float, ...]]
     "square-root": _MovingAverage,
     "tree": _Tree,
 }
-
-
-def _single(values: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""Counts of values that nobody can list beforehand."""
+"""Counts of values that cannot be listed beforehand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CountsQuery:
         return ThresholdedCounts(group=self.group, noise_std=self.noise_std, threshold=height)
 
     def release(self, receipt: Spendable, counts: Mapping[str, int], source: Source) -> dict[str, float]:
-        """The values that pass, with their noisy counts. Values nobody has must not be in ``counts``."""
+        """The values that pass, with their noisy counts. Values that no record has must not be in ``counts``."""
         query = receipt.spend(self.group)
         if query != self.event():
             raise ValueError(f"the ledger has {query} for group {self.group!r}, which is not what is to be released.")

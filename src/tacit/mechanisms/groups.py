@@ -52,8 +52,9 @@ class Group:
 
     ``clip_norm`` bounds one clipped contribution, after each vector is divided by its scale. ``contributions`` is by
     how many times that one record can move the sum: 1 unless the record is part of a microbatch or brings several
-    examples. ``margin`` is what the rounding of the sum adds to that, as a fraction of the clip norm; whoever computes
-    the sum has to say. With ``stability`` the contribution is normalised, v / (|v| + stability), instead of clipped.
+    examples. ``margin`` is what the rounding of the sum adds to that, as a fraction of the clip norm; the engine
+    that computes the sum states it. With ``stability`` the contribution is normalised, v / (|v| + stability),
+    instead of clipped.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Group:
 
     @property
     def sensitivity(self) -> float:
-        """Return what the ledger is told: the most one record moves the sum, in L2 norm."""
+        """Return the sensitivity that the ledger records: the most one record moves the sum, in L2 norm."""
         return self.contributions * self.clip_norm * (1 + self.margin)
 
 
@@ -118,7 +119,7 @@ class Clipping:
         factors, largest = _quotients(bound, norms, dtype)
         if largest < bound.largest:
             return factors
-        # Whether a record's factor is a plain quotient depends on that record alone, not on the others in the batch.
+        # A record's own norm decides if its factor is a plain quotient; the others in the batch have no influence.
         plain = (norms < bound.largest).all(dim=1, keepdim=True)
         return torch.where(plain, factors, self._exact(norms, bound, dtype))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tacit.mechanisms.noise_ahead import PIECE as _PIECE
-from tacit.randomness import Drawn, Mixture, Source
+from tacit.randomness import Drawn, Mixture, Recursion, Source
 
 _GRID_BITS = 14
 
@@ -33,7 +33,7 @@ def add_gaussian_(sums: Noisy, source: Source) -> None:
         _add_(sums, source.normal_, source, source.drawn)
 
 
-def add_mixture_(sums: Noisy, mixture: Mixture) -> None:
+def add_mixture_(sums: Noisy, mixture: Mixture | Recursion) -> None:
     """Add std times the mixture's values to each sum, for pairs (sum, std): the same ones on every device."""
     _check(sums)
     if all(total.is_contiguous() and total.device.type == "cpu" for total, _ in sums):
@@ -114,7 +114,7 @@ def _trays(flats: Noisy) -> Iterator[Noisy]:
 def _add_to_tray_(tray: Noisy, draw_: Draw, source: Source, drawn: Drawn | None) -> None:
     """In units of the grid, a power of two, so that nothing but the addition itself rounds before `round_` does.
 
-    Where several processes hold parts of a sum, they come together between the noise and the rounding.
+    Where several processes hold parts of a sum, the parts are all-reduced between the noise and the rounding.
     """
     pieces = [piece for piece, _ in tray]
     grids = [_grid(scale) for _, scale in tray]

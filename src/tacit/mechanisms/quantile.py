@@ -68,7 +68,7 @@ class QuantileTracker:
         self._tally += below - 0.5 * values.numel()
 
     def update(self, receipt: Spendable, source: Source) -> float:
-        """Release the count of the lot and move the estimate; call it once a step, also when nobody was sampled."""
+        """Release the count of the lot and move the estimate; call it once a step, also when the lot was empty."""
         query = recorded_gaussian(receipt, self._query.group, self._query.clip_norm, 1)
         total = torch.tensor([self._tally], dtype=torch.float64, device="cpu")
         self._tally = 0.0

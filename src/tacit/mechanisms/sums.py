@@ -7,8 +7,8 @@
         total.add(losses(x, y))                                # one row for each record
     mean = total.mean(receipt, source, lot_size=sampler.expected)
 
-A row is one record, a vector of any shape. A record that is not finite counts as zero, and a sample with nobody in it
-is released like any other. Sums are kept in float64.
+A row is one record, a vector of any shape. A record that is not finite counts as zero, and an empty sample is released
+like any other. Sums are kept in float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The networks of Shokri & Shmatikov 2015 (Figures 5 to 7), with the parameter counts of its Table 3.
 
 The paper ends each with LogSoftMax; here that is part of the loss, ``F.cross_entropy``. Inputs are 32×32 images, as
-`inputs` makes them, normalised with the training set's mean and standard deviation by whoever trains.
+`inputs` makes them, normalised with the training set's mean and standard deviation by the training code.
 """
 
 from __future__ import annotations

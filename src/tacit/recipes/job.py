@@ -41,7 +41,7 @@ class Job:
         self._description = described(recipe)
 
     def _built(self) -> nn.Module:
-        """A new network; its first weights depend on nobody's record."""
+        """Return a new network; its first weights do not depend on any record."""
         with torch.random.fork_rng(devices=(), enabled=self.seed is not None):
             if self.seed is not None:
                 torch.manual_seed(self.seed)

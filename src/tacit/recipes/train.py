@@ -84,7 +84,7 @@ def train(
     tell = progress or (lambda moment: None)
     started = time.monotonic() - float(facts["seconds"])
     header = Header(secure_randomness=seed is None, purpose=f"recipe {recipe.name} on {images.name}")
-    with Ledger.open(folder.ledger, header) as ledger:  # nobody else works here from now on
+    with Ledger.open(folder.ledger, header) as ledger:  # no other process works here from now on
         if not resume:
             folder.begin(facts)
         ledger.guard(Filter(budget, accountant=accountant))

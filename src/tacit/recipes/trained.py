@@ -9,14 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.features import Fitted, Grouped, Pca, Pixels, RandomProjection, Scattering, Statistics, Whitened
+from tacit.features import (
+    Fitted,
+    Grouped,
+    Invariant,
+    Pca,
+    Pixels,
+    RandomProjection,
+    Scattering,
+    Statistics,
+    Whitened,
+)
 from tacit.features.front import pieces
 from tacit.mechanisms import Automatic, DimensionWeighted, Flat, Joint, PerLayer
 from tacit.recipes.outcome import read_json, read_tensors
 from tacit.recipes.recipe import Ema, Linear, Mlp, Recipe, Sgd, Tail
 from tacit.tuning import NormHistogram
 
-_FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Statistics)
+_FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Invariant, Statistics)
 _TRAINING = (Recipe, Sgd, Tail, Ema, NormHistogram, Flat, PerLayer, DimensionWeighted, Joint, Automatic)
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_FRONTS, Linear, Mlp, *_TRAINING)}
 

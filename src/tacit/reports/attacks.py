@@ -22,7 +22,7 @@ def rows(run: Run) -> list[tuple[str, str, str, str]]:
 
 
 def origin(run: Run) -> str:
-    """Return who audited the run, when and how, in one sentence; empty if nobody did."""
+    """Return who audited the run, when and how, in one sentence; empty if there was no audit."""
     audit = run.said.object("audit")
     if not audit.values:
         return ""

@@ -34,7 +34,7 @@ def answers(run: Run, facts: Findings) -> list[tuple[str, str, str]]:
     board = [
         ("Were the sources chosen and the data minimised before training?", f"{NOT_COVERED}."),
         ("Which technique limits what the model says about a person?", claim),
-        ("How likely is it that somebody is singled out by queries or by the parameters?", power),
+        ("How likely is it that a person is singled out by queries or by the parameters?", power),
         ("Was resistance to attacks tested?", words["Audit"]),
         (
             "Is the training documented so that an authority can check it?",

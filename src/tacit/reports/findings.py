@@ -203,8 +203,8 @@ def _alarms(
     said, alarms = run.said, []
     if not run.ledger.header.secure_randomness:
         alarms.append(
-            "NOT PRIVATE. The run was seeded for debugging: whoever knows or guesses the seed can take the noise away "
-            "again. No number below protects anybody."
+            "NOT PRIVATE. The run was seeded for debugging: anyone who knows or guesses the seed can remove "
+            "the noise. No number below protects any record."
         )
     elif said.value("seed") is not None:
         alarms.append(
@@ -230,7 +230,7 @@ def _alarms(
         alarms.append(f"OVER BUDGET. The budget was ε = {limit:.4g}; the ledger comes to {rounded_up(found.epsilon)}.")
     if records is not None and delta >= 1 / records:
         alarms.append(
-            f"δ TOO LARGE. δ = {delta:.3g} is not below 1/{records}: publishing somebody's whole record at random "
+            f"δ TOO LARGE. δ = {delta:.3g} is not below 1/{records}: publishing one whole record at random "
             "would be allowed. Choose a δ well below one over the number of records."
         )
     audited = said.number("audit", "epsilon_lower")

@@ -244,7 +244,7 @@ def _events(run: Run) -> str:
 
 
 _UNSHOWN = ("fingerprint", "source")
-"""A hash of the records lets whoever knows the others test for one; a path says more about the machine than the run."""
+"""Not shown: a person who knows all other records can test for one with their hash; a path describes the machine."""
 
 
 def _origin(run: Run, facts: Findings) -> str:

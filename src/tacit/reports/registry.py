@@ -1,7 +1,7 @@
 """The entry of a run in the public registry of deployments, and the privacy block of a Hugging Face model card.
 
-Whatever the ledger knows is filled in. What only a person knows comes from a TOML file, or stays a blank that is marked
-so: a registry must not be told what nobody said.
+The ledger fills in what it records. Facts that only a person knows come from a TOML file, or
+stay blanks that are marked so: nothing is made up.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
     pairs = [
         (
             "Setting and trust",
-            "Central. Whoever trains sees the records in the clear and is trusted with them; whoever sees what is "
-            "released is not, and may know everything about all other records.",
+            "Central. The party that trains sees the records in the clear and is trusted with them; people who see "
+            "the releases are not trusted, and may know everything about all other records.",
         ),
         ("Protected unit", f"One {unit}. {_ADJACENCY[book.header.adjacency.value].format(unit=unit)}"),
         ("Released", _released(found)),
@@ -94,7 +94,7 @@ def uncovered(run: Run) -> list[str]:
         "larger δ.",
         "What the model says about people in general: learning that is the purpose, and it affects those who are not "
         "in the data as well.",
-        "Side channels: running time, memory, logs, and whoever can look into the training machine.",
+        "Side channels: running time, memory, logs, and people with access to the training machine.",
         f"The number of {unit}s, and faults in the training code such as rows made from more than one record.",
     ]
     tested = score(run)

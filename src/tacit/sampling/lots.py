@@ -1,7 +1,7 @@
 """Lots cut into physical batches, and the batches read from a data set.
 
-How a lot is cut is a matter of memory only: the records are those of the lot, in order, each exactly once. A lot with
-nobody in it is one batch with nobody in it, of the right shapes and types.
+How a lot is cut is a matter of memory only: the records are those of the lot, in order, each exactly once. An empty lot
+is one empty batch, of the right shapes and types.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LotReader:
     The data set is a tensor, a `TensorDataset` (both indexed at once), or anything with a length and ``dataset[i]``
     (or ``__getitems__``, as Hugging Face data sets have); its examples are put together by ``collate_fn``. With
     ``num_workers``, reading happens in that many processes, which live as long as the reader and never read beyond the
-    lot they were given: nobody is drawn, or charged for, ahead of time. Random draws stay in this process.
+    lot they were given: no record is drawn, or charged for, ahead of time. Random draws stay in this process.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class _EmptyCollate:
 
 
 def _cut(batch: Any) -> Any:
-    """``batch`` with nobody in it: every tensor, array or column of plain values cut to length zero."""
+    """``batch`` without its records: every tensor, array or column of plain values cut to length zero."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return batch[:0]
     if isinstance(batch, MutableMapping):

@@ -11,7 +11,7 @@ keeps a fixed share of all records is known here that avoids it. So there are tw
   something else under replace-one. The choice reads the lists alone and is the same for both, however unstable it is.
 * *Ownership is private*. Nothing is left out: every owner must have at most ``most`` records already, which is a
   promise about the data set like the number of records, and neighbours are data sets that keep it, one with an owner
-  more and all the records that this owner has a share in. Whether other records take part depends on nobody's lists.
+  more and all the records that this owner has a share in. No owner's list decides if other records take part.
 
 In both, neighbours differ in at most ``most`` of the records that take part, each of which is in a lot by a coin of its
 own: a group of ``most`` records, whose dominating pair is the mixture of Gaussians of `tacit.accounting.groups`.

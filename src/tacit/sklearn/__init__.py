@@ -5,8 +5,8 @@
     model.fit(X, y)
     print(account.guarantee())                  # the pieces together
 
-An estimator without an account has a budget and a ledger of its own. What takes the records' bounds, values or classes
-from the data does so with noise, and pays.
+An estimator without an account has a budget and a ledger of its own. Bounds, values or classes that an estimator finds
+in the data are released with noise and charged.
 """
 
 from tacit.sklearn.account import Account

@@ -21,7 +21,7 @@ class Account:
     Copies made by scikit-learn (`clone`, pipelines, searches) are the same account: fitting twice costs twice, and
     the fit that would overrun raises `tacit.BudgetExceeded`. A pickled account comes back closed.
 
-    A fit is charged as one that a person's row enters once, and whose other rows are there whoever that person is.
+    A fit is charged as one that a person's row enters once, and whose other rows are there for every person.
     So an account is for the ``records`` rows of one table and refuses a fit on any other number: scikit-learn's
     splitters give out folds by the number of rows and by everybody's labels, so that one row more moves other people
     from fold to fold, and the fits together tell more than their sum. `folds` splits soundly; from then on a fit on as

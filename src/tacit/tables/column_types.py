@@ -95,8 +95,11 @@ def mostly(seen: Seen) -> str:
     return list(KINDS)[place] if count > max(height(seen.std, len(KINDS)), 1.2 * others) else ""
 
 
-def remark(name: str, seen: Seen, column: Column | None, records: int) -> str:
-    """Return why a column is not used, or how many entries of a number count as missing; '' if all is well."""
+def remark(name: str, seen: Seen, column: Column | None, records: int, columns: int) -> str:
+    """Return why a column is not used, or how many entries of a number count as missing; '' if all is well.
+
+    ``columns`` were looked at together: noise alone lets one of them be remarked on with probability 0.001.
+    """
     if seen.kinds is None:
         return ""
     if column is None:
@@ -108,10 +111,11 @@ def remark(name: str, seen: Seen, column: Column | None, records: int) -> str:
         return "no value or range of it stood out of the noise; declare it in a schema if it is of use"
     place = int(np.argmax(seen.kinds))
     count = float(seen.kinds[place])
-    if not isinstance(column, Number) or count < max(height(seen.std, len(KINDS)), 0.01 * records):
+    if not isinstance(column, Number) or count < max(height(seen.std, len(KINDS) * columns), 0.01 * records):
         return ""
     kind = list(KINDS)[place]
-    return f"about {count / records:.0%} of its entries look like {KINDS[kind]} and count as missing"
+    share, noise = count / records, seen.std / records
+    return f"about {share:.1%} of its entries (noise ± {noise:.1%}) look like {KINDS[kind]} and count as missing"
 
 
 def even_cells(column: Number) -> Array:

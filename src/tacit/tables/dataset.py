@@ -17,8 +17,8 @@ from tacit.tables.schema import Schema
 def load_dataset(path: str | os.PathLike[str], schema: str | os.PathLike[str] | Schema) -> TensorDataset:
     """Return the rows of a table as a data set of (features, target), in memory.
 
-    Numbers become values in [-1, 1] by the schema's bounds and categories become indicators, so that no row has a say
-    in another's features. Targets are the place of the class, or the number scaled to [-1, 1]. ``schema`` is a file or
+    Numbers become values in [-1, 1] by the schema's bounds and categories become indicators, so that no row influences
+    another's features. Targets are the place of the class, or the number scaled to [-1, 1]. ``schema`` is a file or
     a `Schema` whose columns are all declared: those that are "private" need a budget of their own to be found.
     """
     known = schema if isinstance(schema, Schema) else Schema.load(Path(schema))

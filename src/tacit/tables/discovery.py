@@ -158,7 +158,9 @@ class Discovery:
     def remarks(self, records: int) -> dict[str, str]:
         """Return why columns are not used, or not whole; from released counts."""
         found = self._found(MOST_VALUES).columns
-        said = {name: remark(name, seen, found.get(name), records) for name, seen in self._seen.items()}
+        said = {
+            name: remark(name, seen, found.get(name), records, len(self._seen)) for name, seen in self._seen.items()
+        }
         return {name: text for name, text in said.items() if text}
 
     def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:

@@ -45,7 +45,7 @@ def standing_out(noisy: Array, std: float) -> float:
 def bounds(noisy: Array, std: float) -> tuple[float, float]:
     """Return the outer edges of the bins that stand out of noise of this size; all noise, and it is [-1, 1].
 
-    A bin of nobody stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
+    An empty bin stands out with probability below 0.001 in the whole histogram, whatever its size. Values beyond
     the bounds will count as the bounds.
     """
     full = np.flatnonzero(noisy > height(std, len(noisy)))
@@ -90,7 +90,11 @@ def quantile_knots(noisy: Array, edges: Array, *, std: float, most: int, rough: 
         return ()
     below, _ = cumulative(noisy)
     outer = min(max(0.1 / parts, wide / total / 4), 0.5 / parts)
-    wanted = np.concatenate([[outer], np.arange(1, parts) / parts, [1 - outer]])
+    tail = np.array([outer])
+    if rough:  # the outer parts are cut twice more where noise allows: rare classes and large numbers live there
+        cuts = np.array([0.25, 0.5]) / parts
+        tail = np.append(tail, cuts[cuts > 2 * outer])
+    wanted = np.concatenate([tail, np.arange(1, parts) / parts, 1 - tail[::-1]])
     at = np.interp(wanted, below, edges)
     knots = [float(at[0])]
     for value in at[1:].tolist():

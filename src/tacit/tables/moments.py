@@ -1,4 +1,4 @@
-"""Means, standard deviations and correlations of a table's numbers, released with noise that is told with them."""
+"""Means, standard deviations and correlations of a table's numbers, released with noise, and with the noise's size."""
 
 from __future__ import annotations
 

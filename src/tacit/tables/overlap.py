@@ -35,7 +35,7 @@ def check_rows_differ(table: Pieces, test: Pieces, schema: Schema, *, records: i
     """Refuse a test table that has more rows in common with the training table than chance can explain.
 
     If test rows were drawn like training rows, one of them would be found among the training rows about as often as a
-    training row has a twin there. That rate, and 5 % of the test rows beyond it, are let pass: a table of few columns
+    training row has a twin there. That rate, and 5 % of the test rows beyond it, are accepted: a table of few columns
     has many equal rows that are different people. Rows are compared by hashes; of a large table, only those with some
     hashes, which keeps twins together.
     """

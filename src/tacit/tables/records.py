@@ -150,7 +150,7 @@ def _write(spool: IO[bytes], data: bytes) -> None:
 def held_out(records: int, fraction: float, source: Source) -> NDArray[np.bool_]:
     """Return which records are kept for testing: each with probability ``fraction``, whichever others are there.
 
-    Assigned so, one record more or fewer changes nobody else's place.
+    Assigned so, one record more or fewer does not change the place of another.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the test fraction is {fraction!r}; it must be at least 0 and below 1.")

@@ -2,7 +2,7 @@
 
 Every run on a table is written down here before it begins, in a file that belongs to the data set, and again when it
 ends. A data set is known by its contents: a keyed hash of its file, or of a name that its owner gives it. The key stays
-in this directory, so that the hash in a ledger tells nobody anything about the records.
+in this directory, so that the hash in a ledger says nothing about the records.
 
 The sum is by basic composition: Σ ε and Σ δ. It holds also if later runs were chosen by what earlier ones released
 (Rogers et al. 2016: it is a privacy filter), which a tighter sum over all ledgers would not. A run that was killed, or

@@ -62,7 +62,7 @@ def result(outcome: TableOutcome) -> dict[str, Any]:
 
 
 def delta_notes(budget: Budget, records: int) -> list[str]:
-    """Return a warning if δ allows to publish somebody's record: δ is to be well below one in the number of records."""
+    """Return a warning if δ allows publishing a whole record: δ is to be well below one in the number of records."""
     if budget.delta * records < 1:
         return []
     return [

@@ -48,6 +48,12 @@ class Score:
     by_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
     by_group: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
+    @property
+    def chance(self) -> float | None:
+        """The standard error of an accuracy on so few records, beside the noise; None for an error of a number."""
+        share = self.value * (1 - self.value)
+        return math.sqrt(share / self.records) if self.name == "test_accuracy" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:

@@ -29,8 +29,8 @@ class Split:
     ``bins``: numbers may get private bins, so encoding waits for those too. ``seed`` is for debugging. `source` is for
     all that follows but the descent, which has one of its own: two streams of one seed must differ.
 
-    ``aside`` says who is held out, where an interrupted run has decided it. ``progress`` is told how many rows are
-    read.
+    ``aside`` says who is held out, where an interrupted run has decided it. ``progress`` receives the number of
+    rows read so far.
     """
 
     def __init__(

@@ -245,7 +245,7 @@ def _check_found(undiscovered: Estimate | None, schema: Schema, ledger: Ledger, 
 
 
 def _check_not_a_number(found: Collection[str], schema: Schema, ledger: Ledger, budget: Budget) -> None:
-    """Fail if so many classes are numbers that the target is one, and nobody said that it has classes."""
+    """Fail if so many classes are numbers that the target is one, and its classes were not declared."""
     if sum(math.isfinite(as_number(value)) for value in found) > _MOST_NUMBERS:
         raise ValueError(
             f"the target {schema.target!r} looks like a number: {len(found)} of its values were found. Say --task "

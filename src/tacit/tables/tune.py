@@ -56,7 +56,7 @@ def tune_table(
     Formal guarantee: what the columns are is released first, on ``ledger``, and charged once. Then one selection is
     charged (`tacit.tuning.choose`): every run takes the steps of its base, a descent of the rule's lots and number of
     steps and one look at the held-out people for its score. The candidates do not depend on the records. Only the best
-    run's setting, score and model are released; the number of runs is drawn and told to nobody.
+    run's setting, score and model are released; the number of runs is drawn and stays secret.
     """
     records, held, source = split.records, split.held, split.source
     if not held:

@@ -13,7 +13,7 @@ class AdamBC(torch.optim.Optimizer):
     """Adam whose second moment is corrected for the noise (Tang, Shpilevskiy & Lécuyer 2024).
 
     The squared noisy gradient estimates g² plus the variance of the noise, which is public; it is subtracted, and what
-    is left is kept above ``floor``². In a private run the variance is told to the optimizer at each step.
+    is left is kept above ``floor``². A private run hands the variance to the optimizer at each step.
     """
 
     def __init__(

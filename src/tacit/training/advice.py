@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tacit")
 
 MOST_NOISE = 20.0
-"""Times the clip norm that the noise of a step may have as its norm before it is told of."""
+"""The engine warns if the norm of a step's noise is above this many clip norms."""
 
 CLIP_NORMS = 1e-3, 100.0
 """Clip norms below and above which nearly every gradient, or none, is clipped: losses of ordinary size are between."""

@@ -42,7 +42,7 @@ _ELSEWHERE = {
     "criterion": "leave it out: compute the loss in your loop",
     "grad_sample_mode": "leave it out: every operation of PyTorch is followed",
     "wrap_model": "leave it out: the model is not wrapped",
-    "rand_on_empty": "leave it out: a lot with nobody in it is a batch with nobody in it",
+    "rand_on_empty": "leave it out: an empty lot is an empty batch",
     "secure_mode": "leave it out: noise comes from a secure generator",
     "workers": "write num_workers={value}",
     "collate": "write collate_fn=",

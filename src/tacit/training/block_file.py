@@ -1,9 +1,9 @@
 """The keys of correlated noise in a file beside the ledger, so that a run can be resumed in the middle of a block.
 
 The file is written with the first checkpoint and not before, for its owner only (mode 0600), and removed when the run
-has taken its last step. It is not part of the checkpoint, which holds nothing that must be kept secret: **whoever has
-this file and the released gradients has the exact gradients**. Without it (or with a ledger in memory) a resumed run
-begins a new block, which is charged as another mechanism.
+has taken its last step. It is not part of the checkpoint, which holds nothing that must be kept secret: **a person
+with this file and the released gradients has the exact gradients**. Without it (or with a ledger in memory) a resumed
+run begins a new block, which is charged as another mechanism.
 
 What is resumed: the block's groups, and its past noise. Steps that the ledger has beyond the checkpoint keep their
 places in the block: they were released, and are charged. The noise to come has a key of its own (`tacit.block_keys`),
@@ -38,7 +38,7 @@ def block_sampler(sampler: Sampler | UserSampler) -> CyclicSampler | None:
 
 
 def keep_keys(run: OpenRun) -> None:
-    """Write the keys for whoever resumes the run; remove them if it has taken its last step."""
+    """Write the keys that resuming the run needs; remove them if it has taken its last step."""
     sampler = block_sampler(run.sampler)
     if sampler is not None and run.step < run.steps:
         write_keys(sampler, run.ledger)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacit.ledger import AdaptiveBudget
+from tacit.accounting.draft import choose_groups
+from tacit.ledger import AdaptiveBudget, Budget
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Adaptive, Correlated, Proportional, SparseInverse
 from tacit.training.noise_calibration import CalibratedNoise
@@ -54,6 +55,30 @@ def check_correlated(
     if processes > 1 or shards:
         raise ValueError(f"noise is {kind}; correlated noise is drawn in one process: leave parallel= and shards out.")
     return noise
+
+
+def grouped(
+    noise: Correlation,
+    population: Population,
+    *,
+    lot_size: int,
+    steps: int,
+    budget: Budget | AdaptiveBudget | None,
+    noise_multiplier: Any,
+) -> tuple[Correlation, int]:
+    """Return the strategy with its number of groups, chosen for the budget where the noise is solved for from it."""
+    if noise_multiplier is None and isinstance(budget, Budget):
+        noise = choose_groups(
+            noise,
+            records=population.records,
+            lot_size=lot_size,
+            steps=steps,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            adjacency=population.adjacency,
+        )
+    groups = noise.choices(population.records, lot_size)[-1]
+    return noise.with_groups(groups), groups
 
 
 def fitted(noise: Correlation, population: Population, *, lot_size: int, steps: int, groups: int) -> Correlated:

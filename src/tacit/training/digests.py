@@ -1,6 +1,6 @@
 """Digests of tensors: other values have another one, but for a probability of 2^-27, by a key of this process.
 
-Off the CPU a digest stays on its device until somebody compares it: the digests of a whole model cost a few kernels,
+Off the CPU a digest stays on its device until it is compared: the digests of a whole model cost a few kernels,
 and comparing them with earlier ones makes the host wait once, however many tensors there are.
 """
 
@@ -19,7 +19,7 @@ from tacit._compiled import KEY_WORDS, kernels
 from tacit._threads import threads
 
 Digest = tuple[int, ...] | Tensor
-"""Numbers, or (off the CPU) a tensor of them that nobody has read."""
+"""Numbers, or (off the CPU) a tensor of them that the host has not read."""
 
 _KEY = np.frombuffer(os.urandom(4 * KEY_WORDS), dtype=np.uint32)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tacit.accounting import Unproved, compose, plan
 from tacit.accounting.accountants import find
-from tacit.accounting.plan import gradients
+from tacit.accounting.draft import gradients
 from tacit.ledger import AdaptiveBudget, Budget, FixedSize, OwnedPoisson, Poisson, Step, TruncatedPoisson
 from tacit.ledger.correlation import Correlation
 from tacit.mechanisms import Allocation, DimensionAdjusted, Discrete, Proportional

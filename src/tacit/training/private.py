@@ -23,7 +23,7 @@ from tacit.training.advice import advise
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
 from tacit.training.collated_rows import Rows
-from tacit.training.correlation import calibrate_correlated, check_correlated, fitted
+from tacit.training.correlation import calibrate_correlated, check_correlated, fitted, grouped
 from tacit.training.loaders import reading
 from tacit.training.noise_calibration import calibrate, least_noise
 from tacit.training.population import population
@@ -207,7 +207,16 @@ def make_private(
     find(accountant)
     source = team.source(seed)
     sizes = by_step(lot_size)
-    groups = correlation.groups_of(people.records, sizes(0)) if correlation is not None else 1
+    groups = 1
+    if correlation is not None:
+        correlation, groups = grouped(
+            correlation,
+            people,
+            lot_size=sizes(0),
+            steps=total,
+            budget=budget,
+            noise_multiplier=noise_multiplier,
+        )
     sampler = people.sampler(sizes(0), source, groups)
     size = _batch_size(batch_size, sizes(0), microbatch_size)
     if max_lot_size is not None and batch_size is None:
@@ -239,7 +248,7 @@ def make_private(
         if book is not ledger:
             undo.callback(book.close)
         if isinstance(ledger, str | Path):
-            until_closed.callback(book.close)  # nobody else holds it, and the next run may want to go on with the file
+            until_closed.callback(book.close)  # the run alone holds it; the next run may go on with the file
 
         def solve() -> float:
             return least_noise(

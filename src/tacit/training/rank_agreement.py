@@ -66,7 +66,7 @@ def plan_facts(run: OpenRun, *, parallel: Parallel | None, secure: bool) -> str:
 def state_facts(run: OpenRun) -> str:
     """Where the run is: the next step's number, its lot and clipping, and every parameter and buffer to the bit.
 
-    Of a shard there is one only, in one process: nobody can differ from it.
+    Of a shard there is one only, in one process: no other process can differ from it.
     """
     tensors = [each for each in (*run.model.parameters(), *run.model.buffers()) if not is_shard(each)]
     sums = [int(bit_sum(each)) for each in tensors]

@@ -6,7 +6,7 @@ One step is, in this order (Abadi et al. 2016, Algorithm 1):
 2. the lot is drawn and handed out in physical batches; the user computes losses and calls ``loss.backward()``;
 3. each batch's clipped gradients are added up; how the lot is cut into batches changes nothing but memory;
 4. after the last batch the recorded noise is added, the sums are divided by the *expected* lot size, which is public,
-   and the user's own optimizer takes its step. A lot with nobody in it goes the same way.
+   and the user's own optimizer takes its step. An empty lot goes the same way.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each process runs its own records through whole parameters, which FSDP gathers module by module, so the norm of a
 record over all parameters is known where the record is. The clipped sums are then put together and cut up, parameter
 by parameter: a process gets the rows of the sum that belong to its shards, adds the noise of these rows, all of it,
-and updates its shards. Nobody else has these rows or draws for them.
+and updates its shards. No other process has these rows or draws for them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Snapshot:
         return _alike(here, self._memory) and self._has_room(here)
 
     def _has_room(self, memory: Tensor) -> bool:
-        """Return True if nobody made the storage smaller, beyond the end of which one would read."""
+        """Return True if the storage was not made smaller, beyond the end of which one would read."""
         parts = _dense_parts(memory)
         return all(part.untyped_storage().nbytes() >= room for part, room in zip(parts, self._rooms, strict=True))
 
@@ -99,7 +99,7 @@ def are_same(pairs: Sequence[tuple[Snapshot, Tensor | None]]) -> list[bool]:
 
 
 def _overwrite(tensor: Tensor) -> None:
-    """With what nobody takes for values."""
+    """Write values that cannot be taken for real ones."""
     if tensor.layout is not torch.strided or tensor.dtype is torch.bool:
         tensor.zero_()
     elif tensor.is_floating_point() or tensor.is_complex():

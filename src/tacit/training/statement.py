@@ -45,7 +45,7 @@ def statement(
     lines = [
         f"Claim: {found}.",
         "",
-        "Setting. Central model: the party that trains sees the records; whoever sees the releases is not trusted.",
+        "Setting. Central model: the party that trains sees the records; people who see the releases are not trusted.",
         f"Protected unit: one {found.unit}; {_ADJACENCY[found.adjacency].format(unit=found.unit)}.",
         f"Released: {found.released}.",
         f"Covered: the {steps} steps in the ledger, with everything answered from their samples "

@@ -19,6 +19,7 @@ from tacit.mechanisms.noise_ahead import NoiseAhead
 from tacit.randomness import Source
 from tacit.training.dtensor_local import as_part_of, local
 from tacit.training.first_rows import FirstRows
+from tacit.training.updates import call_gradient_hooks
 
 
 class GradientSums:
@@ -93,6 +94,7 @@ class GradientSums:
         for name, parameter in self._parameters.items():
             mean = _as(sums.pop(name), real(parameter).dtype)
             parameter.grad = as_part_of(parameter, torch.view_as_complex(mean) if parameter.is_complex() else mean)
+            call_gradient_hooks(name, parameter)
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_(receipt, sums, source)

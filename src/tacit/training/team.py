@@ -6,7 +6,7 @@ random order is the business of process p mod W, so one record more or fewer cha
 is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
 variance: the whole sum without noise is nowhere, though parts of it travel.
 
-Where the parameters are cut into shards (`tacit.training.shards`), the sums come together shard by shard, each in the
+Where the parameters are cut into shards (`tacit.training.shards`), the sums are all-reduced shard by shard, each in the
 process that holds the shard; this one then adds the noise of it, all of it.
 
 The processes must have the same records in the same order, and the same settings: what can be compared is compared
@@ -67,7 +67,7 @@ class Team(Protocol):
         """Where this process draws its noise, and by way of which its sums join the others'."""
 
     def own_source(self, seed: int | None) -> Source:
-        """Where this process draws noise for what no other process holds: a stream that nobody else has."""
+        """Where this process draws noise for what no other process holds: a stream that no other process has."""
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
@@ -121,10 +121,10 @@ class Alone:
         return list(several)
 
     def agree(self, what: str, facts: Callable[[], str]) -> None:
-        """There is nobody to disagree with."""
+        """Do nothing: there is one process."""
 
     def begin_alike(self, model: nn.Module) -> None:
-        """There is nobody to differ from."""
+        """Do nothing: there is one process."""
 
     def first_does(self, work: Callable[[], None]) -> None:
         work()
@@ -262,7 +262,7 @@ class Processes:
     # -- messages of the first process to the others -------------------------------------------------------------------
 
     def _or_tell(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` gives; if it fails, the others are told before the error goes its way."""
+        """Return what ``work`` gives; if it fails, tell the other processes before raising the error."""
         try:
             return work()
         except BudgetExceeded as error:
@@ -295,7 +295,7 @@ class Processes:
         return message
 
     def _together(self, collective: Callable[[], object]) -> None:
-        """Do something that all processes do; after a failure nobody knows where the others are, so nothing follows."""
+        """Do something that all processes do; after a failure the others' positions are unknown, so nothing follows."""
         if self._broken is not None:
             raise RuntimeError(f"this run of {self.size} processes cannot go on: {self._broken}. Resume it.")
         try:

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tacit.gradients.nested import tensors
+from tacit.gradients.traced import Traced
 
 log = logging.getLogger("tacit")
 
@@ -35,16 +39,42 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, T
         )
 
 
+def call_gradient_hooks(name: str, parameter: Tensor) -> None:
+    """Let the user's gradient hooks of a parameter change its released gradient: that is post-processing."""
+    for hook in list((parameter._backward_hooks or {}).values()):
+        with torch.no_grad(), _WithoutBatch(name):
+            changed = hook(parameter.grad)  # type: ignore[arg-type]
+        if changed is not None:
+            parameter.grad = changed
+
+
+class _WithoutBatch(TorchFunctionMode):
+    """Refuse operations on tensors of the batch: their values have no noise."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(type(t) is Traced for t in tensors((args, kwargs))):
+            raise RuntimeError(
+                f"the gradient hook of {self._name} uses a tensor of the batch, which has no noise; a hook may use the "
+                "gradient, parameters and constants"
+            )
+        return func(*args, **(kwargs or {}))
+
+
 def tell_gradient_hooks(model: nn.Module) -> None:
-    """Warn where a trainable parameter has gradient hooks of the user's: the examples' gradients never pass them."""
+    """Warn where a trainable parameter has hooks on accumulated gradients, which a private run does not call."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    hooked = [name for name, p in trained if p._backward_hooks or p._post_accumulate_grad_hooks]
+    hooked = [name for name, p in trained if p._post_accumulate_grad_hooks]
     if hooked:
         log.warning(
-            "the gradient hook of %s%s is not called in a private run: each record's gradient is clipped as it is. To "
-            "change the released gradient, use optimizer.register_step_pre_hook.",
+            "the hook on the accumulated gradient of %s%s is not called in a private run. To change the released "
+            "gradient, use %s.register_hook or optimizer.register_step_pre_hook.",
             hooked[0],
             f" (and of {len(hooked) - 1} more)" if len(hooked) > 1 else "",
+            hooked[0],
         )
 
 
@@ -78,7 +108,7 @@ class Updates:
         self._rates = now
 
     def refuse_raw_gradients(self) -> None:
-        """Whatever else the optimizer holds must not bring a gradient: nobody has added noise to it."""
+        """Refuse gradients of other parameters of the optimizer: they have no noise."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and id(parameter) not in self._own:

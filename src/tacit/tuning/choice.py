@@ -63,8 +63,8 @@ def choose(
     cost the accountants read from the event: pld by the privacy profile of one run (`tacit.accounting.selected`), rdp
     by the theorems. A run that fails counts as the greatest of all: the outcome is then the failure and nothing else.
 
-    **What may be looked at**: the outcome, when this function has returned. Nobody who is to be protected against may
-    learn K, the other runs, their scores or their settings; those are gone when this returns, unless ``trial`` kept
+    **What may be looked at**: the outcome, when this function has returned. An attacker must not learn
+    K, the other runs, their scores or their settings; those are gone when this returns, unless ``trial`` kept
     them. Its logs, a traceback and the running time (it tells K) are for the one who trains.
 
     **What the caller owes**: ``trial`` touches the records through the ledger it is given and in no other way, takes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tacit.accounting.composition import Composition, Gaussian, Term, compose
+from tacit.accounting.composition import Composition, Gaussian, Term
+from tacit.accounting.entries import compose
 from tacit.accounting.selected import dominates
 from tacit.ledger import Adjacency, Ledger, Step
 from tacit.tuning.trials import Base

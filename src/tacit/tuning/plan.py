@@ -12,7 +12,7 @@ from tacit.accounting.effort import SEARCH, limited
 from tacit.ledger import Adjacency, Everyone, FixedSize, GaussianSum, Header, Poisson, Sampling, Step
 from tacit.tuning.trials import Base, Trials
 
-# The base is declared with a little less noise than the runs are told to use: rounding must not stop a run.
+# The base is declared with a little less noise than the runs use: rounding must not stop a run.
 _SLACK = 1e-8
 
 

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from collaboration.network.helpers import PEOPLE
+from collaboration.network.masked import refused
 from tacit.accounting import account
-from tacit.collaboration import Averaging, LocalDpSgd, Refused, average, contribute
+from tacit.collaboration import Averaging, LocalDpSgd, Reason, Refused, average, contribute
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.averaging import WORK, AveragingService
+from tacit.collaboration.network.database import StorageFailed
 from tacit.ledger import Budget, Ledger
 
 INPUTS = torch.randn(90, 5, generator=torch.Generator().manual_seed(1))
@@ -62,7 +64,7 @@ def test_a_whole_run_says_both_guarantees(tmp_path: Path, keys: Path) -> None:
     assert torch.equal(found["ann"].model.weight, found["bob"].model.weight)
 
 
-def test_a_participant_that_leaves_early_is_told_no_guarantee(tmp_path: Path, keys: Path) -> None:
+def test_a_participant_that_leaves_early_gets_no_guarantee(tmp_path: Path, keys: Path) -> None:
     """No ε is known then; 0 would be a promise."""
     with average(averaging(tmp_path / "server"), admit=PEOPLE, keys=keys, listen="127.0.0.1:0") as server:
         left = contribute(server.address, name="ann", keys=keys, folder=tmp_path / "ann", network=build,
@@ -103,7 +105,7 @@ def test_the_server_clips_whatever_it_is_sent(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_round_goes_on_without_whoever_is_silent_and_stays_charged(tmp_path: Path) -> None:
+def test_a_round_goes_on_without_silent_participants_and_stays_charged(tmp_path: Path) -> None:
     now = [0.0]
     service = AveragingService(averaging(tmp_path, patience=60.0, least=1), PEOPLE, clock=lambda: now[0])
     number, _ = work(service, "ann")
@@ -133,11 +135,37 @@ def test_the_budget_ends_it(tmp_path: Path) -> None:
     service.close()
 
 
+@pytest.mark.parametrize("fails", ["the model", "the ledger"])
+def test_a_full_disk_is_one_sentence_and_nothing_more_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    service = AveragingService(averaging(tmp_path / "s", least=1), PEOPLE)
+    charged = len(service._averager.ledger)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise StorageFailed("the disk is full; free some space and start again.")
+
+    with monkeypatch.context() as patch:
+        if fails == "the ledger":
+            patch.setattr(service._averager.ledger, "record", full)
+        else:
+            patch.setattr(service._averager, "_save", full)
+            service.work("ann")
+            service._waiting.clear()  # all have answered
+            charged += 1
+        refused(Reason.UNAVAILABLE, lambda: service.work("ann"))
+    for name in PEOPLE:
+        assert "the disk is full" in refused(Reason.UNAVAILABLE, lambda name=name: service.work(name))  # type: ignore[misc]
+    assert len(service._averager.ledger) == charged and service.rounds == 0
+    assert caplog.text.count("the server's state cannot be written") == 1
+    service.close()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"network": lambda: nn.Linear(4, 2)}, "the network here is not the server's: here module"),
-        ({"most_epsilon": 100.0}, "promises a participant ε = 200, and yours is to be 100"),
+        ({"most_epsilon": 100.0}, "promises a participant ε = 200 at δ = 1e-05, and yours is to be at most 100"),
         ({"name": "eve"}, "'eve' is not known"),
     ],
 )

@@ -223,7 +223,9 @@ def test_an_agreement_is_read_with_care(change: dict[str, Any]) -> None:
             Agreement.from_json(text)
 
 
-def test_leases_over_the_network_expire_and_are_nobody_elses(serve: Serve, link: Connect, tmp_path: Path) -> None:
+def test_leases_over_the_network_expire_and_belong_to_one_participant(
+    serve: Serve, link: Connect, tmp_path: Path
+) -> None:
     """ann takes the lease and dies; bob waits no longer than it lasts, and what ann sends late is taken in her turn."""
     place = serve(begin(tmp_path / "server", agreement(protocol="random-order")), lease=1.0)
     ann, bob = link(place.address, "ann"), link(place.address, "bob")

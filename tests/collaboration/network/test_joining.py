@@ -150,6 +150,7 @@ def test_the_budget_holds_even_if_a_crash_wastes_some_of_it(
     stand, place = take_part(PRIVACY[privacy])
     assert stand.uploads == 2 and "over the budget" in stand.stopped
     assert 0.9 * ALLOWED[privacy] < stand.claim.whole.epsilon <= ALLOWED[privacy]
+    assert place.service.overview()[0]["statement"] == str(stand.claim)  # also what was wasted
     assert place.service.parameters()[0] == 2
     place.service.turn("ann")  # her turn was given back, or is still hers: others need not wait for the lease
 
@@ -299,14 +300,19 @@ def test_the_commands(records: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
             server.wait()
 
 
-def test_masked_uploads_of_a_whole_run(records: Path, serve: Serve, link: Connect, keys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [(2, 2, 2), (1, 2, 2)])
+def test_masked_uploads_of_a_whole_run(
+    records: Path, serve: Serve, link: Connect, keys: Path, tmp_path: Path, epochs: tuple[int, ...]
+) -> None:
+    """Whoever has rounds left when too few others have ends with a sentence instead of waiting for ever."""
     public = public_records(str(records))
     place = serve(open_state(tmp_path / "server", Terms(model="mlp", bound=1.0, upload=0.5, pool=3), PEOPLE, public))
     stands: dict[str, Any] = {}
 
     def run(name: str) -> None:
         shards = find_shards([link(place.address, name)])
-        own = Settings(participants=1, epochs=2, privacy=LocalDpSgd(epsilon=8.0, delta=1e-5))
+        planned = dict(zip(PEOPLE, epochs, strict=True))[name]
+        own = Settings(participants=1, epochs=planned, privacy=LocalDpSgd(epsilon=8.0, delta=1e-5))
         settings = agreed_settings(shards[0].agreement, own)
         mine = training_records(str(records))
         stands[name] = join(shards, name, Credentials.read(keys, name), mine, tmp_path / name, settings)
@@ -316,6 +322,11 @@ def test_masked_uploads_of_a_whole_run(records: Path, serve: Serve, link: Connec
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
+    if min(epochs) == 1:
+        assert {name: (stand.uploads, stand.lost) for name, stand in stands.items()} == dict.fromkeys(PEOPLE, (1, 0))
+        assert [bool(stands[name].stopped) for name in PEOPLE] == [planned == 2 for planned in epochs]
+        assert "a round needs 3: others are done" in stands["carl"].stopped
+        return
     assert {name: (stand.uploads, stand.lost) for name, stand in stands.items()} == dict.fromkeys(PEOPLE, (2, 0))
     assert all(stand.claim.whole.epsilon <= 8.0 for stand in stands.values())
     assert {stand.company for stand in stands.values()} == {tuple(sorted(PEOPLE))}

@@ -122,7 +122,7 @@ def test_shares_of_both_kinds_of_one_participant_are_never_both_revealed(five: P
     assert 2 * roster.threshold > 5
 
 
-def test_a_late_upload_of_somebody_declared_gone_stays_masked(five: Path) -> None:
+def test_a_late_upload_of_a_participant_declared_gone_stays_masked(five: Path) -> None:
     """The server knows its key for masks by then, and every mask with the others; its own mask is left."""
     people, roster = entered(five, NAMES)
     deals = dealt(people, range(5))
@@ -235,7 +235,7 @@ def test_the_threshold_is_more_than_half_and_at_least_what_was_agreed() -> None:
             assert 2 * found > people and least <= found <= people
 
 
-def test_keys_that_nobody_vouches_for(keys: Path, tmp_path: Path) -> None:
+def test_keys_that_no_participant_signed_are_refused(keys: Path, tmp_path: Path) -> None:
     make_keys(tmp_path, participants=["bob"])
     ann, bob = masks(keys, ("ann", "bob"))
     false = Mask(Credentials.read(tmp_path, "bob"), collaboration="c", round_id=ROUND)

@@ -88,7 +88,7 @@ def attempt(place: Place, own: Credentials, method: str, request: bytes) -> grpc
 
 
 @pytest.mark.parametrize("kind", FALSE)
-def test_a_certificate_without_exactly_one_clean_name_is_nobody(
+def test_a_certificate_without_exactly_one_clean_name_is_refused(
     kind: str, serve: Serve, keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = serve(begin(tmp_path / "server", agreement()))

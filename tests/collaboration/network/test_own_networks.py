@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def test_any_network_records_and_loss_take_part(start: Callable[..., Server], tm
         ({"dataset": (INPUTS[:, :5], torch.ones(120), TARGETS)}, r"inputs of shape \(5,\), but .* about \(6,\)"),
         ({"dataset": iter([])}, "give one with a length"),
         ({"dataset": [INPUTS[0]]}, "must be a tuple"),
-        ({"loss": lambda outputs, targets: outputs - targets}, r"tensor of shape \(2,\); it must return the mean"),
+        ({"loss": lambda outputs, targets: outputs - targets}, r"tensor of shape \(4,\); it must return the mean"),
+        ({"loss": lambda outputs, targets: (outputs - targets.mean()).square().mean()}, "no per-example gradients"),
         ({"privacy": None}, "agreed on dp-sgd uploads, and yours would be plain"),
         ({"privacy": GaussianPrivacy(epsilon=1.0, delta=1e-6, clip_norm=0.5)}, "yours would be gaussian"),
         ({"privacy": LocalDpSgd(epsilon=8.0, delta=1e-5)}, "ε = 4 at most for each, and yours is 8"),
@@ -111,6 +113,21 @@ def test_a_difference_is_explained_before_anything_is_sent(
         take_part(server, tmp_path / "ann", **own)
     assert server.service.parameters()[0] == 0
     assert not (tmp_path / "ann" / "ledger.jsonl").exists()
+
+
+def test_others_need_not_wait_for_a_participant_that_is_done(start: Callable[..., Server], tmp_path: Path) -> None:
+    """With the long patience that docs/collaboration.md advises, the last rounds are not slower than the first."""
+    server = start(protocol="round-robin", patience=600.0, admit=["ann", "bob"])
+
+    def bob() -> None:
+        join(server.address, name="bob", folder=tmp_path / "bob", network=Regression, dataset=Measurements(),
+             loss=squared, privacy=None, epochs=3)  # fmt: skip
+
+    other = threading.Thread(target=bob, daemon=True)
+    other.start()
+    take_part(server, tmp_path / "ann", epochs=1)
+    other.join(timeout=60)
+    assert not other.is_alive() and server.service.parameters()[0] == 4
 
 
 def test_uploads_without_noise_break_a_promised_budget(start: Callable[..., Server], tmp_path: Path) -> None:

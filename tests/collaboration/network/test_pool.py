@@ -143,7 +143,9 @@ def test_too_few_in_any_phase_end_the_round(pooled: tuple[Service, Clock], keys:
     service.close()
 
 
-def test_a_participant_can_leave_before_uploading_and_nobody_waits(pooled: tuple[Service, Clock], keys: Path) -> None:
+def test_a_participant_can_leave_before_uploading_and_the_others_do_not_wait(
+    pooled: tuple[Service, Clock], keys: Path
+) -> None:
     service, _ = pooled
     table = Table(service, keys, *PEOPLE)
     table.deal(*PEOPLE)

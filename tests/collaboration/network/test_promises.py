@@ -231,7 +231,7 @@ def test_a_damaged_upload_is_not_sent(outbox: Outbox, tmp_path: Path) -> None:
         outbox.unsent()
 
 
-def test_a_folder_that_cannot_be_read_is_let_go(tmp_path: Path) -> None:
+def test_the_lock_of_an_unreadable_folder_is_released(tmp_path: Path) -> None:
     (tmp_path / "participant.sqlite").write_bytes(b"nonsense" * 1000)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"participant\.sqlite cannot be used"):

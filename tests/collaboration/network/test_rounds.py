@@ -83,9 +83,7 @@ def test_keys_that_are_not_ones_own(keys: Path) -> None:
             bob.enter([ann.card(), bob.card(), signed(keys, "carl", low.to_bytes(32, "little"))], least=3)
 
 
-def test_a_pool_takes_only_keys_that_somebody_vouches_for(
-    pooled: tuple[Service, Clock], keys: Path, tmp_path: Path
-) -> None:
+def test_a_pool_takes_only_signed_keys(pooled: tuple[Service, Clock], keys: Path, tmp_path: Path) -> None:
     """Else one participant could end the round for all others, who see it only when it is closed."""
     service, clock = pooled
     service.trust((keys / "ca.pem").read_bytes())
@@ -133,7 +131,7 @@ def test_a_pool_remembers_what_it_has_applied(pooled: tuple[Service, Clock], key
     again.close()
 
 
-def test_a_round_does_not_wait_for_somebody_who_was_revoked(pooled: tuple[Service, Clock], keys: Path) -> None:
+def test_a_round_does_not_wait_for_a_revoked_participant(pooled: tuple[Service, Clock], keys: Path) -> None:
     service, _ = pooled
     table = Table(service, keys, *PEOPLE)
     table.deal(*PEOPLE)

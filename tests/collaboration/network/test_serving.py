@@ -93,7 +93,7 @@ def test_the_same_order_gives_the_same_bits_as_in_process(
         membership.close()
 
 
-def test_one_is_who_the_certificate_says(serve: Serve, keys: Path, tmp_path: Path, link: Connect) -> None:
+def test_the_certificate_names_the_participant(serve: Serve, keys: Path, tmp_path: Path, link: Connect) -> None:
     place = serve(begin(tmp_path / "server", agreement()))
     due, agreed = link(place.address, "ann").agree()
     assert (due, agreed) == (0, agreement())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +21,8 @@ from tacit.accounting import account
 from tacit.collaboration import Averaging, LocalDpSgd, Reason, Refused, average, contribute
 from tacit.collaboration.network import Credentials, codec
 from tacit.collaboration.network.averaging import WORK
+from tacit.collaboration.network.averaging_terms import AveragingTerms
+from tacit.collaboration.network.roster import threshold_of
 from tacit.collaboration.network.seat import take_seat
 from tacit.collaboration.network.shared_averaging import SharedAveragingService
 from tacit.collaboration.network.shared_contributing import LEDGER, SharedRounds
@@ -104,9 +108,14 @@ class Wire:
 
 
 def rounds_of(service: SharedAveragingService, keys: Path, folder: Path, name: str) -> tuple[SharedRounds, Wire]:
+    return rounds_of_terms(service, keys, folder, name, service.methods()["Terms"](name, b""))
+
+
+def rounds_of_terms(
+    service: SharedAveragingService, keys: Path, folder: Path, name: str, text: bytes
+) -> tuple[SharedRounds, Wire]:
     wire = Wire(service, name)
-    terms = wire.call("Terms", b"")
-    return SharedRounds(wire, Credentials.read(keys, name), terms, folder / name), wire  # type: ignore[arg-type]
+    return SharedRounds(wire, Credentials.read(keys, name), text, folder / name), wire  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("silent", [0, 1])
@@ -168,7 +177,7 @@ def test_a_sum_that_is_too_long_is_not_taken_and_stays_charged(tmp_path: Path) -
     service.close()
 
 
-def test_when_all_rounds_are_made_nobody_enrols_any_more(tmp_path: Path) -> None:
+def test_after_the_last_round_enrolments_are_refused(tmp_path: Path) -> None:
     service = SharedAveragingService(averaging(tmp_path, rounds=1), PEOPLE)
     work = service.methods()["Work"]
     assert work("ann", b"")[:1] == WORK
@@ -194,6 +203,77 @@ def test_when_all_rounds_are_made_nobody_enrols_any_more(tmp_path: Path) -> None
 def test_terms_without_a_proof_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         averaging(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"colluding": -100},
+        {"colluding": 2},
+        {"colluding": True},
+        {"least": 1},
+        {"least": 4},
+        {"noise_multiplier": float("nan")},
+        {"delta": 0.0},
+        {"epsilon": "8"},
+        {"noise_by": "nobody"},
+        {"more": 1},
+    ],
+)
+def test_a_participant_refuses_terms_with_which_its_noise_would_not_suffice(
+    tmp_path: Path, keys: Path, changes: dict[str, Any]
+) -> None:
+    """With 100 fewer than none colluding each would add 1/102 of the variance, on a ledger that says all of it."""
+    honest = json.loads(AveragingTerms.of(averaging(tmp_path), build(), 12).pack())
+    rounds = partial(SharedRounds, None, Credentials.read(keys, "ann"), folder=tmp_path / "ann")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"the server's terms are not those .* nothing was sent"):
+        rounds(text=json.dumps({**honest, **changes}).encode())
+    assert not (tmp_path / "ann").exists()
+    rounds(text=json.dumps(honest).encode()).close()
+
+
+@pytest.mark.parametrize(
+    ("population", "least", "colluding", "lies"),
+    [(3, 2, 0, True), (3, 2, 1, False), (3, 3, 1, True), (5, 3, 1, False), (5, 4, 1, True), (5, 4, 3, False)],
+)
+def test_the_report_says_whether_the_guarantee_holds_for_a_server_that_lies(
+    tmp_path: Path, keys: Path, population: int, least: int, colluding: int, lies: bool
+) -> None:
+    own = averaging(tmp_path, population=population, lot_size=population, least=least, colluding=colluding)
+    text = AveragingTerms.of(own, build(), 12).pack()
+    rounds = SharedRounds(None, Credentials.read(keys, "ann"), text, tmp_path / "ann")  # type: ignore[arg-type]
+    assert rounds.assumed.endswith("and the server keeps to the protocol") == (not lies)
+    for people in range(least, population + 1):  # what 2t > n + c of the proof says of the smallest rounds too
+        assert not lies or 2 * threshold_of(people, least) > people + colluding
+    rounds.close()
+
+
+def test_a_round_of_more_than_the_terms_say_gets_no_upload(tmp_path: Path, keys: Path) -> None:
+    service = SharedAveragingService(averaging(tmp_path / "server"), PEOPLE)
+    text = service.methods()["Terms"]("ann", b"").replace(b'"population": 3', b'"population": 2')
+    service._masked.pool._collaboration = hashlib.sha256(text).hexdigest()
+    first, wire = rounds_of_terms(service, keys, tmp_path, "ann", text)
+
+    def sit(name: str) -> None:
+        link, credentials = Wire(service, name), Credentials.read(keys, name)
+        take_seat(link, credentials, collaboration=first._collaboration, least=2, outbox=first._answers)
+
+    failed = in_threads(partial(first.send, torch.zeros(12)), partial(sit, "bob"), partial(sit, "carl"))
+    assert [str(error) for error in failed] == [
+        "the round has 3 participants, and the server's terms are for 2; nothing was sent."
+    ]
+    assert len(first.ledger) == 0 and not any(method == "Masked" for method, _ in wire.sent)
+    service.close()
+
+
+def test_a_participant_refuses_terms_with_a_larger_delta(tmp_path: Path, keys: Path) -> None:
+    own = averaging(tmp_path / "s", budget=Budget(8.0, 0.5))
+    with (
+        average(own, admit=PEOPLE, keys=keys, listen="127.0.0.1:0") as server,
+        pytest.raises(ValueError, match=r"ε = 8 at δ = 0\.5, and yours is to be at most 8 at 1e-05; nothing was sent"),
+    ):
+        contribute(server.address, name="ann", keys=keys, network=build, dataset=(INPUTS, LABELS), masked=True,
+                   most_epsilon=8.0, folder=tmp_path / "ann")  # fmt: skip
 
 
 def test_colluding_participants_make_everybody_add_more(tmp_path: Path) -> None:

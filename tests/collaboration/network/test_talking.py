@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,27 @@ def test_a_turn_that_lapses_costs_its_place_and_is_not_waited_for(caplog: pytest
         rota.check("ann", token, now=63.0)
 
 
+@pytest.mark.parametrize("protocol", ["round-robin", "random-order"])
+def test_a_participant_that_is_done_or_was_revoked_is_not_waited_for(tmp_path: Path, protocol: str) -> None:
+    service = Service(begin(tmp_path, agreement(protocol=protocol)), patience=600.0, clock=lambda: 0.0)
+    ask = service.methods()
+    service.give_back("ann", service.turn("ann"))
+    ask["Done"]("bob", b"")
+    token = service.turn("carl")  # past bob
+    with pytest.raises(Refused, match="'carl' has the lease"):
+        service.turn("ann")
+    outside = Store(tmp_path, sole=False)
+    outside.revoke("carl")
+    outside.close()
+    service.give_back("ann", service.turn("ann"))  # past carl, who has the lease and was revoked
+    service.give_back("ann", service.turn("ann"))  # past both
+    with pytest.raises(Refused, match="revoked"):
+        service.give_back("carl", token)
+    ask["Agree"]("bob", b"")  # bob comes back
+    assert service.turn("bob")
+    service.close()
+
+
 def test_a_lease_that_lapsed_is_reported_once() -> None:
     lease = Lease(10.0)
     lease.acquire("ann", now=0.0)
@@ -434,7 +456,8 @@ def test_a_full_disk_of_a_participant_is_one_sentence_and_lets_the_others_go_on(
     outbox.close()
 
 
-def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["disk", "training", "interrupt"])
+def test_a_turn_is_given_back_whatever_ends_it(serve: Serve, keys: Path, tmp_path: Path, failure: str) -> None:
     import torch
 
     from tacit.collaboration import FlatParameters, Participant
@@ -445,16 +468,24 @@ def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tm
     links = {name: Link(place.address, Credentials.read(keys, name), patience=20.0) for name in ("ann", "bob")}
     shards = find_shards([links["ann"]])
     flat = FlatParameters(torch.nn.Linear(SIZE - 1, 1))
-    person = Participant("ann", flat, lambda: None, lambda change: (np.array([0]), np.array([0.1], dtype=np.float32)))
+
+    def train() -> None:
+        if failure == "training":
+            raise ValueError("this model has no per-example gradients")
+        if failure == "interrupt":
+            raise KeyboardInterrupt
+
+    person = Participant("ann", flat, train, lambda change: (np.array([0]), np.array([0.1], dtype=np.float32)))
     member = Membership(person, shards, open_outbox(tmp_path / "ann", "ann", shards))
 
     def full(*arguments: Any, **options: Any) -> None:
         raise database.StorageFailed("the disk is full; free some space and start again.")
 
     member.outbox.put = full  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="the disk is full"):
-        member.exchange()
+    expected = {"disk": OSError, "training": ValueError}.get(failure, KeyboardInterrupt)
     began = time.monotonic()
+    with pytest.raises(expected):  # type: ignore[call-overload]
+        member.exchange()
     links["bob"].turn()
     assert time.monotonic() - began < 5
     for link in links.values():
@@ -462,9 +493,44 @@ def test_a_turn_is_given_back_when_the_disk_is_full(serve: Serve, keys: Path, tm
     member.close()
 
 
-def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.collaboration.network import store as module
+@pytest.mark.usefixtures("no_proxy")
+def test_giving_a_turn_back_does_not_wait_for_a_server_that_is_gone(keys: Path) -> None:
+    link = Link("127.0.0.1:9", Credentials.read(keys, "ann"))
+    began = time.monotonic()
+    link.give_back(1)
+    assert time.monotonic() - began < 5
+    link.close()
 
+
+def test_a_server_whose_disk_is_full_at_the_beginning_can_begin_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the attempt that failed must not become part of the next one."""
+
+    class Full(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            if "wal_checkpoint" in sql:
+                shutil.copy(tmp_path / "server.new-wal", tmp_path / "kept")
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+            return super().execute(sql, *values)
+
+    with monkeypatch.context() as patch:
+        connect = partial(sqlite3.connect, factory=Full)
+        patch.setattr(database.sqlite3, "connect", connect)
+        with pytest.raises(
+            OSError, match=r"server\.new cannot be written: the disk is full; free some space and start"
+        ):
+            begin(tmp_path, agreement())
+    (tmp_path / "kept").rename(tmp_path / "server.new-wal")  # as a killed process leaves it
+    assert not (tmp_path / "server.sqlite").exists()
+    store = begin(tmp_path, agreement(bound=0.25))
+    assert store.agreement.bound == 0.25 and not (tmp_path / "server.new-wal").exists()
+    store.close()
+
+
+def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = database.connect
 
     def tiny(path: Path) -> sqlite3.Connection:
@@ -472,7 +538,7 @@ def test_a_full_disk_at_the_beginning_is_one_sentence(tmp_path: Path, monkeypatc
         connection.execute("PRAGMA max_page_count = 2")
         return connection
 
-    monkeypatch.setattr(module, "connect", tiny)
+    monkeypatch.setattr(database, "connect", tiny)
     with pytest.raises(OSError, match="the disk is full; free some space"):
         begin(tmp_path / "server", agreement())
     monkeypatch.undo()

@@ -12,13 +12,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from tacit.collaboration.architecture import Architecture
 from tacit.collaboration.averaging import Averager, Averaging, Round
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.certificates import Peer, check_name
 from tacit.collaboration.network.intake import APPLIED, Traffic
 from tacit.collaboration.refusals import Reason, Refused
@@ -40,26 +40,6 @@ def slots_of(averaging: Averaging, people: Sequence[str]) -> dict[str, int]:
     return slots
 
 
-def terms_of(own: Averaging, architecture: Architecture, parameters: int) -> bytes:
-    """Return what everybody agrees on: the network, and how much a participant is protected, and by whose noise."""
-    facts: dict[str, Any] = {
-        "lines": architecture.lines,
-        "constants": [[c.name, c.size, c.projection] for c in architecture.constants],
-        "parameters": parameters,
-        "clip_norm": own.clip_norm,
-        "rounds": own.rounds,
-        "population": own.population,
-        "lot_size": own.lot_size,
-        "noise_multiplier": own.noise,
-        "noise_by": own.noise_by,
-        "least": own.least,
-        "colluding": own.colluding,
-        "epsilon": own.budget.epsilon,
-        "delta": own.budget.delta,
-    }
-    return json.dumps(facts, allow_nan=False).encode()
-
-
 def over(averager: Averager, stopped: str) -> bytes:
     """Return the last message: why there are no more rounds, what they cost, and the model."""
     found = averager.guarantee() if len(averager.ledger) else None
@@ -76,6 +56,29 @@ def check_date(peer: Peer) -> None:
         raise Refused(Reason.REVOKED, f"the certificate of {peer.name!r} expired on {peer.expires:%Y-%m-%d}.")
 
 
+class Storage:
+    """The server's disk: once it has failed, nothing more is charged or taken until a restart."""
+
+    def __init__(self) -> None:
+        self._failure = ""
+
+    def check(self) -> None:
+        """Refuse if the disk has failed."""
+        if self._failure:
+            raise Refused(Reason.UNAVAILABLE, f"the server cannot write its state: {self._failure}")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Refuse if the disk has failed before, or fails in the block."""
+        self.check()
+        try:
+            yield
+        except OSError as error:
+            self._failure = str(error)
+            log.error("the server's state cannot be written: %s Restart it then; nobody can go on before.", error)
+            self.check()
+
+
 class AveragingService:
     """The rounds of `Averager`, asked for by participants: ``people``, each with a slot of its own.
 
@@ -89,13 +92,14 @@ class AveragingService:
         self.averaging, self.traffic, self._clock = averaging, Traffic(), clock
         self._slots = slots_of(averaging, people)
         model = averaging.network()
-        self._architecture = Architecture.of(model)
         self._averager = Averager(averaging)
+        self._terms = AveragingTerms.of(averaging, model, self._averager.parameters.size).pack()
         self._lock = threading.RLock()
         self._here: set[str] = set()
         self._round: Round | None = None
         self._waiting: set[str] = set()
         self._began, self._stopped = 0.0, ""
+        self._storage = Storage()
 
     @property
     def longest(self) -> int:
@@ -125,7 +129,7 @@ class AveragingService:
     def terms(self, name: str) -> bytes:
         """Return what everybody agrees on: the network, and how much a participant is protected."""
         self._check(name)
-        return terms_of(self.averaging, self._architecture, self._averager.parameters.size)
+        return self._terms
 
     def work(self, name: str) -> bytes:
         """The parameters to train, after the number of the round, for whoever was drawn and has not answered."""
@@ -163,9 +167,14 @@ class AveragingService:
     def _check(self, name: str) -> None:
         if name not in self._slots:
             raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+        self._storage.check()
 
     def _advance(self) -> None:
         """End a round that is complete or has lasted long enough, and begin the next."""
+        with self._storage.guarded():
+            self._end_and_begin()
+
+    def _end_and_begin(self) -> None:
         own, now = self.averaging, self._clock()
         if self._round is not None and (not self._waiting or now - self._began >= own.patience):
             self._averager.end(self._round)

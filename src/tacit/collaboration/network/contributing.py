@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from tacit.accounting import Filter
-from tacit.collaboration.architecture import Architecture, from_json
 from tacit.collaboration.dataset import Loss, as_dataset, check_fits, count
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.averaging import WORK
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.link import Ended, Link
 from tacit.collaboration.network.shared_contributing import SharedRounds
@@ -81,20 +81,20 @@ def contribute(
     """Train in every round that one is drawn in, one epoch each; return when the server says that it is over.
 
     With ``privacy`` local training is DP-SGD, charged to FOLDER/ledger.jsonl within its budget, for as many epochs as
-    there are rounds. ``most_epsilon`` refuses a server whose terms promise a participant less, ``masked`` one that
-    would see a single participant's change.
+    there are rounds. ``most_epsilon``, at the δ of the settings, refuses a server whose terms promise a
+    participant less, ``masked`` one that would see a single participant's change.
     """
     model, records = network(), as_dataset(dataset)
     text = link.call("Terms", b"")
-    terms = _terms(text, model, most_epsilon)
-    shared = terms.get("noise_by") == "participants"
-    if masked and not shared:
+    terms = AveragingTerms.unpack(text)
+    own = Settings(participants=1, epochs=terms.rounds, privacy=privacy, upload=1.0, **settings)
+    _check_terms(terms, model, most=most_epsilon, delta=own.delta)
+    if masked and not terms.shared:
         raise ValueError("changes are to be masked, but the server adds the noise and sees them; nothing was sent.")
-    if shared and credentials is None:
+    if terms.shared and credentials is None:
         raise ValueError("masked changes need certificates: without them nobody knows with whom the masks are shared.")
-    check_fits(model, records, loss)
-    own = Settings(participants=1, epochs=terms["rounds"], privacy=privacy, upload=1.0, **settings)
-    query = SumQuery(group="update", clip_norm=terms["clip_norm"], noise_std=terms["clip_norm"])
+    check_fits(model, records, loss, private=privacy is not None)
+    query = SumQuery(group="update", clip_norm=terms.clip_norm, noise_std=terms.clip_norm)
     books: list[Ledger] = []
     with ExitStack() as stack:
 
@@ -107,15 +107,16 @@ def contribute(
             books.append(book)
             return book
 
-        workshop = Workshop(own, records=count(records), parameters=terms["parameters"])
+        workshop = Workshop(own, records=count(records), parameters=terms.parameters)
         person = workshop.participant(name, model, records, source=SecureSource(), ledger=ledger, loss=loss)
         if books and len(books[0]):
             setattr(person.training, "steps", len(books[0]))  # noqa: B010
-        if shared and credentials is not None:
+        assumed = ""
+        if terms.shared and credentials is not None:
             rounds = SharedRounds(link, credentials, text, folder)
             stack.callback(rounds.close)
             facts, stopped = _rounds(link, person, lambda _, change: rounds.send(change), ended)
-            central = rounds.guarantee()
+            central, assumed = rounds.guarantee(), rounds.assumed
             facts |= {"guarantee": str(central), "epsilon": 0.0 if central is None else central.epsilon}
         else:
 
@@ -133,7 +134,7 @@ def contribute(
         central=str(facts.get("guarantee", "not told: we left before the end")),
         central_epsilon=float(facts["epsilon"]) if "epsilon" in facts else None,
         local=found,
-        assumed=f"if at most {terms['colluding']} of {terms['least']} tell the server theirs" if shared else "",
+        assumed=assumed,
     )
 
 
@@ -162,15 +163,13 @@ def _rounds(link: Link, person: Participant, send: Send, ended: Callable[[], boo
     return {}, "asked to end"
 
 
-def _terms(text: bytes, model: nn.Module, most: float | None) -> dict[str, Any]:
-    """Return the server's terms; refuse a network or a protection that is not what we have."""
-    facts: dict[str, Any] = json.loads(text)
-    difference = Architecture.of(model).difference(from_json(facts["lines"], facts["constants"]))
+def _check_terms(terms: AveragingTerms, model: nn.Module, *, most: float | None, delta: float) -> None:
+    """Refuse a network or a protection that is not ours."""
+    difference = terms.difference(model)
     if difference is not None:
         raise ValueError(f"the network here is not the server's: {difference}. Nothing was sent.")
-    if most is not None and not facts["epsilon"] <= most:
+    if most is not None and not (terms.epsilon <= most and terms.delta <= delta):
         raise ValueError(
-            f"the server promises a participant ε = {facts['epsilon']:g}, and yours is to be {most:g} at most; nothing "
-            "was sent."
+            f"the server promises a participant ε = {terms.epsilon:g} at δ = {terms.delta:g}, and yours is to be at "
+            f"most {most:g} at {delta:g}; nothing was sent."
         )
-    return facts

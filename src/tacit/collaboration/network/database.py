@@ -6,8 +6,10 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from tacit._files import sync
 
 _PAGE = 65536  # uploads are long; with short pages a commit is several times slower
 _CHECKPOINT = 1024  # pages, 64 MiB
@@ -66,6 +68,19 @@ def explained(connection: sqlite3.Connection) -> Iterator[None]:
         full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
         reason = "the disk is full; free some space" if full else f"{error}; mend that"
         raise StorageFailed(f"{path} cannot be written: {reason} and start again.") from error
+
+
+@contextmanager
+def created(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a new database that appears at ``path`` when the block ends, the whole of it, or not at all."""
+    fresh = path.with_suffix(".new")
+    for left in (fresh, fresh.with_name(f"{fresh.name}-wal"), fresh.with_name(f"{fresh.name}-shm")):
+        left.unlink(missing_ok=True)  # of an attempt that a full disk has ended
+    with closing(connect(fresh)) as connection, explained(connection):
+        yield connection
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    fresh.rename(path)
+    sync(path.parent)
 
 
 @contextmanager

@@ -115,6 +115,11 @@ class Turns:
                 self._lease.check(name, token, now=self._clock())
                 self._lease.release(token)
 
+    def leave(self, name: str) -> None:
+        """Wait no more for a participant that is done or was revoked, until it asks."""
+        if self._lease is not None:
+            self._lease.leave(name)
+
 
 class Intake:
     """Takes uploads of any number of threads. One of them leads: it commits for all who wait, in one write to the disk,

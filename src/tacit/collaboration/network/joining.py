@@ -32,8 +32,9 @@ from tacit.collaboration.network.protection import (
 from tacit.collaboration.network.records import check_images
 from tacit.collaboration.network.rounds import MaskedMembership
 from tacit.collaboration.normalisation import Scale, moments, scale
-from tacit.collaboration.privacy import Claim, claim
+from tacit.collaboration.privacy import Claim, LocalDpSgd, claim
 from tacit.collaboration.problem import builder
+from tacit.collaboration.refusals import Reason, Refused
 from tacit.collaboration.selection import Agreed
 from tacit.collaboration.settings import Settings
 from tacit.collaboration.workshop import Workshop, training_header
@@ -101,6 +102,10 @@ def _own_model(agreement: Agreement, network: Network | None) -> nn.Module:
     return model
 
 
+def _spent(stand: Stand) -> str:
+    return UNPROTECTED if stand.claim is None else str(stand.claim)
+
+
 def _check_schema(agreed: str, own: str) -> None:
     """Refuse a table whose declared columns are not those of the collaboration; the first difference is named."""
     if agreed and not own:
@@ -126,7 +131,7 @@ def _difference(here: Any, there: Any, place: str = "") -> str:
     return f"{place.rstrip('.')} is {str(here)[:200]} here and {str(there)[:200]} there"
 
 
-def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module, loss: Loss) -> None:
+def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module, loss: Loss, *, private: bool) -> None:
     """Refuse records of another shape than agreed, or that the network or the loss does not take."""
     found = record_shape(dataset)
     if agreement.shape and found != agreement.shape:
@@ -134,7 +139,7 @@ def _check_records(agreement: Agreement, dataset: Dataset[Any], model: nn.Module
             f"the records here have inputs of shape {found}, but the collaboration is about {agreement.shape}. Nothing "
             "was sent: bring yours to that shape."
         )
-    check_fits(model, dataset, loss)
+    check_fits(model, dataset, loss, private=private)
 
 
 def _check_masks(agreement: Agreement, *, wanted: int, certified: bool) -> None:
@@ -189,7 +194,7 @@ def join(
         count_of = len(records[0])
     else:
         records = as_dataset(records)
-        _check_records(agreement, records, model, loss)
+        _check_records(agreement, records, model, loss, private=isinstance(settings.privacy, LocalDpSgd))
         count_of = count(records)
     check_promised(agreement, settings)
     _check_masks(agreement, wanted=pool, certified=credentials is not None)
@@ -265,12 +270,20 @@ def join(
                     raise Ended("asked to end between two exchanges")
                 membership.exchange()
                 state = stand()
-                membership.report(UNPROTECTED if state.claim is None else str(state.claim))
+                membership.report(_spent(state))
                 if progress is not None:
                     progress(state)
-        except (BudgetExceeded, Ended) as error:
+        except (BudgetExceeded, Ended, Refused) as error:
+            if isinstance(error, Refused) and error.reason is not Reason.ALONE:
+                raise
             log.warning("stopped after %d of %d uploads: %s", membership.done, settings.epochs, error)
             state = stand(str(error))
+            gone = not isinstance(error, Ended)
+        else:
+            gone = True
+        if gone:
+            membership.report(_spent(state))
+            membership.leave()
         with suppress(Ended):
             membership.start_from_server()  # to leave with what all have learned
         return state

@@ -108,8 +108,19 @@ class Link:
         return codec.split_token(self.call("Turn", b""))[0]
 
     def give_back(self, token: int) -> None:
-        """Let the next one have its turn."""
-        self.call("GiveBack", codec.pack_token(token))
+        """Let the next one have its turn; if the server cannot be reached at once, the turn lapses by itself."""
+        self._tell_server("GiveBack", codec.pack_token(token))
+
+    def done(self) -> None:
+        """Say that nobody need wait for us; if the server cannot be reached at once, they wait once more."""
+        self._tell_server("Done", b"")
+
+    def _tell_server(self, method: str, message: bytes) -> None:
+        """Try once to say something that the others can do without."""
+        try:
+            self._stub(method)(message, timeout=_FIRST_DEADLINE, metadata=self._metadata)
+        except grpc.RpcError as error:
+            log.info("%s could not be told %s: %s", self.address, method, _details(error))
 
     def pull(self, fraction: float, *, size: int) -> Download:
         return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)
@@ -135,15 +146,13 @@ class Link:
         A connection that breaks is no answer: every question may be asked twice. If the first contact fails for a
         reason that waiting does not mend, that reason is raised.
         """
-        if method not in self._calls:
-            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
         asked = started = time.monotonic()
         pause = _FIRST_PAUSE
         while True:
             timeout = _DEADLINE if self._met else _FIRST_DEADLINE
             self._pending = time.monotonic()
             try:
-                answer = self._calls[method](request, timeout=timeout, metadata=self._metadata)
+                answer = self._stub(method)(request, timeout=timeout, metadata=self._metadata)
                 self._met, self._pending = True, None
                 return answer
             except grpc.RpcError as error:
@@ -167,6 +176,11 @@ class Link:
                 raise Ended(f"asked to end while waiting for {self.address}")
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _stub(self, method: str) -> Callable[..., bytes]:
+        if method not in self._calls:
+            self._calls[method] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        return self._calls[method]
 
     def _diagnose(self) -> None:
         """Find out why there is no answer, and say so; raise what cannot be waited for, if nothing was ever heard."""

@@ -19,7 +19,6 @@ from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.outbox import Letter, Outbox, Position
 from tacit.collaboration.participant import Participant
 from tacit.collaboration.refusals import Reason, Refused
-from tacit.ledger import BudgetExceeded
 
 log = logging.getLogger("tacit")
 
@@ -230,12 +229,12 @@ class Membership:
         """One epoch: what was left unsent, download, training, upload. All of the upload is acknowledged at the end."""
         self.deliver()
         tokens = [shard.link.turn() for shard in self._shards]
-        self.participant.begin(self._pull(self._download))
         try:
+            self.participant.begin(self._pull(self._download))
             self.participant.train()
             upload = self.participant.finish()
             self.keep(self._bodies(upload))
-        except (BudgetExceeded, OSError):  # nothing is sent; a disk that is full here must not stop the others
+        except BaseException:  # nothing is sent; an error, a full disk or Ctrl-C here must not stop the others
             for shard, token in zip(self._shards, tokens, strict=True):
                 shard.link.give_back(token)
             raise
@@ -265,6 +264,11 @@ class Membership:
         """Tell the servers what was spent, for their status pages."""
         for shard in self._shards:
             shard.link.report(statement)
+
+    def leave(self) -> None:
+        """Tell the servers that all uploads were made, or that the budget is spent: the others need not wait."""
+        for shard in self._shards:
+            shard.link.done()
 
     def _pull(self, fraction: float) -> Download:
         parts = [(s.agreement.start, s.link.pull(fraction, size=s.agreement.size)) for s in self._shards]

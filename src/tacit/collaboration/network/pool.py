@@ -46,12 +46,12 @@ class Pool:
 
     def __init__(
         self, *, collaboration: str, least: int, count: int, patience: float, duration: float,
-        everybody: Callable[[], Collection[str]],
+        everybody: Callable[[], Collection[str]], done: Callable[[], Collection[str]] = tuple,
     ) -> None:  # fmt: skip
         self._collaboration = collaboration
         self.authority: x509.Certificate | None = None  # who vouches for keys; without it, only the others check them
         self._least, self._count = max(least, 2), count
-        self._patience, self._duration, self._everybody = patience, duration, everybody
+        self._patience, self._duration, self._everybody, self._done = patience, duration, everybody, done
         self._round: Round | None = None
         self._over: OrderedDict[bytes, str | frozenset[str]] = OrderedDict()  # who is in its sum, or why there is none
 
@@ -62,6 +62,7 @@ class Pool:
             self._round = Round(id=secrets.token_bytes(ROUND_BYTES), since=now)
         if self._round.phase is not Phase.ENROLLING:
             raise Refused(Reason.WAIT, "a round is being finished; try again later.")
+        self._check_company()
         return self._round.id
 
     def enrol(self, name: str, round_id: bytes, card: Card, now: float) -> None:
@@ -85,7 +86,17 @@ class Pool:
         found = self._find(round_id, now)
         if name not in found.cards:
             raise Refused(Reason.ROUND, "one must enrol in a round to see who is in it.")
+        if found.phase is Phase.ENROLLING:
+            self._check_company()
         return pack_roster(found.people.cards)
+
+    def _check_company(self) -> None:
+        """Refuse to wait for others who have said that they are done."""
+        left = len(self._everybody())
+        if self._done() and left < self._least:
+            raise Refused(
+                Reason.ALONE, f"{left} participants are left, and a round needs {self._least}: others are done."
+            )
 
     def leave(self, name: str, round_id: bytes, now: float) -> None:
         """Do not wait for somebody who has sent nothing and says that it will not."""

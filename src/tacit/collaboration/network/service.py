@@ -50,6 +50,7 @@ class Service:
         self._lock, self._revoked = threading.RLock(), store.revocations()
         self._peers: dict[str, Peer] = {}
         self._closed = False
+        self._done: set[str] = set()  # who has said that it is, and is not waited for until it comes again
         self._pulled: tuple[tuple[int, float], bytes] = ((-1, 0.0), b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
@@ -63,7 +64,8 @@ class Service:
                 count=self.agreement.most,
                 patience=patience,
                 duration=lease,
-                everybody=lambda: [name for name, revoked in self._state.people.items() if not revoked],
+                everybody=lambda: self._state.people.keys() - self._gone(),
+                done=lambda: self._done,
             )
             self._masked = MaskedUploads(
                 pool, lock=self._lock, clock=clock, traffic=self.traffic, check=self._state.check_person,
@@ -81,6 +83,7 @@ class Service:
         return {
             "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
             "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
+            "Done": lambda name, _: self.done(name),
             **masked,
         }  # fmt: skip
 
@@ -118,6 +121,7 @@ class Service:
         """The agreement, after the number of the next upload of ``name``."""
         with self._lock:
             self._state.check_person(name)
+            self._done.discard(name)
             return codec.pack_token(self._state.due(name)) + self.agreement.to_json().encode()
 
     def turn(self, name: str) -> bytes:
@@ -126,7 +130,19 @@ class Service:
             self._state.check_person(name)
             self._state.check_storage()
             check_individual(self._state)
+            for other in self._gone() - {name}:
+                self._turns.leave(other)
             return codec.pack_token(self._turns.acquire(name))
+
+    def done(self, name: str) -> bytes:
+        """Wait no more for a participant that has made all its uploads or spent its budget."""
+        with self._lock:
+            self._state.check_person(name)
+            self._done.add(name)
+        return APPLIED
+
+    def _gone(self) -> set[str]:
+        return self._done | {name for name, revoked in self._state.people.items() if revoked}
 
     def give_back(self, name: str, request: bytes) -> bytes:
         """End one's turn without an upload; one that has passed on stays where it is."""

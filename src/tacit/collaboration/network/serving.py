@@ -30,6 +30,7 @@ STATUS = {
     Reason.OVERFLOW: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.LEASE: grpc.StatusCode.ABORTED,
     Reason.ROUND: grpc.StatusCode.ABORTED,
+    Reason.ALONE: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.WAIT: grpc.StatusCode.UNAVAILABLE,
     Reason.UNAVAILABLE: grpc.StatusCode.INTERNAL,
 }

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from cryptography import x509
 
-from tacit.collaboration.architecture import Architecture
 from tacit.collaboration.averaging import Averager, Averaging
 from tacit.collaboration.messages import Download
 from tacit.collaboration.network import codec
-from tacit.collaboration.network.averaging import WORK, check_date, over, slots_of, terms_of
+from tacit.collaboration.network.averaging import WORK, Storage, check_date, over, slots_of
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.certificates import Peer
 from tacit.collaboration.network.intake import Traffic
 from tacit.collaboration.network.masked_uploads import LONGEST_DEAL, MaskedUploads
@@ -44,11 +44,10 @@ class SharedAveragingService:
         self._people = frozenset(slots_of(averaging, people))
         if len(self._people) < averaging.least:
             raise ValueError(f"{len(people)} participants are named; a round needs at least {averaging.least}.")
-        architecture = Architecture.of(averaging.network())
         self._averager = Averager(averaging)
-        self._terms = terms_of(averaging, architecture, self._averager.parameters.size)
+        self._terms = AveragingTerms.of(averaging, averaging.network(), self._averager.parameters.size).pack()
         self._lock = threading.RLock()
-        self._stopped = ""
+        self._stopped, self._storage = "", Storage()
         pool = Pool(
             collaboration=hashlib.sha256(self._terms).hexdigest(),
             least=averaging.least,
@@ -111,7 +110,8 @@ class SharedAveragingService:
 
     def _apply(self, found: Sum) -> None:
         try:
-            self._averager.take(found.total.view(np.int64), len(found.participants))
+            with self._storage.guarded():
+                self._averager.take(found.total.view(np.int64), len(found.participants))
         except BudgetExceeded as error:
             self._stopped = str(error)
             raise Refused(Reason.ROUND, f"the round was abandoned: {error}") from None
@@ -120,6 +120,7 @@ class SharedAveragingService:
     def _check(self, name: str) -> None:
         if name not in self._people:
             raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+        self._storage.check()
 
     def close(self) -> None:
         """Let go of the state; a round that is not finished is abandoned."""

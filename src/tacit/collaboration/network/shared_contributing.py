@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from tacit.accounting import Filter, Guarantee, account
+from tacit.collaboration.network.averaging_terms import AveragingTerms
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.seat import take_seat
@@ -43,22 +41,21 @@ class SharedRounds:
     The ledger's budget is that of the terms: whatever the server says, no more is released.
     """
 
-    def __init__(self, link: Link, credentials: Credentials, terms: bytes, folder: Path) -> None:
-        facts: Mapping[str, Any] = json.loads(terms)
-        self._link, self._credentials = link, credentials
-        self._collaboration, self._least = hashlib.sha256(terms).hexdigest(), int(facts["least"])
-        self._delta = float(facts["delta"])
+    def __init__(self, link: Link, credentials: Credentials, text: bytes, folder: Path) -> None:
+        terms = AveragingTerms.unpack(text)
+        self._link, self._credentials, self._terms = link, credentials, terms
+        self._collaboration = hashlib.sha256(text).hexdigest()
         self._query = SharedSum(
             group="update",
-            clip_norm=float(facts["clip_norm"]),
-            noise_multiplier=float(facts["noise_multiplier"]),
-            parts=self._least - int(facts["colluding"]),
-            dimension=int(facts["parameters"]),
+            clip_norm=terms.clip_norm,
+            noise_multiplier=terms.noise_multiplier,
+            parts=terms.least - terms.colluding,
+            dimension=terms.parameters,
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.ledger = Ledger.open(folder / LEDGER, Header(unit=UNIT, purpose="averaging with the participants' noise"))
         self._step = Step(Everyone(unit=UNIT), (self._query.event(),))
-        self._gate = Filter(Budget(float(facts["epsilon"]), self._delta))
+        self._gate = Filter(Budget(terms.epsilon, terms.delta))
         self.ledger.guard(self._gate)
         self._answers = _Answers()
 
@@ -70,10 +67,16 @@ class SharedRounds:
             self._link,
             self._credentials,
             collaboration=self._collaboration,
-            least=self._least,
+            least=self._terms.least,
             outbox=self._answers,
         )
         self._answers.answer(seat.round_id)
+        if len(seat.mask.roster.names) > self._terms.population:
+            seat.leave()
+            raise ValueError(
+                f"the round has {len(seat.mask.roster.names)} participants, and the server's terms are for "
+                f"{self._terms.population}; nothing was sent."
+            )
         receipt = self.ledger.record(self._step)
         steps = self._query.share(receipt, change, SecureSource())
         self._link.call("Masked", seat.round_id + seat.mask.hide(steps.view(np.uint64)).astype("<u8").tobytes())
@@ -86,7 +89,15 @@ class SharedRounds:
 
     def guarantee(self) -> Guarantee | None:
         """Return what one's own ledger says of everything that was sent; None if nothing was."""
-        return account(self.ledger, delta=self._delta) if len(self.ledger) else None
+        return account(self.ledger, delta=self._terms.delta) if len(self.ledger) else None
+
+    @property
+    def assumed(self) -> str:
+        """Return under which condition the guarantee holds: see `tacit.collaboration.network.masking`."""
+        terms = self._terms
+        lies = terms.colluding == 0 or 2 * terms.least > terms.population + terms.colluding  # so that 2t > n + c
+        few = f"if at most {terms.colluding} of {terms.least} tell the server theirs"
+        return few if lies else f"{few}, and the server keeps to the protocol"
 
     def close(self) -> None:
         self.ledger.close()

@@ -25,7 +25,7 @@ from tacit._files import sync
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.codec import unpack_upload
-from tacit.collaboration.network.database import Sole, connect, explained, transaction
+from tacit.collaboration.network.database import Sole, connect, created, explained, transaction
 from tacit.collaboration.network.roster import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
@@ -109,7 +109,8 @@ class Store:
         if facts.get("format") != str(FORMAT):
             self.close()
             raise ValueError(f"{path} has format {facts.get('format')}; this version of tacit reads format {FORMAT}.")
-        self._db.executescript(_LATER)
+        with explained(self._db):
+            self._db.executescript(_LATER)
         self.agreement = Agreement.from_json(facts["agreement"])
         self.rules = Rules(**json.loads(facts["rules"]))
 
@@ -140,19 +141,12 @@ class Store:
                 raise ValueError(f"{folder} has a server's state already; serve that, or choose another folder.")
             if initial.shape != (agreement.size,):
                 raise ValueError(f"there are {initial.size} parameters; the server is to own {agreement.size}.")
-            fresh = path.with_suffix(".new")
-            fresh.unlink(missing_ok=True)
-            db = connect(fresh)
-            with explained(db):
+            with created(path) as db:
                 db.executescript(_SCHEMA)
-            values = {"format": str(FORMAT), "agreement": agreement.to_json(), "rules": json.dumps(asdict(rules))}
-            with transaction(db):
-                db.executemany("INSERT INTO facts VALUES (?, ?)", values.items())
-                _write_snapshot(db, ParameterServer(initial, rules))
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            db.close()
-            fresh.rename(path)
-            sync(folder)
+                values = {"format": str(FORMAT), "agreement": agreement.to_json(), "rules": json.dumps(asdict(rules))}
+                with transaction(db):
+                    db.executemany("INSERT INTO facts VALUES (?, ?)", values.items())
+                    _write_snapshot(db, ParameterServer(initial, rules))
         finally:
             sole.release()
         return cls(folder)

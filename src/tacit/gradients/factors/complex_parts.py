@@ -8,14 +8,11 @@ followed back to the parameter without a change of type in which an imaginary pa
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from tacit.gradients.factors.contribution import Contribution, Dense, chunks
+from tacit.gradients.factors.contribution import Contribution, Dense, Piecewise
 from tacit.gradients.factors.outer import Outer
-from tacit.gradients.precision import TOGETHER
 
 
 def real(t: Tensor) -> Tensor:
@@ -53,7 +50,7 @@ def _outer(complex_: Outer) -> Outer:
     )
 
 
-class RealParts(Contribution):
+class RealParts(Piecewise):
     """Any other complex gradients, formed a few at a time and then taken apart."""
 
     def __init__(self, inner: Contribution) -> None:
@@ -65,17 +62,6 @@ class RealParts(Contribution):
 
     def alone(self, i: int) -> Tensor:
         return torch.view_as_real(self.inner.alone(i).resolve_conj())
-
-    def squares(self) -> Tensor:
-        return self.chunked_squares()
-
-    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
-        for lo, hi in chunks(self.batch, math.prod(self.shape) * 8):
-            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
-
-    def apart(self) -> Dense:
-        several = chunks(self.batch, math.prod(self.shape) * 8)
-        return Dense(torch.cat([self.instantiate(lo, hi) for lo, hi in several]))
 
     def without(self, bad: Tensor) -> RealParts:
         return RealParts(self.inner.without(bad))

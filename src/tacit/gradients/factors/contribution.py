@@ -71,7 +71,10 @@ def own_sums(x: Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) ->
     first) a kernel sums columns that several examples share, and the last few of them in another order, so that an
     example's sum would depend on its place and on how many there are.
     """
-    return x.contiguous().sum(dim, keepdim=keepdim, dtype=precise_dtype(x))
+    x = x.contiguous()
+    if x.dtype is torch.float32 or x.dtype is torch.float64:
+        return x.sum(dim, keepdim=keepdim)
+    return x.sum(dim, keepdim=keepdim, dtype=precise_dtype(x))
 
 
 def added(terms: Iterable[Tensor]) -> Tensor:
@@ -204,11 +207,6 @@ class Contribution(ABC):
         """The same without the parameter's values, whose memory may be gone when the weights are known."""
         return self
 
-    def chunked_squares(self) -> Tensor:
-        size = math.prod(self.shape) * 8
-        parts = [row_squares(self.instantiate(lo, hi)) for lo, hi in chunks(self.batch, size)]
-        return torch.cat(parts) if len(parts) != 1 else parts[0]
-
 
 def cleared(x: Tensor, bad: Tensor) -> Tensor:
     """A copy with zeros for some examples, laid out as `x` is, so that the others are summed as they would be."""
@@ -262,3 +260,24 @@ class Dense(Contribution):
 
     def without(self, bad: Tensor) -> Dense:
         return Dense(cleared(self.grads, bad))
+
+
+class Piecewise(Contribution):
+    """Gradients that are formed a few examples at a time, whenever they are needed.
+
+    They are formed before they are added: what forms them may cancel most of what it receives, and may run in half
+    precision, where rounding the sum would let one example change all the others.
+    """
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        return chunks(self.batch, math.prod(self.shape) * 8)
+
+    def squares(self) -> Tensor:
+        return torch.cat([row_squares(self.instantiate(lo, hi)) for lo, hi in self._pieces()])
+
+    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
+        for lo, hi in self._pieces():
+            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
+
+    def apart(self) -> Dense:
+        return Dense(torch.cat([precise(self.instantiate(lo, hi)) for lo, hi in self._pieces()]))

@@ -5,8 +5,8 @@ The tensor is a parameter, a view of one (a transpose, a slice), or computed fro
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,11 @@ from torch import Tensor
 from tacit.gradients.factors.complex_parts import RealParts
 from tacit.gradients.factors.contribution import (
     Contribution,
-    Dense,
-    chunks,
-    precise,
+    Piecewise,
 )
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.factors.pulled_back import pulled_back
-from tacit.gradients.precision import TOGETHER
-from tacit.gradients.torch_internals import base_of
+from tacit.gradients.torch_internals import backward_hooks, base_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,18 @@ class Part:
     region: Region | None
 
 
+@contextmanager
+def _without_hooks(parameter: Tensor) -> Iterator[None]:
+    """Leave the user's gradient hooks of a parameter out: they are for the gradient of a batch, not of one example."""
+    hooks = backward_hooks(parameter) or {}
+    kept = dict(hooks)
+    hooks.clear()
+    try:
+        yield
+    finally:
+        hooks.update(kept)
+
+
 def graph_leaves(t: Tensor) -> list[Tensor]:
     """The leaf tensors a computed tensor depends on."""
     if t.grad_fn is None:
@@ -63,7 +72,7 @@ def graph_leaves(t: Tensor) -> list[Tensor]:
     return leaves
 
 
-class Derived(Contribution):
+class Derived(Piecewise):
     """Gradients of a parameter through a shared computation source = f(parameter): pulled back example by example."""
 
     def __init__(self, source: Tensor, parameter: Tensor, inner: Contribution) -> None:
@@ -80,24 +89,11 @@ class Derived(Contribution):
         return found if found is not None else self.parameter.new_zeros((hi - lo, *self.shape))
 
     def _pull(self, inner: Tensor, *, batched: bool) -> Tensor | None:
-        (found,) = torch.autograd.grad(
-            self.source, [self.parameter], inner, is_grads_batched=batched, retain_graph=True, allow_unused=True
-        )
+        with _without_hooks(self.parameter):
+            (found,) = torch.autograd.grad(
+                self.source, [self.parameter], inner, is_grads_batched=batched, retain_graph=True, allow_unused=True
+            )
         return found
-
-    def squares(self) -> Tensor:
-        return self.chunked_squares()
-
-    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
-        """Pulled back before they are added: the shared computation may cancel most of what the source receives, and
-        may run in half precision, where rounding the sum would let one example change all the others.
-        """
-        for lo, hi in chunks(self.batch, math.prod(self.shape) * 8):
-            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
-
-    def apart(self) -> Dense:
-        several = chunks(self.batch, math.prod(self.shape) * 8)
-        return Dense(torch.cat([precise(self.instantiate(lo, hi)) for lo, hi in several]))
 
     def without(self, bad: Tensor) -> Derived:
         return Derived(self.source, self.parameter, self.inner.without(bad))

@@ -7,8 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.gradients.factors.contribution import Contribution, Rounding, precise, row_rounding, row_squares
+from tacit.gradients.factors.contribution import Contribution, Dense, Rounding, precise, row_rounding, row_squares
 from tacit.gradients.precision import BLOCKS, TOGETHER
+
+SMALL = 1 << 12
+"""Tables of so few entries have their gradients formed for every example: by the shape alone, which is public."""
+
+
+def looked_up(index: Tensor, owner: Tensor, grads: Tensor, shape: torch.Size, batch: int) -> Contribution:
+    """The gradients of rows that were looked up; of a small table for all its rows, to be measured with many others."""
+    if shape.numel() > SMALL:
+        return Rows(index, owner, grads, shape, batch)
+    grads = precise(grads)
+    each = grads.new_zeros((batch * shape[0], shape[1])).index_add_(0, owner * shape[0] + index, grads)
+    return Dense(each.view(batch, *shape))
 
 
 class Rows(Contribution):

@@ -104,15 +104,14 @@ def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     while stack:
         node = stack.pop()
-        if node is None or node in seen or node in before:
+        if node in seen or node is None or node in before:
             continue
         seen.add(node)
         found.append(node)
-        if getattr(node, "made_by", None) is OWN and hasattr(node, "upstream"):
+        if isinstance(node, BackwardCFunction) and getattr(node, "made_by", None) is OWN and hasattr(node, "upstream"):
             stack.extend(node.upstream)
         else:
-            for child, _ in node.next_functions:
-                stack.append(child)
+            stack += [child for child, _ in node.next_functions]
     return found
 
 

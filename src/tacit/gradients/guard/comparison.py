@@ -31,6 +31,8 @@ class Comparison:
     def __init__(self, recorder: Recording, *, wanted: bool) -> None:
         self._recorder, self._wanted = recorder, wanted
         self._compared = set[Sequence[Any]]()
+        self._last: Sequence[Any] | None = None
+        """The operations of the last pass, if they were compared: most passes are as the one before."""
         self._found: bool | NotCompared | FailedOnPart | None = None
 
     def begin(self, args: Any, kwargs: Any) -> None:
@@ -45,8 +47,11 @@ class Comparison:
 
     def is_new(self, operations: Sequence[Any]) -> bool:
         """Return whether a pass did something else than those that were compared, and is to be compared as well."""
+        if not self._wanted and operations == self._last:
+            return False
         fits = (self._recorder.batch or 0) >= FEWEST and 0 < len(self._compared) < MOST
-        self._wanted = self._wanted or (fits and operations not in self._compared)
+        self._last = operations if operations in self._compared else None
+        self._wanted = self._wanted or (fits and self._last is None)
         return self._wanted and fits
 
     def conclude(self, operations: Sequence[Any]) -> None:

@@ -24,8 +24,15 @@ def _pad(call: Call) -> Tag:
     return mixes(call, "pads among the examples") if any(own) else layout
 
 
+@rule_of_one("stft istft")
+def _spectra(call: Call) -> Tag:
+    x, layout = call.first()
+    alone = layout.dim == 0 and x.ndim == (2 if call.name == "stft" else 3 + (not x.is_complex()))
+    return layout if alone else mixes(call, "works across examples")
+
+
 _INNER = {
-    1: "pairwise_distance searchsorted multinomial",
+    1: "pairwise_distance searchsorted multinomial _sample_dirichlet",
     2: """cdist tril triu linalg_inv linalg_inv_ex inverse linalg_det det logdet linalg_slogdet slogdet
     linalg_cholesky linalg_cholesky_ex cholesky cholesky_solve cholesky_inverse linalg_qr qr linalg_svd linalg_svdvals
     svd linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_solve linalg_solve_ex linalg_solve_triangular

@@ -41,7 +41,9 @@ def _linear_reduction(call: Call) -> Tag:
 
 _FFT = " ".join(f"fft_{kind}{dims}" for dims in ("", "2", "n") for kind in words("fft ifft rfft irfft hfft ihfft"))
 
-_POSITION = dict.fromkeys(words("topk kthvalue diff linalg_vector_norm cosine_similarity roll rot90 " + _FFT), 2)
+_POSITION = dict.fromkeys(
+    words("topk kthvalue diff quantile nanquantile linalg_vector_norm cosine_similarity roll rot90 " + _FFT), 2
+)
 """Operations whose third argument says along which dimensions they work; that of others is the second."""
 
 _DEFAULT = {"roll": None, "rot90": [0, 1], "cosine_similarity": [1]}
@@ -57,9 +59,11 @@ def _default(name: str, rank: int) -> list[int]:
 
 @rule(
     """amax amin argmax argmin prod logsumexp any all median nanmedian nansum nanmean count_nonzero max min std var
-    aminmax mode std_mean var_mean linalg_vector_norm"""
+    aminmax mode std_mean var_mean linalg_vector_norm quantile nanquantile"""
 )
 def _reduction(call: Call) -> Any:
+    if call.name.endswith("quantile") and not isinstance(call.arg(1, "q"), float):
+        return mixes(call, "was called in a form the engine does not know")  # several quantiles come first
     if call.name in ("max", "min") and isinstance(call.arg(1, "other"), Tensor):
         return broadcast(call)
     if not call.has_only(call.main()):

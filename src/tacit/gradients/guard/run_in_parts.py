@@ -32,7 +32,7 @@ MOST = 7
 """Examples that are compared: the first of the batch. One half is then even in number and the other odd."""
 
 _TOLERANCE = {torch.float64: (1e-8, 1e-9), torch.float32: (1e-3, 1e-4)}
-"""Of an entry, and of the largest one: what the kernels for other numbers of rows may round in another way."""
+"""The relative difference of an entry, and of the largest one, that kernels for other numbers of rows may cause."""
 
 
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
@@ -127,7 +127,7 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
             args, kwargs = cut(batch, copies)
             advance(copies, seed)
             places = storage_places(model)
-            found = outputs_of(model(*args, **kwargs))
+            found = list(outputs_of(model(*args, **kwargs)))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
     except NotCompared:
         raise
@@ -163,7 +163,7 @@ class Cut:
     batch: int
     lists: bool
     copies: dict[int, Any]
-    """What was copied with the model, so that what it shares with the arguments is shared again."""
+    """Copies made with the model, so that tensors it shares with the arguments are shared again."""
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -199,17 +199,16 @@ class Cut:
         return mark(rows.requires_grad_(value.requires_grad), self.recorder, Layout(tag.dim, tag.inner))
 
 
-def outputs_of(value: Any, depth: int = 0) -> list[Tensor]:
+def outputs_of(value: Any, depth: int = 0) -> Iterator[Tensor]:
     """Every tensor in a model's output, in order: nested, or attributes of what it returned."""
     if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in outputs_of(v, depth)]
-    if isinstance(value, Mapping):
-        return [t for v in value.values() for t in outputs_of(v, depth)]
-    if depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
-        return [t for v in vars(value).values() for t in outputs_of(v, depth + 1)]
-    return []
+        yield value
+    elif isinstance(value, (tuple, list, Mapping)):
+        for v in value.values() if isinstance(value, Mapping) else value:
+            yield from outputs_of(v, depth)
+    elif depth < 2 and hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type, types.FunctionType)):
+        for v in vars(value).values():
+            yield from outputs_of(v, depth + 1)
 
 
 def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | None = None) -> bool:

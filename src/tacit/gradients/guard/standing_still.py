@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,15 @@ from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
 _HALF = ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "exponential_", "log_normal_", "cauchy_")
+_MEANS: dict[str, Callable[..., Tensor]] = {
+    "bernoulli": lambda share, *_: share,
+    "poisson": lambda rate, *_: rate,
+    "binomial": lambda count, share, *_: count * share,
+    "standard_gamma": lambda shape, *_: shape,
+    "sample_dirichlet": lambda shape, *_: shape / shape.sum(-1, keepdim=True),
+}
+"""Values that replace random draws: their mean, so that parameters which combine examples are seen in it."""
+
 _STANDING = dict.fromkeys(_HALF, 0.5) | dict.fromkeys(("bernoulli", "bernoulli_"), 1.0)
 """The number that stands for noise. Not zero: a direction divided by its length would be NaN and hide the rest."""
 
@@ -45,6 +54,9 @@ class Still(TorchFunctionMode):
         if self._memory and self._writes_to_parameters(func, name, args, kwargs):
             raise NotCompared(WRITES)
         found = func(*args, **kwargs)
+        mean = _MEANS.get(name.removeprefix("_"))
+        if mean is not None and not (name == "bernoulli" and (len(args) > 1 or "p" in kwargs)):
+            return found + (mean(*args) - found).detach()
         if name in _STANDING:
             with torch.no_grad():
                 found.fill_(_STANDING[name])
@@ -56,7 +68,15 @@ class Still(TorchFunctionMode):
         changed = assigned or (writes(func) and name != "requires_grad_")
         written = tensors((args[:1] if changed else (), kwargs.get("out")))
         with without_subclasses():
-            return any(t.untyped_storage().data_ptr() in self._memory for t in written if type(t) is not Traced)
+            return any(_address(t) in self._memory for t in written if type(t) is not Traced)
+
+
+def _address(t: Tensor) -> int | None:
+    """Return where a tensor's memory begins; None for one that has none of its own (inside `torch.vmap`, nested)."""
+    try:
+        return t.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return None
 
 
 def _are_the_same(parameter: Tensor, assigned: Any) -> bool:

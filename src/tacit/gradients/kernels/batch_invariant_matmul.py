@@ -26,18 +26,18 @@ _WHOLE = 4
 _NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear`: compiled, or with zeros where they are needed."""
-    outputs, inputs = weight.shape
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, turned: bool = False) -> Tensor:
+    """`F.linear`: compiled, or with zeros where they are needed. A ``turned`` weight has its inputs first."""
+    outputs, inputs = weight.shape[::-1] if turned else weight.shape
     if x.shape[-1:] != (inputs,):
-        return F.linear(x, weight, bias)  # what is wrong is for PyTorch to say
+        return F.linear(x, weight.t() if turned else weight, bias)  # what is wrong is for PyTorch to say
     ours = _compiled(x, weight, bias)
     if ours is not None:
         added = _NOTHING if bias is None else bias.contiguous()
-        out = x.new_empty((*x.shape[:-1], outputs))
-        ours.linear(x.contiguous(), weight.contiguous(), added, out, inputs, 1, threads())
+        out = torch.empty((*x.shape[:-1], outputs), dtype=torch.float32, device="cpu")
+        ours.linear(x.contiguous(), weight.contiguous(), added, out, inputs, int(not turned), threads())
         return out
-    flat, weight = _rows(x), weight.contiguous()  # one that is turned rounds rows by their place
+    flat, weight = _rows(x), (weight.t() if turned else weight).contiguous()  # a turned one rounds rows by their place
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if more_in or more_out:
         weight = F.pad(weight, (0, more_in, 0, more_out))
@@ -46,16 +46,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out[: len(flat), :outputs].reshape(*x.shape[:-1], outputs)
 
 
-def linear_backward(grad: Tensor, weight: Tensor) -> Tensor:
+def linear_backward(grad: Tensor, weight: Tensor, *, turned: bool = False) -> Tensor:
     """The gradient of the input of `linear`, from that of its output: where no zeros are added, no view of anything."""
-    outputs, inputs = weight.shape
+    outputs, inputs = weight.shape[::-1] if turned else weight.shape
     shape = (*grad.shape[:-1], inputs)
     ours = _compiled(grad, weight, None)
     if ours is not None:
-        out = grad.new_empty(shape)
-        ours.linear(grad.contiguous(), weight.contiguous(), _NOTHING, out, outputs, 0, threads())
+        out = torch.empty(shape, dtype=torch.float32, device="cpu")
+        ours.linear(grad.contiguous(), weight.contiguous(), _NOTHING, out, outputs, int(turned), threads())
         return out
-    flat, weight = _rows(grad), weight.contiguous()
+    flat, weight = _rows(grad), (weight.t() if turned else weight).contiguous()
     last, more_in, more_out = _missing(len(flat), inputs, outputs)
     if not (last or more_in or more_out):
         out = grad.new_empty(shape)

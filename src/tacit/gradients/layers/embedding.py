@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution
-from tacit.gradients.factors.sparse import Rows
+from tacit.gradients.factors.sparse import looked_up
 from tacit.gradients.layers.generic import fallback, finish
 from tacit.gradients.layers.registry import (
     ALWAYS,
@@ -25,6 +25,7 @@ from tacit.gradients.layers.registry import (
 )
 from tacit.gradients.layout import Layout, Tag, by_example, owners
 from tacit.gradients.recording import Recording
+from tacit.gradients.remembered import is_regular
 from tacit.gradients.traced import Traced, mark, plain
 
 
@@ -45,18 +46,22 @@ def embedding(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
         g = by_example(grad, layout, batch).reshape(batch, -1, grad.shape[-1])
         which = by_example(rows, layout, batch).reshape(-1)
-        owner = torch.arange(batch, device=g.device).repeat_interleave(g.shape[1])
+        owner = torch.arange(batch, device=g.device).unsqueeze(1).expand(batch, g.shape[1]).reshape(-1)
         return [(weight, _lookups(which, owner, g.reshape(-1, g.shape[-1]), weight, batch, padding_idx))]
 
     out = recorder.tap(out, [rows], make)
+    if is_regular(layout):
+        return mark(out, recorder, layout)
     return finish(recorder, "embedding", func, (weight, index), {}, out)
 
 
-def _lookups(which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch: int, padding_idx: int | None) -> Rows:
+def _lookups(
+    which: Tensor, owner: Tensor, grads: Tensor, weight: Tensor, batch: int, padding_idx: int | None
+) -> Contribution:
     if padding_idx is not None and padding_idx >= 0:
         kept = (which != padding_idx).nonzero().flatten()
         which, owner, grads = which[kept], owner[kept], grads[kept]
-    return Rows(which.long(), owner, grads, weight.shape, batch)
+    return looked_up(which.long(), owner, grads, weight.shape, batch)
 
 
 @operation("one_hot", ALWAYS)

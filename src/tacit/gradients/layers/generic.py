@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.gradients.factors.contribution import Contribution, Dense, chunks, cleared, precise
+from tacit.gradients.factors.contribution import Contribution, Piecewise, cleared, precise
 from tacit.gradients.layers.pointwise import personal
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed, Tag, select_examples
 from tacit.gradients.nested import detached, replaced, tensors
-from tacit.gradients.precision import TOGETHER
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import mark
@@ -41,7 +40,7 @@ def run_on_example(call: Call, tags: dict[int, Layout], b: int) -> Any:
         return call.func(*args, **{k: _sliced(v, tags, call.batch, b) for k, v in call.kwargs.items()})
 
 
-class Generic(Contribution):
+class Generic(Piecewise):
     """G_i = (∂f(x_i, q)/∂q)ᵀ·g_i for any differentiable operation f that treats examples independently."""
 
     def __init__(
@@ -69,17 +68,6 @@ class Generic(Contribution):
                 each = [self._pull(tuple(x[i] for x in inputs), self.grad[lo + i]) for i in range(hi - lo)]
                 grads = torch.stack(each)
         return precise(grads.detach())
-
-    def squares(self) -> Tensor:
-        return self.chunked_squares()
-
-    def widen(self, total: Tensor, weights: Tensor, first: int = TOGETHER) -> None:
-        for lo, hi in chunks(self.batch, 8 * self.source.numel()):
-            Dense(self.instantiate(lo, hi)).widen(total, weights[lo:hi], first)
-
-    def apart(self) -> Dense:
-        several = chunks(self.batch, 8 * self.source.numel())
-        return Dense(torch.cat([self.instantiate(lo, hi) for lo, hi in several]))
 
     def without(self, bad: Tensor) -> Generic:
         inputs = tuple(cleared(x, bad) if x.is_floating_point() else x for x in self.inputs)

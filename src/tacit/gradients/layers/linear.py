@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.formed import formed_at_once
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels import batch_invariant_matmul
 from tacit.gradients.layers.generic import fallback
+from tacit.gradients.layers.matmul import added_product
 from tacit.gradients.layers.registry import (
     ALWAYS,
     FROZEN,
@@ -45,42 +46,79 @@ def sequences(x: Tensor, layout: Layout, batch: int, width: int) -> Tensor:
 @operation("linear")
 def linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = args if len(args) == 3 else bound("input weight bias", args, kwargs)
-    layout, batch = layout_of(recorder, x), recorder.batch
+    layout = layout_of(recorder, x)
     if layout is None or type(weight) is Traced or type(bias) is Traced or weight.is_complex():
         out = torch.matmul(x, weight.mT)
         return out if bias is None else out + bias
-    assert batch is not None
     with without_subclasses():
         features = x.detach()
     if layout.dim == features.ndim - 1 or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         return fallback(recorder, "linear", func, args, kwargs)
-    for_weight, for_bias = weight.requires_grad, bias is not None and bias.requires_grad
+    return affine(recorder, x, features, weight, bias, layout)
 
+
+def affine(
+    recorder: Recording,
+    x: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layout: Layout,
+    *,
+    turned: bool = False,
+) -> Tensor:
+    """A linear map of features in the last dimension, also given detached; a ``turned`` weight has its inputs first."""
+    batch = recorder.batch
+    assert batch is not None
+    for_weight, for_bias = weight.requires_grad, bias is not None and bias.requires_grad
     together = layout.dim == 0 and layout.owner is None and layout.inner * batch == features.shape[0]
 
     def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
-        if together and for_weight and features.numel():
-            rows, inputs = grad.reshape(batch, -1, grad.shape[-1]), features.reshape(batch, -1, features.shape[-1])
-            formed = formed_at_once(inputs, rows) if rows.shape[1] > 1 else None
+        if together and for_weight and (grad.ndim > 2 or layout.inner > 1) and features.numel():
+            rows, inputs = _in_rows(grad, batch), _in_rows(features, batch)
+            formed = formed_at_once(rows, inputs) if turned else formed_at_once(inputs, rows)
             if formed is not None:
-                return [(bias, Dense(own_sums(rows, 1))), (weight, formed)] if for_bias else [(weight, formed)]
+                return [(bias, Dense(own_sums(rows, 1))), (weight, formed)] if for_bias else [(weight, formed)]  # type: ignore[list-item]
         g = sequences(grad, layout, batch, grad.shape[-1])
         single = g.shape[2] == 1
         summed = Dense(g.reshape(batch, -1) if single else own_sums(g, (1, 2))) if for_bias else None
-        pairs: list[tuple[Tensor, Contribution]] = [] if summed is None else [(bias, summed)]
+        pairs: list[tuple[Tensor, Contribution]] = [] if summed is None or bias is None else [(bias, summed)]
         if for_weight:
             a = sequences(features, layout, batch, features.shape[-1])
-            pairs.append((weight, Outer(a, g, weight.shape, output=summed if single else None)))
+            outer = (
+                Outer(g, a, weight.shape) if turned else Outer(a, g, weight.shape, output=summed if single else None)
+            )
+            pairs.append((weight, outer))
         return pairs
 
     saved = (features,) if for_weight else ()
     if torch.is_autocast_enabled(features.device.type):
         bare_bias = None if bias is None else bias.detach()
-        out = recorder.tap(batch_invariant_matmul.linear(plain(x), weight.detach(), bare_bias), saved, make)
+        out = batch_invariant_matmul.linear(plain(x), weight.detach(), bare_bias, turned=turned)
+        out = recorder.tap(out, saved, make)
     else:
+        given = features, weight, bias, turned
         with without_subclasses():
-            out = put_linear_tap(recorder.anchor, x, (features, weight, bias), recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
+            out = put_linear_tap(recorder.anchor, x, given, recorder.arrival(saved, make))  # type: ignore[no-untyped-call]
     return mark(out, recorder, layout)
+
+
+def _in_rows(x: Tensor, batch: int) -> Tensor:
+    """[batch, positions, features] from features of examples that stand one after the other."""
+    return x if x.ndim == 3 and len(x) == batch else x.reshape(batch, -1, x.shape[-1])
+
+
+@operation("addmm")
+def addmm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """`bias + x @ weight` for the rows of a batch (GPT-2's linear maps); other forms are taken apart."""
+    if len(args) != 3 or kwargs:
+        return added_product(recorder, func, args, kwargs)
+    bias, x, weight = args
+    layout = layout_of(recorder, x)
+    parameters = type(weight) is nn.Parameter and type(bias) is nn.Parameter and not weight.is_complex()
+    if not parameters or layout is None or layout.dim or bias.shape != weight.shape[1:]:
+        return added_product(recorder, func, args, kwargs)
+    return affine(recorder, x, plain(x).detach(), weight, bias, layout, turned=True)
 
 
 @operation("linear", FROZEN)
@@ -94,7 +132,7 @@ def frozen_linear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     if not batch_invariant_matmul.is_linear(features, weight, bias):
         return recorder.carry_out(func, args, kwargs)
     with without_subclasses():
-        out = put_linear_tap(None, x, (features, weight, bias), None)  # type: ignore[no-untyped-call]
+        out = put_linear_tap(None, x, (features, weight, bias, False), None)  # type: ignore[no-untyped-call]
     if is_regular(layout):
         return mark(out, recorder, layout)
     return recorder.finish("linear", func, args, kwargs, out, [(x, layout)])

@@ -17,7 +17,7 @@ from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
 from tacit.gradients.names import canonical
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
-from tacit.gradients.traced import opened, plain
+from tacit.gradients.traced import mark, opened, plain
 
 log = logging.getLogger(__name__)
 
@@ -240,19 +240,7 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
             per_layout = each._tag
             if not isinstance(per_layout, Layout):
                 return each.sum()  # refused already
-            bare_target = plain(target)
-            valid = (bare_target != ignore).to(torch.promote_types(x.dtype, torch.float32))
-            if weight is not None:
-                valid = valid * weight[bare_target.clamp(0, weight.numel() - 1)]
-            own = by_example(valid, per_layout, recorder.batch).reshape(recorder.batch, -1)
-            counts = own_sums(own, 1).clamp_min(1e-12)
-            ids = owners(per_layout, recorder.batch, each.shape[per_layout.dim], each.device)
-            shape = [1] * each.ndim
-            shape[per_layout.dim] = -1
-            shares = each * (1 / counts)[ids].view(shape)
-            return (
-                averaged(recorder, shares, per_layout, own=1) if shares.requires_grad else shares.sum() / recorder.batch
-            )
+            return _mean_of_own_means(recorder, each, per_layout, plain(target) != ignore, target, weight)
         if rows or (hard and (weight is not None or several)):
             reason = (
                 "the mean of this loss divides by the number (or weight) of the targets that count, which depends on "
@@ -268,6 +256,29 @@ def cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     with without_subclasses():
         out = func(*args, **kwargs)
     return recorder.finish(func.__name__, func, args, kwargs, out, tagged)
+
+
+def _mean_of_own_means(
+    recorder: Recording, each: Tensor, layout: Layout, counted: Tensor, target: Tensor, weight: Tensor | None
+) -> Tensor:
+    """The mean over examples of each one's own (weighted) mean of its losses where they are counted."""
+    assert recorder.batch is not None
+    batch, losses = recorder.batch, plain(each)
+    valid = counted.to(torch.promote_types(losses.dtype, torch.float32))
+    if weight is not None:
+        valid = valid * weight[plain(target).clamp(0, weight.numel() - 1)]
+    if layout.dim == 0 and layout.owner is None and layout.inner * batch == len(losses):
+        counts = own_sums(valid.reshape(batch, -1), 1).clamp_min_(1e-12)
+        shares = losses.reshape(batch, -1) * counts.reciprocal_().unsqueeze(1)
+    else:
+        counts = own_sums(by_example(valid, layout, batch).reshape(batch, -1), 1).clamp_min_(1e-12)
+        ids = owners(layout, batch, losses.shape[layout.dim], losses.device)
+        shape = [1] * losses.ndim
+        shape[layout.dim] = -1
+        shares = losses * counts.reciprocal_()[ids].view(shape)
+    if shares.requires_grad:
+        return averaged(recorder, shares, layout, own=1)
+    return mark(shares, recorder, layout).sum() / batch
 
 
 def _summed(recorder: Recording, func: Any, given: list[Any], tagged: list[tuple[Tensor, Tag]]) -> Tensor | None:

@@ -193,8 +193,8 @@ def contraction(
     return finish(recorder, name, func, args, kwargs, result)
 
 
-@operation("addmm baddbmm addmv")
-def addmm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+@operation("baddbmm addmv")
+def added_product(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     bias, a, b = operands(args, kwargs)[:3]
     product = torch.matmul(a, b)
     alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)

@@ -32,6 +32,10 @@ def lift(
     The gradient of the expanded argument, added up over what belongs to one example, is then the gradient of the
     original for each example.
     """
+    if name in _SINGLE and len(args) == 2 and len(tagged) == len(shared) == 1 and not kwargs and not writes(func):
+        found = _one_of_each(recorder, func, args, *tagged[0], shared[0])
+        if found is not None:
+            return found
     joins = name in ("cat", "stack")
     met = [*(t for t, _ in tagged), *shared]
     full: Sequence[int] = ()
@@ -68,6 +72,31 @@ def lift(
 
 
 _SINGLE = words("add sub mul div true_divide")
+
+
+def _one_of_each(recorder: Recording, func: Any, args: Any, x: Tensor, place: Tag, q: Tensor) -> Tensor | None:
+    """`lift` for examples that stand first, and a tensor to which they are not broadcast; None for anything else."""
+    batch = recorder.batch or 0
+    if not isinstance(place, Layout) or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
+        return None
+    with without_subclasses():
+        more = x.ndim - q.ndim
+        shape = (1,) * more + q.shape
+        if more < 0 or shape[0] != 1 or x.shape[0] != batch or batch < 2:
+            return None
+        met = []
+        for d in range(1, x.ndim):
+            if shape[d] != x.shape[d]:
+                if shape[d] != 1:
+                    return None
+                met.append(d)
+
+        def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+            each = own_sums(grad, tuple(met)) if met else grad
+            return [(q, Dense(each.reshape(batch, *q.shape)))]
+
+        copy = recorder.tap(q.detach().expand(x.shape), (), make)
+        return mark(func(x, copy) if args[0] is x else func(copy, x), recorder, place)
 
 
 def _are_regular(tagged: list[tuple[Tensor, Tag]]) -> bool:

@@ -162,22 +162,6 @@ def aligned(call: Call, rank: int, limit: int | None = None) -> Tag:
     return found
 
 
-def common_layout(tagged: Sequence[tuple[Tensor, Tag]], out: Any) -> Layout | None:
-    """Return the layout of an entrywise operation's output where all its arguments lie alike; None if a rule must say.
-
-    It is asked before the rules, for speed: `aligned` gives the same.
-    """
-    if not tagged or (type(out) is not Tensor and out is not tagged[0][0]):
-        return None
-    found, rank = tagged[0][1], out.ndim
-    for t, tag in tagged:
-        if type(tag) is not Layout or tag.owner is not None:
-            return None
-        if tag != found or t.ndim != rank:
-            return None
-    return found  # type: ignore[return-value]
-
-
 def broadcast(call: Call) -> Any:
     out = call.out[0] if isinstance(call.out, tuple) else call.out
     return aligned(call, out.ndim)

@@ -39,8 +39,8 @@ BEST = (
     "none there is a bar."
 )
 PROTECTS = (
-    "Experiments run on public benchmark data, with seeds (means over several): their noise protects nobody. Between "
-    "people use `tacit collaborate`."
+    "Experiments run on public benchmark data, with seeds (means over several): their noise gives no protection. "
+    "Between people use `tacit collaborate`."
 )
 Key = TypeVar("Key", bound=Hashable)
 

@@ -9,7 +9,11 @@ const FIELDS = [
 const DEPLOYMENTS = [
   ["Apple, health types (2017)", 2, "one person's day, local"],
   ["Apple, emoji (2017)", 4, "one person's day, local"],
+  ["Apple, Safari domains (2017)", 8, "one person's day, local"],
   ["Apple, new words (2017)", 16, "one person's day, local"],
+  ["Google Gboard, next word, best of 30 (2024)", 0.994, "a device (δ = 1e-10)"],
+  ["Google Gboard, next word, Spanish (2022)", 8.9, "a device (δ = 1e-10)"],
+  ["Google Gboard, next word, worst of 30 (2024)", 13.69, "a device (δ = 1e-10)"],
   ["US Census 2020, redistricting, persons", 17.14, "a person (δ = 1e-10)"],
 ];
 const element = (id) => document.getElementById(id);
@@ -111,7 +115,7 @@ function answer({ solved, steps, interval, curve, growth, error }) {
   if (curve) {
     const rates = Array.from({ length: 61 }, (_, i) => i / 60), powers = attackBounds(curve, rates), [one] = attackBounds(curve, [0.01]);
     element("attacker").textContent = `An attacker who may accuse 1 of 100 innocent people finds at most ${roundedUp(100 * one, 1)} of 100 members; ` +
-      `somebody who was sure with 50 % before can be sure with at most ${roundedUp(100 / (1 + Math.exp(-state.interval.upper)), 1)} % afterwards, up to δ.`;
+      `a suspicion of 50 % that a person is in the data can grow to at most ${roundedUp(100 / (1 + Math.exp(-state.interval.upper)), 1)} %, up to δ.`;
     draw("attack", [{ points: rates.map((rate, i) => [rate, powers[i]]) }, { points: [[0, 0], [1, 1]], guess: true }], [0, 1], [0, 1], "accused by mistake", "found");
   }
   if (growth) {

@@ -70,7 +70,8 @@ async function explain(plan, free, say, breathe) {
   say({ curve });
   for (let i = 1; i <= 12; i++) {
     await breathe();
-    const count = Math.max(1, Math.round((steps * i) / 12));
+    const count = Math.max(1, Math.round(steps * (i / 12) ** 2)); // ε rises fastest at the start
+    if (growth.length && (count * solved.lot) / solved.records <= growth[growth.length - 1][0]) continue;
     growth.push([(count * solved.lot) / solved.records, epsilonOf(rate, solved.noise, count, solved.delta).upper]);
   }
   say({ growth });

@@ -12,6 +12,9 @@ from tacit.tables.encoding import UNKNOWN
 
 Array = NDArray[np.float64]
 
+_STRIDE, _LEAST_EVIDENCE = 4.0, 4.0
+"""Of classes, in log-odds."""
+
 
 class Loss(Protocol):
     """A loss whose negative gradient with respect to the scores is the residual."""
@@ -21,6 +24,10 @@ class Loss(Protocol):
     """The most a residual's norm can usefully be; longer ones are clipped to it at least."""
     classes: int
     """The number of classes that records are counted by; 1 for a number."""
+    stride: float
+    """The most that one look may change a cell of a shape: beyond, the curvature is not what it was."""
+    least_evidence: float
+    """How much likelier it must be that a pair acts together; classes' scores are not settled when it is asked."""
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         """Return the sum over records, by their weights, of what the intercept is made from."""
@@ -51,6 +58,7 @@ class Squared:
     """Half the squared error of a number in [-1, 1]."""
 
     outputs, reach, classes = 1, 2.0, 1
+    stride, least_evidence = math.inf, 0.5
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         bounded = np.clip(targets.astype(np.float64), -1.0, 1.0)
@@ -78,6 +86,7 @@ class Logistic:
     """The logistic loss of two classes: one score, the log-odds of the second."""
 
     outputs, reach, classes = 1, 1.0, 2
+    stride, least_evidence = _STRIDE, _LEAST_EVIDENCE
 
     def first(self, targets: NDArray[np.generic], weights: Array | None = None) -> Array:
         return _class_counts(targets, 2, weights)
@@ -105,6 +114,7 @@ class Softmax:
     """The cross entropy of three classes or more: one score a class."""
 
     reach = math.sqrt(2)
+    stride, least_evidence = _STRIDE, _LEAST_EVIDENCE
 
     def __init__(self, classes: int) -> None:
         self.outputs = self.classes = classes

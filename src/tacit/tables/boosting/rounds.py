@@ -1,7 +1,7 @@
 """Private boosting: shapes of binned columns, and of pairs of them, from noisy sums of residuals.
 
 The idea is that of DP-EBM (Nori et al. 2021): go round the columns, and for each release the sum of the residuals in
-every bin. What is different here:
+every bin. The differences here:
 
 * Every record takes part in every look, and there are few looks: they add up to one Gaussian mechanism, whose noise is
   shared out by fixed weights. A look's update is a whole (Newton) step, not a small fraction of one.
@@ -38,7 +38,6 @@ _KEPT = 0.85
 """The weight of older looks at a shape, each round."""
 _NORMS = np.concatenate([[0.0], np.geomspace(1e-3, 1.5, 31)])
 """Edges of the histogram of residuals' norms, as shares of the loss's reach."""
-_LEAST_EVIDENCE = 0.5
 
 
 @dataclass
@@ -192,7 +191,10 @@ class Boosting:
             slopes = one.counts * one.bend * curvature
             spread = self.loss.variance(mean, square) / curvature
             precision = 1 / ((query.noise_std / slopes) ** 2 + spread / slopes)
-            before, latest = one.shape, one.shape + noisy / slopes[:, None]
+            before, latest = (
+                one.shape,
+                one.shape + np.clip(noisy / slopes[:, None], -self.loss.stride, self.loss.stride),
+            )
             kept = _KEPT * one.precision
             one.precision = kept + precision
             one.measured = (one.measured * kept[:, None] + latest * precision[:, None]) / one.precision[:, None]
@@ -239,7 +241,7 @@ class Boosting:
             )
             first += term.cells
         best = sorted(range(len(terms)), key=lambda place: -gains[place])[:MOST_PAIRS]
-        chosen = [terms[place].places for place in best if gains[place] > _LEAST_EVIDENCE]
+        chosen = [terms[place].places for place in best if gains[place] > self.loss.least_evidence]
         if not chosen:
             return []
         found_terms = [Term(places=pair, groups=(fine[pair[0]], fine[pair[1]])) for pair in chosen]

@@ -29,7 +29,7 @@ def write_onnx(model: TableModel, path: Path) -> None:
     except ImportError:
         raise ValueError("writing ONNX needs onnx; install it with: pip install 'tacit[onnx]'") from None
     if path.exists():
-        raise ValueError(f"{path} exists; choose another file with --output.")
+        raise ValueError(f"{path} exists; choose another file with --out.")
     if model.encoding.schema.texts:
         raise ValueError(
             f"{', '.join(model.encoding.schema.texts)}: ONNX has no operator that hashes text; export the model with "

@@ -24,7 +24,7 @@ def write_package(model: TableModel, directory: Path) -> list[Path]:
     if not directory.name.isidentifier():
         raise ValueError(f"{directory.name!r} is no name of a Python package; use letters, digits and underscores.")
     if directory.exists():
-        raise ValueError(f"{directory} exists; choose another directory with --output.")
+        raise ValueError(f"{directory} exists; choose another directory with --out.")
     weights = {name: value.tolist() for name, value in model.network.state_dict().items()}
     facts = {"format": 1, "model": model.kind, "schema": model.encoding.schema.to_json(), "weights": weights}
     if isinstance(model.network, Shapes):
