@@ -323,7 +323,7 @@ def _epsilon_above(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: flo
 
 
 def _crossing(excess: Callable[[float], float], low: float, high: float, left: float) -> float:
-    """Where a falling function is at most 0, within 1e-8 if effort allows, by the Illinois method; 0 < ``left`` at low."""
+    """Where a falling function, ``left`` at ``low``, is at most 0: within 1e-8 if effort allows (Illinois method)."""
     right = min(excess(high), 0.0)
     for _ in range(60):
         if high - low <= 1e-8 * high:
