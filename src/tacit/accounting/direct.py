@@ -26,6 +26,9 @@ CLOSE = 8e-7
 # Points of the main lattice between 0 and ε, multiples of 2^4: where only the size is looked for, and at first.
 _ROUGH, _FIRST, _MOST = 800, 4_000, 64_000
 
+# A δ below this is answered by it: products of masses so small would no longer be ordinary numbers, and slow.
+_LEAST = 1e-130
+
 Pairs = Sequence[tuple[Pair, int]]
 
 
@@ -63,8 +66,8 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
             return 1.0
         rough = nested.total(Upwards(), pairs, size, near, _ROUGH)
         found = upper_law.delta(rough, epsilon)
-        if 2 * rough.infinite > found and near > 1e-240:  # what was left out is felt: leave out far less
-            near = max(min(found, near * near), 1e-240)
+        if 2 * rough.infinite > found and near > _LEAST:  # what was left out is felt: leave out far less
+            near = max(min(found, near * near), _LEAST)
             continue
         before, size = size, max(epsilon, rough.width / 8)
         enough, near = found > 0.1 * near, found

@@ -323,14 +323,17 @@ def _epsilon_above(parts: Sequence[tuple[Lattice, int]], tilt: float, delta: flo
 
 
 def _crossing(excess: Callable[[float], float], low: float, high: float, left: float) -> float:
-    """Where a falling function is at most 0, at most 1e-8 above where it begins to be, by the Illinois method."""
+    """Where a falling function, ``left`` at ``low``, is at most 0: within 1e-8 if effort allows (Illinois method)."""
     right = min(excess(high), 0.0)
     for _ in range(60):
         if high - low <= 1e-8 * high:
             break
         share = min(max(left / (left - right), 1e-3), 1 - 1e-3)
         middle = low + share * (high - low)
-        found = excess(middle)
+        try:
+            found = excess(middle)
+        except OutOfReach:
+            break
         if found > 0:
             low, left, right = middle, found, right / 2
         else:
