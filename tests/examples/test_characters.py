@@ -35,9 +35,8 @@ def test_a_row_has_a_start_the_characters_an_end_and_padding(example: Any) -> No
     assert len(row) == len(long) == example.LENGTH + 1 and long[-1] == 1 and (long[1:-1] == ord("x") - 30).all()
 
 
-@pytest.mark.parametrize("kind", ["pairs", "window"])
-def test_scores_depend_on_earlier_characters_only(example: Any, kind: str) -> None:
-    model = example.Pairs() if kind == "pairs" else example.Window()
+def test_scores_depend_on_earlier_characters_only(example: Any) -> None:
+    model = example.Window()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     rows = example.encoded(LINES)[:, :-1]
@@ -48,21 +47,16 @@ def test_scores_depend_on_earlier_characters_only(example: Any, kind: str) -> No
     assert same[:, :10].all() and not same[:, 10].any()
 
 
-@pytest.mark.parametrize("kind", ["pairs", "window"])
-def test_a_model_of_characters_learns_within_its_budget(
-    example: Any, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_characters_learns_within_its_budget(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "text", lambda: LINES * 100)
-    found = {eps: example.main(kind, eps, epochs=6, lot_size=30, rate=1.0) for eps in (0.0, 8.0)}
+    found = {eps: example.main(eps, epochs=6, lot_size=30, rate=1.0) for eps in (0.0, 8.0)}
     assert found[0.0]["epsilon"] == 0 and 7.5 < found[8.0]["epsilon"] <= 8 and found[8.0]["n"] == 270
     assert found[0.0]["bits"] < found[8.0]["bits"] < 1.1 * math.log2(example.SYMBOLS)
     assert found[0.0]["bits"] < 5
 
 
-def test_the_page_has_bits_for_every_budget_and_model() -> None:
+def test_the_page_has_bits_for_every_budget() -> None:
     page = (ROOT / "docs" / "accuracy.md").read_text()
-    table = page.split("<!-- characters -->")[1]
-    for kind in ("pairs", "window"):
-        (row,) = re.findall(rf"^\| `{kind}`.*$", table, re.MULTILINE)
-        values = [float(value) for value in re.findall(r"\| (\d\.\d\d) (?=\|)", row)]
-        assert len(values) == 4 and values == sorted(values, reverse=True)
+    (row,) = re.findall(r"^\| bits for a character.*$", page, re.MULTILINE)
+    values = [float(value) for value in re.findall(r"\| (\d\.\d\d) (?=\|)", row)]
+    assert len(values) == 4 and values == sorted(values, reverse=True)
