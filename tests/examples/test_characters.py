@@ -1,10 +1,9 @@
-"""The model of characters, small: it learns with and without privacy, and the page has its figures."""
+"""The model of characters, small: it learns with and without privacy."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,3 @@ def test_a_model_of_characters_learns_within_its_budget(example: Any, monkeypatc
     assert found[0.0]["epsilon"] == 0 and 7.5 < found[8.0]["epsilon"] <= 8 and found[8.0]["n"] == 270
     assert found[0.0]["bits"] < found[8.0]["bits"] < 1.1 * math.log2(example.SYMBOLS)
     assert found[0.0]["bits"] < 5
-
-
-def test_the_page_has_bits_for_every_budget() -> None:
-    page = (ROOT / "docs" / "accuracy.md").read_text()
-    (row,) = re.findall(r"^\| bits for a character.*$", page, re.MULTILINE)
-    values = [float(value) for value in re.findall(r"\| (\d\.\d\d) (?=\|)", row)]
-    assert len(values) == 4 and values == sorted(values, reverse=True)

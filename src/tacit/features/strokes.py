@@ -8,8 +8,10 @@ the same letter of two writers does. Whatever is learned from them is free.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,10 +40,10 @@ def strokes(figures: int, variants: int, size: tuple[int, int], *, seed: int = 0
     length = uniform(0.5, np.where(used == 1, 2.5, 1.3)[:, None], curves)
     pen = uniform(0.9, 2.0, figures)
 
-    def same(values: np.ndarray) -> np.ndarray:
+    def same(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.repeat(values, variants, axis=0)
 
-    def unsteady(share: float, *shape: int) -> np.ndarray:
+    def unsteady(share: float, *shape: int) -> npt.NDArray[Any]:
         return share * _UNSTEADY * normal((count, *shape))
 
     knots = np.abs(np.linspace(0, 3, _POINTS)[None] - np.arange(4)[:, None])
