@@ -126,6 +126,7 @@ def test_modules_of_the_same_kind_are_isolated_together(caplog: pytest.LogCaptur
     model(torch.randn(B, WIDTH)).sum().backward()
     assert set(engine.isolated) == {"0", "1", "2"}
     assert "0 (Net) and 2 more like it run one example at a time: it reads values of the batch (`float`)" in caplog.text
+    assert "slower there. To avoid that, keep values of the batch in tensors" in caplog.text
     engine.detach()
 
 

@@ -62,6 +62,12 @@ class Obstacle(Exception):
         self.operation, self.differs = operation, differs
 
 
+_REMEDY = (
+    ". Its gradients are exact, and it is slower there. To avoid that, keep values of the batch in tensors "
+    "(torch.where instead of `if`) and use operations of PyTorch in place of custom autograd functions"
+)
+
+
 def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
     """Return the modules to be isolated, `isolate` among them; nothing where no plan was found.
 
@@ -113,8 +119,8 @@ def _tell(model: nn.Module, plan: Plan, reasons: dict[str, str]) -> None:
     for names in kinds.values():
         kind = type(model.get_submodule(names[0])).__name__
         several = f" and {len(names) - 1} more like it run" if len(names) > 1 else " runs"
-        reason = reasons.get(names[0], "it was asked for")
-        log.warning("%s (%s)%s one example at a time: %s", names[0] or "the model", kind, several, reason)
+        reason, remedy = reasons.get(names[0], "it was asked for"), "" if names[0] not in reasons else _REMEDY
+        log.warning("%s (%s)%s one example at a time: %s%s", names[0] or "the model", kind, several, reason, remedy)
 
 
 def widened(model: nn.Module, names: Sequence[str], culprit: str) -> list[str] | None:
