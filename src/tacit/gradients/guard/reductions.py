@@ -42,7 +42,10 @@ def _linear_reduction(call: Call) -> Tag:
 _FFT = " ".join(f"fft_{kind}{dims}" for dims in ("", "2", "n") for kind in words("fft ifft rfft irfft hfft ihfft"))
 
 _POSITION = dict.fromkeys(
-    words("topk kthvalue diff quantile nanquantile linalg_vector_norm cosine_similarity roll rot90 " + _FFT), 2
+    words(
+        "topk kthvalue diff quantile nanquantile linalg_vector_norm linalg_cross cosine_similarity roll rot90 " + _FFT
+    ),
+    2,
 )
 """Operations whose third argument says along which dimensions they work; that of others is the second."""
 

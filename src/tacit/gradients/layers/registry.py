@@ -91,7 +91,10 @@ RULES: dict[str, Rule] = {}
 
 def rule(names: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), function))
+        for name in names.split():
+            if name in RULES:
+                raise ValueError(f"{name} has a batch rule already, in {RULES[name].__module__}; keep one of the two")
+            RULES[name] = function
         return function
 
     return register
