@@ -315,7 +315,7 @@ OWN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_model_with_other_randomness_is_reported(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = Net(drawing if name != "none" else lambda m, x: m.linear(x) + torch.poisson(torch.ones(len(x), 4)))
+    model = Net(drawing if name != "none" else lambda m, x: m.linear(x) + torch.ones(len(x), 4).geometric_(0.5))
     model.own = OWN[name]()
     once(model, data())
     assert "its outputs are random" in caplog.text

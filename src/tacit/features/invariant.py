@@ -55,6 +55,9 @@ class Invariant:
 
     Formal guarantee: the metric is made without a look at the records, and each row from one record alone. Whatever
     ``base`` and ``statistics`` learn is charged to the ledger by them.
+
+    >>> Invariant(base=Scattering(), dimensions=100).features((1, 28, 28))
+    (100,)
     """
 
     base: Scattering
