@@ -1,7 +1,7 @@
 """Clipping strategies: frozen descriptions, applied to the parameters of a model by ``bind``.
 
 Each says how the parameters are grouped and at what norm S_g each group of one record's gradient is clipped. The noise
-decides what the clipped sums cost (`tacit.mechanisms.allocation`) and read from the ledger.
+decides what the clipped sums cost (`tacit.mechanisms.allocation`); the accountant reads it from the ledger.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def test_the_commands(records: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_masked_uploads_of_a_whole_run(
     records: Path, serve: Serve, link: Connect, keys: Path, tmp_path: Path, epochs: tuple[int, ...]
 ) -> None:
-    """Whoever has rounds left when too few others have ends with a sentence instead of waiting for ever."""
+    """A participant with rounds left, when too few others have any, ends with a sentence instead of waiting."""
     public = public_records(str(records))
     place = serve(open_state(tmp_path / "server", Terms(model="mlp", bound=1.0, upload=0.5, pool=3), PEOPLE, public))
     stands: dict[str, Any] = {}

@@ -75,7 +75,9 @@ class Storage:
             yield
         except OSError as error:
             self._failure = str(error)
-            log.error("the server's state cannot be written: %s Restart it then; nobody can go on before.", error)
+            log.error(
+                "the server's state cannot be written: %s Restart it then; all participants wait for that.", error
+            )
             self.check()
 
 
