@@ -65,7 +65,9 @@ def account(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """ε (or δ) of a plan, or of what a ledger lists, with a receipt for the ledger: its steps and its digest.
+    """Print ε (or δ) of a plan, or of what a ledger lists.
+
+    A ledger gets a receipt: its number of steps and its digest.
 
     Keep the receipt away from the ledger: --expect DIGEST then fails if the file was put back to an older copy.
 

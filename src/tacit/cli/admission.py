@@ -25,7 +25,7 @@ def keys(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a certificate authority and certificates for a server and participants; what is there stays.
+    """Make an authority and certificates; what is there stays.
 
     \b
     Give each participant its own NAME.pem and NAME.key, and ca.pem; keep ca.key to yourself. A participant whose key
@@ -85,7 +85,7 @@ def backup(
     out: Annotated[Path, typer.Option(help="The file to write; it must not exist.")],
     as_json: Json = False,
 ) -> None:
-    """Write a consistent copy of a server's state to one file, also while the server runs.
+    """Write a server's state to one file, while it runs too.
 
     \b
     Example: tacit collaborate backup --state run --out backups/2026-11-18.sqlite
@@ -107,7 +107,9 @@ def restore(
     backup: Annotated[Path, typer.Option("--backup", help="A file that `tacit collaborate backup` wrote.")],
     as_json: Json = False,
 ) -> None:
-    """Put a server's state back from a backup, into a new folder; serve that, and never the old one again.
+    """Put a server's state back from a backup, into a new folder.
+
+    Serve the new folder, and never the old one again.
 
     \b
     Uploads that the backup lacks are lost to the model and stay charged to their participants. Tell all participants:
@@ -155,7 +157,9 @@ def revoke(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take nothing more from a participant, or with a certificate; a running server notices. What was added stays.
+    """Take nothing more from a participant, or with a certificate.
+
+    A running server notices. What was added stays.
 
     \b
     Examples:

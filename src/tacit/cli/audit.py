@@ -63,7 +63,9 @@ def audit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Lower bounds on ε by attack, beside the claim; exit code 1 if the attack does better than the claim.
+    """Attack a run or its settings: lower bounds on ε.
+
+    They stand beside the claim; exit code 1 if an attack does better than the claim.
 
     Each attack trains through the library as a user would: real sampling, clipping, noise and ledger. ε from the
     ledger is the claim; what the attack proves is a lower bound. Without assumptions an attack cannot see events as

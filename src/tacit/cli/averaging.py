@@ -55,7 +55,9 @@ def average(
     log_format: LogFormat = "text",
     as_json: Json = False,
 ) -> None:
-    """Average the changes of whole participants, with the server's noise or their own, until it is interrupted.
+    """Average the changes of whole participants, with noise.
+
+    The noise is the server's or the participants' own; runs until it is interrupted.
 
     \b
     With the server's noise the server is trusted: it sees the changes before noise. With --noise-by participants it
@@ -126,7 +128,9 @@ def contribute(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Take part in averaging; prints the ε of a whole participant beside that of an example, by one's own noise.
+    """Take part in averaging.
+
+    Prints the ε of a whole participant, and that of an example by one's own noise.
 
     \b
     Example:

@@ -26,7 +26,9 @@ def budget(
     ] = 1e-4,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Set the budget of a data set, once; without --epsilon, show it and what is left.
+    """Set the budget of a data set, or show what is left of it.
+
+    It can be set once; without --epsilon it is shown.
 
     Runs on the same file (or --data-name) are added up, failed and interrupted ones included; a run that the budget
     does not allow is refused before it begins.

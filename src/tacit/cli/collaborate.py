@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="collaborate",
-    help="Train together without sharing data: distributed selective SGD (Shokri & Shmatikov 2015).",
+    help="Train together without sharing data.\n\nDistributed selective SGD (Shokri & Shmatikov 2015).",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -98,7 +98,9 @@ def simulate(
     seed: _Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a collaboration in this process, beside training on the pooled data and training alone.
+    """Simulate a collaboration in this process.
+
+    Beside it: training on the pooled data, and training alone.
 
     \b
     The ε printed is honest: of all that a participant uploads in the whole training.
@@ -159,7 +161,7 @@ def compare(
     seed: _Seed = None,
     as_json: Json = False,
 ) -> None:
-    """The paper's sparse vector uploads beside better mechanisms, at the same honest ε.
+    """Compare the paper's uploads with better ones, at equal ε.
 
     \b
     Examples:
@@ -213,7 +215,9 @@ def calibrate(
     seed: _Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Find γ (--bound) and τ (--threshold) on a public data set; private records must have no say in them.
+    """Find the bound γ and the threshold τ on public data.
+
+    They are --bound and --threshold; private records must have no say in them.
 
     \b
     Examples:

@@ -30,7 +30,9 @@ def data(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Data sets: the list of all and where each is found; with a NAME, fetch it if need be and verify it.
+    """List the data sets, or fetch and verify one.
+
+    Without a NAME: all of them, and where each is found.
 
     \b
     Asked in order: the directory TACIT_DATA, ../shared/data beside the checkout,

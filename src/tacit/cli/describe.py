@@ -23,7 +23,9 @@ def describe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Counts, means, quantiles, histograms and correlations of a table, with noise, within a budget.
+    """Print private statistics of a table, within a budget.
+
+    Counts, means, quantiles, histograms and correlations, all with noise.
 
     What the columns are is found out privately too. Writes description.html, description.json and the ledger; the cost
     is added up with that of other runs on the same file (see `tacit budget`).

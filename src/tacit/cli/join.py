@@ -107,7 +107,9 @@ def join(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Take part in a collaboration with records that stay here; after a crash, the same command goes on.
+    """Take part in a collaboration; the records stay here.
+
+    After a crash, the same command goes on.
 
     \b
     Examples:

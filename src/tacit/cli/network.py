@@ -95,7 +95,9 @@ def serve(
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Run the parameter server of a collaboration until it is interrupted; started again, it goes on from its state.
+    """Run the parameter server until it is interrupted.
+
+    Started again, it goes on from its state.
 
     \b
     Images for mlp and cnn are normalised, everywhere, by mean and standard deviation of the public records of

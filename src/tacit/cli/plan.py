@@ -45,7 +45,9 @@ def plan(
     groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Solve for the one quantity left out: lot size, length, noise, ε or δ. The budget is never overshot.
+    """Solve for the quantity left out: lot, length, noise, ε or δ.
+
+    The budget is never overshot.
 
     \b
     Examples:

@@ -15,7 +15,9 @@ def planner(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the planner: one HTML page that solves for noise, epochs, lot size, ε or δ. It needs no network.
+    """Write a planner for the browser, as one HTML page.
+
+    It solves for noise, epochs, lot size, ε or δ, and needs no network.
 
     \b
     Examples:

@@ -40,7 +40,9 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """The privacy report of a run: one HTML file that opens from disk, or a model card section.
+    """Write the privacy report of a run.
+
+    One HTML file that opens from disk, or a section for a model card.
 
     Every number on privacy is computed anew from the ledger; run.json is only asked for names and accuracy. Beside the
     page, privacy.json says the same to programs (docs/privacy-json.md).

@@ -27,7 +27,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Directory for the files.")] = Path("reproduction"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """A table or figure of a paper, computed again: NAME.md, NAME.csv and NAME.png, ours beside theirs.
+    """Compute a table or figure of a paper again.
+
+    Writes NAME.md, NAME.csv and NAME.png, ours beside theirs.
 
     Runs on public benchmark data, with seeds. Finished runs are kept in OUT/runs: figures share them, and what was
     stopped goes on where it was.

@@ -77,7 +77,9 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train privately within a budget; writes the model, its ledger, run.json and a report.
+    """Train a private model within a budget.
+
+    Writes the model, its ledger, run.json and a report.
 
     Everything learned from the training records is paid for, the features included. The test set is taken to be
     public. Ctrl-C leaves a run that --resume goes on with.

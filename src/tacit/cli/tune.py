@@ -35,7 +35,9 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Directory for the run; runs/FILE if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Choose model, learning rate and clip norm by trying some of twelve settings; ε pays for all of it.
+    """Choose the settings of a table's model, and pay for choosing.
+
+    Tries some of twelve combinations of model, learning rate and clip norm; ε covers all of it.
 
     The number of runs is random, and only the best one is released, so that all of them cost one and a half to three
     times what one does (docs/tuning.md). Every run has more noise than `tacit train` would have: where the rule's
