@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import logging
 import math
-import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 from scipy import stats
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import tacit
 from tacit.mechanisms import Discrete, Flat, PerLayer, Proportional
@@ -181,43 +182,60 @@ def test_the_test_would_notice_a_child_that_goes_on_with_its_parents_stream(monk
     assert _overlaps([*_forked(source, 4096), source.bytes(4096)])
 
 
-class Drawing(Dataset[torch.Tensor]):
-    """A data set that draws from a source it shares with everyone: what a careless user might do."""
+WORKERS = """
+import sys, torch
+from torch.utils.data import DataLoader, Dataset
+from tacit.randomness import SecureSource, SeededSource
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
+class Drawing(Dataset):  # draws from a source it shares with everyone: what a careless user might do
+    def __len__(self):
         return 64
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.frombuffer(bytearray(self.source.bytes(512)), dtype=torch.uint8)
+    def __getitem__(self, index):
+        return torch.frombuffer(bytearray(source.bytes(512)), dtype=torch.uint8)
+
+source = {source}
+streams = [source.bytes(512)]
+for _ in range(2):  # new workers each time
+    loader = DataLoader(Drawing(), batch_size=8, num_workers=2, multiprocessing_context="fork", timeout=60)
+    streams += [row.numpy().tobytes() for batch in loader for row in batch]
+streams.append(source.bytes(512))
+print(*(stream.hex() for stream in streams))
+"""
+
+POOL = """
+import multiprocessing, torch
+from tacit.mechanisms.discrete import draw
+from tacit.randomness import SecureSource
+
+source = SecureSource()
+
+def noise(_):
+    return source.normal_(torch.empty(500)).numpy().tobytes() + draw(1e6, 300, source).tobytes()
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    streams = pool.map_async(noise, range(8), chunksize=1).get(60)
+print(*(stream.hex() for stream in [*streams, noise(0)]))
+"""
 
 
-@pytest.mark.parametrize("make", [SecureSource, lambda: SeededSource(5)], ids=["secure", "seeded"])
-def test_forked_workers_of_a_data_loader_have_streams_of_their_own(make: type[SecureSource]) -> None:
-    source = make()
-    streams = [source.bytes(512)]
-    for _ in range(2):  # new workers each time
-        loader = DataLoader(Drawing(source), batch_size=8, num_workers=2, multiprocessing_context="fork")
-        streams += [row.numpy().tobytes() for batch in loader for row in batch]
-    streams.append(source.bytes(512))
+def _streams(script: str) -> list[bytes]:
+    """What a fresh interpreter draws. Threads of other tests' servers, which do not survive a fork, are not in it."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [bytes.fromhex(stream) for stream in done.stdout.split()]
+
+
+@pytest.mark.parametrize("source", ["SecureSource()", "SeededSource(5)"], ids=["secure", "seeded"])
+def test_forked_workers_of_a_data_loader_have_streams_of_their_own(source: str) -> None:
+    streams = _streams(WORKERS.replace("{source}", source))
     assert len(streams) == 130
     assert not _overlaps(streams)
 
 
-def _noise(_: int) -> bytes:
-    values = _SHARED.normal_(torch.empty(500))
-    return values.numpy().tobytes() + draw(1e6, 300, _SHARED).tobytes()
-
-
-_SHARED = SecureSource()
-
-
 def test_forked_pools_draw_different_noise() -> None:
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        streams = pool.map(_noise, range(8), chunksize=1)
-    streams.append(_noise(0))
+    streams = _streams(POOL)
+    assert len(streams) == 9
     assert not _overlaps(streams)
 
 

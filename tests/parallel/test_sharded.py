@@ -181,7 +181,7 @@ mesh = init_device_mesh("cpu", (world,))
 fully_shard(model[0], mesh=mesh), fully_shard(model, mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run = tacit.make_private(
-    model, optimizer, data, lot_size=lot, batch_size=2, steps=20, clipping=tacit.Flat(1.0), noise_multiplier=1.0,
+    model, optimizer, data, lot_size=lot, batch_size=2, steps=60, clipping=tacit.Flat(1.0), noise_multiplier=1.0,
     ledger=out / "ledger.jsonl", parallel=parallel,
 )
 """
@@ -210,7 +210,7 @@ def test_processes_take_as_many_batches_each_though_their_shares_differ(processe
     first, second = processes(SHARES, 2, lot=lot)
     assert torch.equal(first["sizes"][:, 0], second["sizes"][:, 0])
     assert torch.equal(first["weights"], second["weights"])
-    shares = [torch.zeros(20).index_add_(0, e["sizes"][:, 0], e["sizes"][:, 1].float()) for e in (first, second)]
+    shares = [torch.zeros(60).index_add_(0, e["sizes"][:, 0], e["sizes"][:, 1].float()) for e in (first, second)]
     assert any(not torch.equal((a + 1) // 2, (b + 1) // 2) for a, b in zip(*shares))
     if lot == 1:
         assert float((shares[0] == 0).sum()) > 0 and float((shares[1] == 0).sum()) > 0
