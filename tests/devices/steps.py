@@ -161,7 +161,7 @@ def private(device: SecondDevice, case: Case, sites: Sites | None = None) -> Cou
         optimizer,
         TensorDataset(*data),
         lot_size=LOT,
-        steps=6,
+        steps=4,
         clipping=tacit.Flat(1.0),
         noise_multiplier=1.0,
         sampling="fixed-size",
@@ -183,16 +183,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=[*CASES])
     parser.add_argument("--sites", action="store_true", help="print where, most first, before the JSON")
-    parser.add_argument("--layers", type=int, help="how many layers, for mlp and gpt2")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="numbers of layers, for mlp and gpt2")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     device, found = SecondDevice(), {}
-    for name in options.models:
+    for name, layers in [(name, layers) for name in options.models for layers in options.layers or [None]]:
         sites = Sites() if options.sites else None
         result: dict[str, Any] = {}
-        make = functools.partial(CASES[name], options.layers) if options.layers else CASES[name]
+        make = functools.partial(CASES[name], layers) if layers else CASES[name]
         for mode, counts in (
             ("ordinary", ordinary(device, make())),
             ("private", private(device, make(), sites)),
@@ -202,7 +202,7 @@ def main() -> None:
                 "synchronisations": counts.syncs.total(),
                 "waits": dict(counts.syncs),
             }
-        found[name] = result
+        found[f"{name} {layers}" if layers else name] = result
         for kind in (sites.syncs, sites.launches) if sites else ():
             for site, times in kind.most_common(60):
                 print(f"{times:6} {site}")

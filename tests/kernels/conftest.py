@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
 import importlib.util
+import os
 import shlex
 import subprocess
 import sysconfig
+import tempfile
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 
@@ -27,19 +31,28 @@ USERS = (alike, cells, contributions, formed, narrow, pooling, digests)
 
 
 @functools.cache
-def built(version: str, folder: Path, *options: str) -> _compiled.Kernels:
-    """The kernels compiled as `setup.py` does, for one kind of processor."""
-    library = folder / f"{version}-{len(list(folder.iterdir()))}.so"
+def built(version: str, *options: str) -> _compiled.Kernels:
+    """The kernels compiled as `setup.py` does, for one kind of processor: once for every version of their sources."""
     command = [
         *shlex.split(sysconfig.get_config_var("CC") or "cc"),
         *("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", f"-DBEST={version}", *options),
         *("-Wall", "-Werror", "-Wno-unused-function", f"-I{sysconfig.get_paths()['include']}"),
-        *(str(SOURCE), "-o", str(library), "-lm"),
+        str(SOURCE),
     ]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no C compiler here")
+    files = [SOURCE, *sorted(SOURCE.parent.glob("_*/*.h")), *sorted(Path(__file__).parent.glob("*.h"))]
+    key = hashlib.sha256(repr((command, [file.read_bytes() for file in files])).encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"tacit-kernels-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{key}.so"
+    with open(folder / f"{key}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+        if not library.exists():
+            made = library.with_suffix(".new")
+            try:
+                subprocess.run([*command, "-o", str(made), "-lm"], check=True, capture_output=True)
+            except FileNotFoundError:
+                pytest.skip("there is no C compiler here")
+            made.rename(library)
     loader = ExtensionFileLoader("tacit._kernels", str(library))
     spec = importlib.util.spec_from_loader("tacit._kernels", loader)
     assert spec is not None
@@ -48,20 +61,15 @@ def built(version: str, folder: Path, *options: str) -> _compiled.Kernels:
     return module
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture(params=["arrays", "plain", "avx2", "avx512"], autouse=True)
-def arithmetic(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which is in use, everywhere: of the two ways to AES, the wide one only with the widest registers."""
     chosen = str(request.param)
     needed = {"avx2": ("avx2", "fma"), "avx512": ("avx512f", "avx512dq", "avx512vl", "avx512bw")}
     if not has(*needed.get(chosen, ())):
         pytest.skip(f"this processor has no {chosen}")
     cipher = ("-DAES=narrow_aes",) if has("aes") and not (chosen == "avx512" and has("vaes")) else ()
-    kernels = None if chosen == "arrays" else built(chosen, folder, *cipher)
+    kernels = None if chosen == "arrays" else built(chosen, *cipher)
     for module in USERS:
         monkeypatch.setattr(module, "kernels", kernels)
     monkeypatch.setattr(_normal, "kernels", kernels if kernels is not None and kernels.aes else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ pytestmark = pytest.mark.parametrize("arithmetic", ["plain", "avx2", "avx512"], 
 
 
 @pytest.fixture
-def kernels(arithmetic: str, folder: Path) -> Any:
-    compiled = built(arithmetic, folder)
+def kernels(arithmetic: str) -> Any:
+    compiled = built(arithmetic)
     if not compiled.aes:
         pytest.skip("this processor has no instructions for AES")
     return compiled
@@ -88,9 +87,9 @@ def test_a_right_cipher_is_used(kernels: Any, caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.usefixtures("kernels")
 def test_without_instructions_and_without_a_compiler_arrays_are_used(
-    arithmetic: str, folder: Path, caplog: pytest.LogCaptureFixture
+    arithmetic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    without = built(arithmetic, folder, "-DAES=none")
+    without = built(arithmetic, "-DAES=none")
     assert not without.aes
     for attempt in (
         lambda: without.keystream(bytes(32), bytearray(16)),

@@ -119,12 +119,12 @@ class ChosenKey(SeededSource):
 
 
 @pytest.fixture
-def chosen_bits(arithmetic: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def chosen_bits(arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """See what becomes of rare words: no key that gives them could be found."""
     monkeypatch.setattr(_normal, "keystream", ChosenBits)
     if arithmetic != "arrays":
         cipher = "-DAES=((Aes){keep_key,repeat_key})"
-        kernels = built(arithmetic, folder, "-include", str(Path(__file__).with_name("chosen.h")), cipher)
+        kernels = built(arithmetic, "-include", str(Path(__file__).with_name("chosen.h")), cipher)
         monkeypatch.setattr(_normal, "kernels", kernels)
 
 
