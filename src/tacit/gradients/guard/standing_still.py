@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -88,14 +88,23 @@ def _are_the_same(parameter: Tensor, assigned: Any) -> bool:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Everything random begins with a seed, and goes on as if nothing had been drawn."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 (the model may use it)
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        try:
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+    """Everything random begins with a seed, and goes on as if nothing had been drawn.
+
+    Only devices in use are seeded. `torch.manual_seed` also seeds those that a process has not touched yet: CUDA would
+    then begin with this seed, long after.
+    """
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the model may use it)
+        stack.enter_context(torch.random.fork_rng(()))
+        device = torch.accelerator.current_accelerator()
+        module: Any = None if device is None else torch.get_device_module(device)
+        if device is not None and getattr(module, "is_initialized", module.is_available)():
+            if device.type != "mps":  # which has no states by number
+                devices = range(module.device_count())
+                stack.enter_context(torch.random.fork_rng(devices, device_type=device.type))
+            getattr(module, "manual_seed_all", module.manual_seed)(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)
+        yield
