@@ -20,7 +20,7 @@ settings.load_profile("tacit")
 
 
 def pytest_collection_finish() -> None:
-    """Set the objects of imported libraries apart: the collector need not walk through millions of them in each test."""
+    """Set the objects of imported libraries apart: the collector need not walk through them in each test."""
     gc.collect()
     gc.freeze()
 
