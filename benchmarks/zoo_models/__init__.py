@@ -31,6 +31,8 @@ FAMILIES = (
     "stranger_weights",
     "stranger_losses",
     "stranger_matching",
+    "stranger_functions",
+    "stranger_modules",
     "stranger_packages",
     "mixing",
     "mixing_losses",

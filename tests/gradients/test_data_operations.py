@@ -54,6 +54,13 @@ def gathered(h: Tensor) -> Tensor:
     return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0)], -1)
 
 
+def masked_scattered(h: Tensor) -> Tensor:
+    """Features take the places that each example's own values choose, as images do in the text of a language model."""
+    chosen = h.detach()[..., 0].argsort(1) < 1
+    features = torch.cat(list(h.sum(1, keepdim=True).tanh()))
+    return h.masked_scatter(chosen.unsqueeze(-1), features)
+
+
 def images(h: Tensor) -> Tensor:
     return h.unflatten(-1, (2, 3)).unsqueeze(1)
 
@@ -101,6 +108,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "determinants": lambda h: torch.linalg.det(h[:, :, :3] @ h[:, :, 3:].transpose(1, 2) / 9).unsqueeze(1),
     "solved": lambda h: torch.linalg.solve(torch.eye(3, dtype=h.dtype) * 9 + h[:, :, :3], h[:, :, 3:]),
     "powers": lambda h: torch.matrix_power(h[:, :, :3], 2),
+    "scattered by a mask": masked_scattered,
     "boolean rows": lambda h: h[:, torch.tensor([True, False, True])],
     "listed rows": lambda h: h[:, [2, 0]],
     "ellipsis": lambda h: h[..., None, 1:4, None],

@@ -15,7 +15,7 @@ from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
-from tacit.gradients.layers.pointwise import lift
+from tacit.gradients.layers.pointwise import lift, penalised
 from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
@@ -169,6 +169,8 @@ class Recorder(Capture):
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
+                if data_independent.only_validates(self.model):
+                    return "?"  # in the text of an error
                 self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and type(args[0]) is Traced
@@ -240,8 +242,9 @@ class Recorder(Capture):
         if kind.writes and not kind.is_pointwise and name != "setitem":
             self.problems.refuse_writing(name)
         if kind.is_pointwise and totals == len(tagged):
-            # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
-            # there, in the backward pass, with the parameter's name.
+            # Where `penalised` does not take a penalty on the parameters, its gradient reaches them directly, and is
+            # refused there, in the backward pass, with the parameter's name.
+            args, kwargs = penalised(self, name, args, kwargs, tagged, shared)
             with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)

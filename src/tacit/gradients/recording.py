@@ -116,6 +116,10 @@ class Recording(ABC):
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
         """True if a module is running on one example, and nothing is followed."""
+        self.penalised = False
+        """True if the model adds a term of its parameters alone to a mean over examples."""
+        self.in_backward = False
+        """True if the backward of a custom autograd function is running."""
         self.strangers = False
         """True if the model was entered, after a backward pass, with inputs that need not be the same examples."""
 

@@ -35,6 +35,8 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     assert body is not None
     if func is not torch.autograd.backward:
         return body(*args, **kwargs)  # type: ignore[no-any-return]
+    if recorder.in_backward:
+        raise ValueError(_INNER)
     _look(recorder, *args, **kwargs)
     if kwargs.get("create_graph"):
         raise ValueError(_SECOND_ORDER)
@@ -208,6 +210,12 @@ _SECOND_ORDER = (
 )
 
 
+_INNER = (
+    "a custom autograd function differentiates again in its backward, which the engine does not follow; use "
+    "torch.utils.checkpoint, or run the module around it one example at a time: isolate=[its name] in make_private"
+)
+
+
 @operation("autograd.grad", ALWAYS)
 def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
@@ -219,6 +227,8 @@ def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     assert body is not None
     outputs = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
     inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
+    if recorder.in_backward:
+        raise ValueError(_INNER)
     if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
     for walk in walks(recorder) if kwargs.get("create_graph") else ():

@@ -22,6 +22,7 @@ from tacit.gradients.guard.in_place import assign_attribute
 from tacit.gradients.guard.indexing import is_bounded_by_data
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.nested import tensors
 from tacit.gradients.recording import Recording
@@ -62,7 +63,9 @@ def told(
     if recorder.inside and name in _SIZES:
         for t in (*args, *kwargs.values()):
             tag = t._tag if type(t) is Traced else None
-            if isinstance(tag, Layout) and tag.by_data == "count" and not _is_called_by_libraries():
+            if not isinstance(tag, Layout) or tag.by_data != "count" or _is_called_by_libraries():
+                continue
+            if not data_independent.only_validates(recorder.model):
                 return _shown(recorder, tag, name, args, kwargs, out)
         return out
     if name in ("grad", "_grad") and isinstance(out, Tensor) and recorder.follows(args[0]):

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.sparse import Diagonal
 from tacit.gradients.layers.registry import ALWAYS, operation
-from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
 from tacit.gradients.names import words, writes
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
@@ -153,6 +153,28 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)
+
+
+def penalised(
+    recorder: Recording, name: str, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]
+) -> tuple[Any, Any]:
+    """Return the arguments of a sum in which a penalty on the parameters stands beside a mean over examples.
+
+    mean_i(ℓ_i) + r = mean_i(ℓ_i + r): the penalty is a term of each example's own loss, and clipped with it.
+    """
+    if name not in ("add", "sub") or not all(isinstance(tag, Total) and tag.kind == "mean" for _, tag in tagged):
+        return args, kwargs
+    batch = recorder.batch or 0
+    recorder.penalised = recorder.penalised or recorder.inside
+
+    def own(penalty: Tensor) -> Tensor:
+        def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+            return [(penalty, Dense(grad.expand(batch, *penalty.shape)))]
+
+        return recorder.tap(penalty.detach(), (), make)
+
+    table = {id(q): own(q) for q in shared if q.numel() == 1}
+    return replaced(args, table), replaced(kwargs, table)
 
 
 @operation("to type_as", ALWAYS)
