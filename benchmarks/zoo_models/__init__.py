@@ -33,10 +33,12 @@ FAMILIES = (
     "stranger_matching",
     "stranger_functions",
     "stranger_modules",
+    "stranger_loops",
     "stranger_packages",
     "mixing",
     "mixing_losses",
     "stranger_mixing",
+    "stranger_mistakes",
 )
 
 

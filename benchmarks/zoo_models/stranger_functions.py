@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo_models.cases import Batch, Case, classes
+from zoo_models.cases import Batch, Case
 from zoo_models.plain import classify, mlp, pictures, rows, sequences
 from zoo_models.stranger_nets import stranger
 
@@ -239,7 +239,7 @@ stranger("weight-standardisation")(
         ),
         pictures,
         classify,
-    )  # fmt: skip
+    )
 )
 stranger("ridge")(lambda: Case(mlp(), rows, ridge))
 stranger("lasso")(lambda: Case(mlp(), rows, lasso))

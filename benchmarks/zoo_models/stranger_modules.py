@@ -1,4 +1,4 @@
-"""Modules that people write themselves: gates, scans, trees, mixtures, attention of their own, points and frequencies."""
+"""Modules that people write themselves: gates, scans, trees, mixtures, attention, points and frequencies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo_models.cases import Batch, Case, classes, lengths
+from zoo_models.cases import Batch, Case, classes
 from zoo_models.plain import classify, mlp, pictures, rows, sequences, series, texts
 from zoo_models.stranger_nets import fit, points, stranger
 
