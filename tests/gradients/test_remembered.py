@@ -122,6 +122,10 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
     "a detached mean": (lambda h: h - h.detach().mean(1, keepdim=True), lambda h: h - h.detach().mean(0)),
     "a value that is read": (lambda h: h * 2, lambda h: h * float(h.detach().max())),
     "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
+    "a keyword": (lambda h: h.softmax(dim=1), lambda h: h.softmax(dim=0)),
+    "another keyword": (lambda h: h.sum(dim=1, keepdim=True) + h, lambda h: h.sum(dim=0, keepdim=True) + h),
+    "an alias for a constant": (lambda h: h @ torch.eye(6), lambda h: h @ h.view_as(h)),
+    "an argument that is also a number of rows": (lambda h: h.roll(1, 1), lambda h: h.roll(1, 0)),
 }
 
 
@@ -133,6 +137,26 @@ def test_a_model_that_begins_to_mix_is_refused(premise: str) -> None:
     model.between = before
     engine = trained(model)
     model.between = after
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_list_of_arguments_that_is_written_to_is_another_premise() -> None:
+    torch.manual_seed(0)
+    model, dims = Changing(), [1]
+    model.between = lambda h: h - h.sum(dims, keepdim=True)
+    engine = trained(model)
+    dims[0] = 0
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_decision_is_not_used_inside_a_transform() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.softmax(1) * 2
+    engine = trained(model)
+    model.between = lambda h: torch.func.vmap(lambda row: row.softmax(0) * 2)(h)
     with pytest.raises((ValueError, RuntimeError)):
         step(engine, model)
 
@@ -301,6 +325,15 @@ HONEST: dict[str, Callable[[Changing], None]] = {
     "an in-place write": lambda model: setattr(model, "between", lambda h: h.clone().mul_(2)[:, :6]),
     "a shape": lambda model: setattr(model, "between", lambda h: h.view(-1, 3, 2).transpose(1, 2).flatten(1)),
     "two dimensions more": lambda model: setattr(model, "between", lambda h: h[:, None, None].flatten(1)),
+    "an activation in place": lambda model: setattr(
+        model, "between", lambda h: F.relu(F.relu(h.view(-1, 2, 3).flatten(1)) + 1, inplace=True)
+    ),
+    "a dropout in place": lambda model: setattr(
+        model, "between", lambda h: F.dropout(F.dropout(h * 1, 0.5, False), 0.5, False, inplace=True)
+    ),
+    "no gradients for a part": lambda model: setattr(
+        model, "between", lambda h: h + torch.no_grad()(torch.Tensor.softmax)(h.view(-1, 6), 1)
+    ),
     "a constant tensor for a number": lambda model: setattr(model, "between", lambda h: h * torch.full((6,), 2.0)),
 }
 

@@ -271,15 +271,16 @@ static PyObject *follow(PyObject *module, PyObject *const *arguments, Py_ssize_t
     int known = 0;
     if (p.flags && PyTuple_Check(args))
         known = p.flags & TELLS ? tells(&p, args) : (form = decision(&p, func, args, kwargs)) != NULL;
-    known = known && !PyErr_Occurred() && note_call(p.recorder, func);
+    known = known && !PyErr_Occurred();
     if (known) {
         PyObject *recorder = p.recorder;
-        Py_INCREF(recorder); /* the operation may be the last to use it */
+        Py_INCREF(recorder); /* `SITE` and the operation run other code, which may be the last to use these */
         Py_XINCREF(form);
         Py_XINCREF(p.epoch);
         int ruled = (p.flags & RULED) != 0;
-        out = carried_out(ruled ? form : NULL, recorder, func, types, args, kwargs);
-        if (!out && form) note_failure(recorder);
+        known = note_call(recorder, func);
+        if (known) out = carried_out(ruled ? form : NULL, recorder, func, types, args, kwargs);
+        if (known && !out && form) note_failure(recorder);
         if (out && form && !ruled && !marked(out, &p, form)) Py_CLEAR(out);
         Py_DECREF(recorder);
         Py_XDECREF(form);
