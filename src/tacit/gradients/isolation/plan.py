@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tacit.gradients.clip import Measured
-from tacit.gradients.guard.backward import is_custom, nodes
+from tacit.gradients.guard.backward import custom_node
 from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.model_copies import copied, silenced
@@ -282,7 +282,7 @@ class _CustomFunctions:
             self._unseen.looks_away = True  # what the engine looks at is nobody's reading
             with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
-                found = any(is_custom(node) for node in nodes(outputs_of(output), before))
+                found = custom_node(outputs_of(output), before) is not None
             self._unseen.looks_away = False
             if found:
                 raise Obstacle(name, "it has a custom autograd function")
