@@ -179,6 +179,13 @@ RULED: dict[str, tuple[Callable[[Ruled, Tensor], Tensor], Callable[[Ruled, Tenso
         lambda m, h: F.layer_norm(h, (6,), m.norm.weight),
         lambda m, h: F.layer_norm(h, (6, 6), m.middle.weight),
     ),
+    "a product": (lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight), lambda m, h: h.t() @ m.middle.weight),
+    "a bias of a product that becomes data": (
+        lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight),
+        lambda m, h: torch.addmm(h.sum(0), h, m.middle.weight),
+    ),
+    "a scale for each feature": (lambda m, h: h * m.norm.weight, lambda m, h: (h.t() * m.norm.weight).t()),
+    "a shift that becomes data": (lambda m, h: h + m.norm.bias, lambda m, h: h + h[0]),
     "a row of parameters beside data": (lambda m, h: h * m.norm.weight, lambda m, h: (h.t() * m.norm.weight) @ h),
 }
 
@@ -217,6 +224,12 @@ RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
     "a constant weight": lambda m, h: F.linear(h, torch.eye(6), m.middle.bias),
     "a computed weight": lambda m, h: F.linear(h, m.middle.weight * 2, m.middle.bias),
     "no bias": lambda m, h: F.linear(h, m.middle.weight),
+    "a scale": lambda m, h: h * m.norm.weight - m.norm.bias + m.norm.bias * h,
+    "a scale in another place": lambda m, h: m.norm.weight * h.view(-1, 1, 6).flatten(1) / (2 + m.norm.bias),
+    "a frozen scale": lambda m, h: h * m.norm.weight.detach() + m.norm.bias,
+    "a scale without gradients": lambda m, h: h + torch.no_grad()(torch.mul)(h, m.norm.weight),
+    "a shift with a factor": lambda m, h: torch.add(h, m.norm.bias, alpha=3),
+    "a product with inputs first": lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight),
     "three dimensions": lambda m, h: m.middle(h.view(-1, 1, 6)).flatten(1),
     "positions": lambda m, h: m.middle(torch.stack([h, h.sin(), h.cos()], 1)).sum(1),
     "positions before the examples": lambda m, h: m.middle(torch.stack([h, h.sin()])).sum(0),
@@ -230,7 +243,7 @@ RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
 def test_gradients_are_exact_where_a_gradient_rule_has_another_premise(change: str) -> None:
     torch.manual_seed(0)
     model = Ruled()
-    model.between = lambda h: m_norm(model, h)
+    model.between = lambda h: m_norm(model, h) * model.norm.weight + model.norm.bias
     engine = trained(model)
     model.between = lambda h: RULED_HONEST[change](model, h) + 0 * m_norm(model, h)
     expect_exact(engine, model, *batch(model))
@@ -246,7 +259,9 @@ def test_familiar_operations_do_not_reach_the_recorder() -> None:
     """Else all of these claims would be about the long way."""
     torch.manual_seed(0)
     model = Ruled()
-    model.between = lambda h: m_norm(model, h.view(-1, 2, 3).transpose(1, 2).flatten(1) * 2 + h[:, :6])
+    model.between = lambda h: (
+        m_norm(model, h.view(-1, 2, 3).transpose(1, 2).flatten(1) * 2 + h[:, :6]) * model.norm.weight
+    )
     engine = trained(model)
     names: list[str] = []
 

@@ -109,7 +109,7 @@ static PyObject *follow(PyObject *module, PyObject *const *arguments, Py_ssize_t
     if (kwargs == Py_None) kwargs = NULL;
     PyObject *flags = PyDict_GetItemWithError(given[FLAGS], func), *form = NULL, *out = NULL;
     Premises p;
-    p.lefts = p.founds = p.seens = 0;
+    p.lefts = p.founds = p.seens = p.ruled = 0;
     p.recorder = p.epoch = p.decisions = p.key = NULL;
     p.flags = flags ? PyLong_AsLong(flags) : 0;
     int known = 0;

@@ -3,8 +3,8 @@
  * of constant indices.
  *
  * There are no premises, and nothing is remembered, where a decision depends on more: in a batch of one, under a transform
- * of functions, for a tensor of another batch or in an irregular order, for a trained tensor (but for the rules of
- * parameters), for other values, and where the same tensor is given twice, which may be told apart from two that are alike
+ * of functions, for a tensor of another batch or in an irregular order, for a trained tensor (but for parameters beside one
+ * tensor of the batch), for other values, and where the same tensor is given twice, which may be told apart from two that are alike
  * (but for functions of single entries, where that does not matter).
  */
 
@@ -49,7 +49,7 @@ static PyObject *kept(PyObject *object, int name) {
 enum { MOST_PREMISES = 96 };
 typedef struct {
     PyObject *left[MOST_PREMISES], *found[MOST_PREMISES], *seen[MOST_PREMISES];
-    int lefts, founds, seens;
+    int lefts, founds, seens, ruled; /* whether parameters are among them */
     PyObject *recorder, *epoch, *decisions, *key;
     long flags;
 } Premises;
@@ -90,7 +90,7 @@ static int add_traced(Premises *p, PyObject *value) {
     if (!epoch || (!p->recorder && !begin(p, recorder)) || recorder != p->recorder) return 0;
     if (epoch != p->epoch && PyObject_RichCompareBool(epoch, p->epoch, Py_EQ) != 1) return 0;
     if (p->seens && !(p->flags & ENTRYWISE)) {
-        if (p->flags & (SIZED | RULED)) return 0;
+        if (p->flags & SIZED) return 0;
         for (int i = 0; i < p->seens; i++)
             if (p->seen[i] == value) return 0;
     }
@@ -124,8 +124,8 @@ static int add_premise(Premises *p, PyObject *value) {
     if (type == &PySlice_Type)
         return add_kept(p, (PyObject *)type) && is_to_be_seen(p, kept(value, A_START)) &&
                is_to_be_seen(p, kept(value, A_STOP)) && is_to_be_seen(p, kept(value, A_STEP));
-    if (p->flags & RULED && (PyObject *)type == given[PARAMETER])
-        return add(p, PyObject_GetAttr(value, names[A_TRAINED])) && add(p, PyObject_GetAttr(value, names[A_SHAPE])) &&
+    if ((PyObject *)type == given[PARAMETER] && (p->flags & RULED || (entrywise && kept(value, A_TRAINED) == Py_True)))
+        return (p->ruled = 1) && add(p, PyObject_GetAttr(value, names[A_TRAINED])) && add(p, PyObject_GetAttr(value, names[A_SHAPE])) &&
                add(p, PyObject_GetAttr(value, names[A_DTYPE]));
     if ((PyObject *)type == given[TENSOR] || (PyObject *)type == given[PARAMETER]) {
         if (kept(value, A_TRAINED) != Py_False) return 0;
@@ -142,7 +142,6 @@ static int add_premise(Premises *p, PyObject *value) {
 /* All that the arguments of an operation have to do with what is decided about it; whether that can be listed. */
 static int add_arguments(Premises *p, PyObject *args, PyObject *kwargs) {
     Py_ssize_t count = PyTuple_Size(args);
-    if (p->flags & RULED && (!count || (PyObject *)Py_TYPE(PyTuple_GetItem(args, 0)) != given[TRACED])) return 0;
     for (Py_ssize_t i = 0; i < count; i++)
         if (!is_to_be_seen(p, PyTuple_GetItem(args, i))) return 0;
     if (kwargs && PyDict_Size(kwargs)) {
@@ -158,14 +157,14 @@ static int add_arguments(Premises *p, PyObject *args, PyObject *kwargs) {
     }
     for (int i = 0; i < p->lefts; i++) /* which become more where a value has parts */
         if (!p->left[i] || !add_premise(p, p->left[i])) return 0;
-    return p->seens > 0;
+    return p->ruled ? p->seens == 1 : p->seens > 0;
 }
 
 /* What is decided under these premises: a form, a list of forms, or a rule; or NULL, with a key to remember it by if it
  * is to be. */
 static PyObject *decision(Premises *p, PyObject *func, PyObject *args, PyObject *kwargs) {
     if (!add_kept(p, func) || !add_kept(p, Py_None) || !add_arguments(p, args, kwargs)) return NULL;
-    if (p->flags & RULED) {
+    if (p->ruled) {
         PyObject *enabled = PyObject_CallNoArgs(given[GRAD_ENABLED]);
         Py_XDECREF(enabled);
         if (enabled != Py_True) return NULL;

@@ -28,7 +28,10 @@ _ENTRYWISE = words(
 
 
 _SIZED = words("getitem expand narrow select")
-_DIRECT = words("linear layer_norm rms_norm group_norm conv1d conv2d conv3d")
+_DIRECT = words(
+    "linear addmm embedding layer_norm rms_norm group_norm conv1d conv2d conv3d add sub mul div true_divide"
+)
+_OPENED = words("layer_norm rms_norm group_norm")
 _NOT_TOLD = words("grad _grad _base __set__ is_same_size is_set_to")
 """Metadata that are tensors, that are written, or that are of two tensors."""
 
@@ -50,7 +53,7 @@ class Kind:
     is_simple: bool
     """True if running its body would show nothing, given one argument."""
     is_direct: bool
-    """True if its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
+    """True if it has a gradient rule for one tensor of the batch and parameters, which is remembered."""
     body: Callable[..., Any] | None
     """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
 
@@ -78,12 +81,12 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         tells=name in METADATA - _NOT_TOLD,
         writes=writes(func) or name == "__set__",
         is_simple=func in _SIMPLE,
-        is_direct=name in _DIRECT and (opened(func) is None or name in ("layer_norm", "rms_norm")),
+        is_direct=name in _DIRECT and not writes(func) and (opened(func) is None or name in _OPENED),
         body=opened(func),
     )
     _KINDS[func] = found
     decided = (name in _ENTRYWISE or name in REMEMBERED) and not writes(func)
-    if found.tells or found.is_direct:
+    if found.tells or (found.is_direct and not decided):
         FLAGS[func] = 16 if found.tells else 32
     elif decided:
         kinds = (name in _ENTRYWISE, name in BY_SHAPES, name in _SIZED)

@@ -14,7 +14,7 @@ from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
-from tacit.gradients.layers.pointwise import lift
+from tacit.gradients.layers.pointwise import lift, with_one_parameter
 from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, Operation
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
@@ -90,27 +90,29 @@ class Recorder(Capture):
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
         rule = self._direct_rule(kind.name, args, kwargs) if key is not None and kind.is_direct else None
-        self._carried_out = None
+        self._carried_out, out = None, None
         try:
             if rule is not None:
                 out = rule(self, func, args, kwargs)
-            else:
-                out = self._operate(kind, func, args, kwargs, own_rule)
+            if out is None:
+                rule, out = None, self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             self.note_failure()
             raise
         if rule is not None:
             self.decisions.remember(key, rule)
-        elif key is not None and out is self._carried_out:
+        elif key is not None and out is self._carried_out and not self.scan(args, kwargs)[1]:
             self.decisions.remember_output(key, out)
         return out
 
     def _direct_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-        """Return the rule of an operation on one tensor of the batch, which comes first, and parameters."""
-        parameters = [v for v in (*args[1:], *kwargs.values()) if type(v) is nn.Parameter]
+        """Return the rule of an operation on one tensor of the batch and parameters (`kinds.Kind.is_direct`)."""
+        parameters = [v for v in (*args, *kwargs.values()) if type(v) is nn.Parameter]
         if any(p.is_complex() for p in parameters):
             return None
-        return (OPERATIONS if any(p.requires_grad for p in parameters) else FROZEN).get(name)
+        trained = any(p.requires_grad for p in parameters)
+        rule: Operation | None = OPERATIONS.get(name, with_one_parameter) if trained else FROZEN.get(name)
+        return rule
 
     def note_failure(self) -> None:
         """An operation on the batch has failed: told only if the model catches the error and goes on."""

@@ -25,7 +25,7 @@ REMEMBERED = words(
     """
     view reshape flatten unflatten squeeze unsqueeze transpose permute t T mT movedim swapaxes expand select narrow
     getitem sum softmax log_softmax matmul bmm scaled_dot_product_attention contiguous cat stack chunk split unbind
-    mean to pad flip repeat cumsum amax amin adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d
+    mean to type_as pad flip repeat cumsum amax amin adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d
     """
 )
 """Operations whose batch rules read shapes and layouts, never values, of tensors of the batch."""
