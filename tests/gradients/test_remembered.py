@@ -275,6 +275,41 @@ def test_familiar_operations_do_not_reach_the_recorder() -> None:
     assert {"linear", "layer_norm", "view", "transpose", "mul", "add", "__getitem__"}.isdisjoint(names)
 
 
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "targets in another order": (lambda h, t: F.mse_loss(h, t), lambda h, t: F.mse_loss(h, t.flip(0))),
+    "examples for targets": (lambda h, t: F.mse_loss(h, t), lambda h, t: F.mse_loss(h, h.roll(1, 0))),
+    "weights from the batch": (
+        lambda h, t: F.binary_cross_entropy_with_logits(h, t, weight=torch.ones(6)),
+        lambda h, t: F.binary_cross_entropy_with_logits(h, t, weight=t.sum(0)),
+    ),
+    "classes along the examples": (
+        lambda h, t: F.cross_entropy(h, t.softmax(1), reduction="none").mean(),
+        lambda h, t: F.cross_entropy(h.t(), t.softmax(1).t(), reduction="none").mean(),
+    ),
+    "a loss of one example": (
+        lambda h, t: F.l1_loss(h, t, reduction="none").mean(),
+        lambda h, t: F.l1_loss(h, t, reduction="none")[0].mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", LOSSES)
+def test_a_loss_of_another_premise_is_refused(change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    engine = attach(model)
+
+    def step(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        x, targets = engine.trace((torch.randn(6, 6), torch.rand(6, 6)), 6)
+        loss(model(x), targets).backward()
+        engine.clipped_sum(Flat())
+
+    for _ in range(3):
+        step(LOSSES[change][0])
+    with pytest.raises((ValueError, RuntimeError)):
+        step(LOSSES[change][1])
+
+
 @pytest.mark.parametrize("change", ["thawed", "replaced"])
 def test_parameters_that_become_trainable_after_the_first_batch_are_refused(change: str) -> None:
     model = Changing()

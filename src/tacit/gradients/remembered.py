@@ -21,17 +21,23 @@ from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
 
+_LOSSES = """
+    cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+    binary_cross_entropy_with_logits
+    """
+
 REMEMBERED = words(
     """
     view reshape flatten unflatten squeeze unsqueeze transpose permute t T mT movedim swapaxes expand select narrow
     getitem sum softmax log_softmax matmul bmm scaled_dot_product_attention contiguous cat stack chunk split unbind
     mean to type_as pad flip repeat cumsum amax amin adaptive_avg_pool1d adaptive_avg_pool2d avg_pool1d avg_pool2d
     """
+    + _LOSSES
 )
 """Operations whose batch rules read shapes and layouts, never values, of tensors of the batch."""
 
-BY_SHAPES = words("matmul bmm scaled_dot_product_attention cat stack")
-"""Those among them whose rules read no values of other tensors either."""
+BY_SHAPES = words("matmul bmm scaled_dot_product_attention cat stack" + _LOSSES)
+"""Those among them whose rules read no values of other tensors either. (Losses that were reduced are not regular.)"""
 
 MOST = 4096
 """Decisions that are kept; all are forgotten when there are more."""
