@@ -180,16 +180,14 @@ class Recording(ABC):
     guard: Guard
 
     @abstractmethod
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True) -> Any:
+    def handle(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None, *, own_rule: bool = True
+    ) -> Any:
         """Carry out an operation on tensors of the batch."""
 
     def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation without the rule that takes it over."""
         return self.handle(func, args, kwargs, own_rule=False)
-
-    @abstractmethod
-    def is_plain(self) -> bool:
-        """Return whether several examples are followed, no sizes are data, and no transform is at work."""
 
     @abstractmethod
     def follows(self, value: Any) -> bool:

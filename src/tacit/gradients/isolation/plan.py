@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tacit.gradients.clip import Measured
-from tacit.gradients.guard.backward import is_custom, nodes
+from tacit.gradients.guard.backward import custom_node
 from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.model_copies import copied, silenced
@@ -283,7 +283,7 @@ class _CustomFunctions:
             with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
                 followed = [t for t in outputs_of(output) if type(t) is Traced]  # others are of parameters alone
-                found = any(is_custom(node) for node in nodes(followed, before))
+                found = custom_node(followed, before) is not None
             self._unseen.looks_away = False
             if found:
                 raise Obstacle(name, "it has a custom autograd function of parameters and the batch")
