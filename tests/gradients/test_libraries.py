@@ -126,6 +126,26 @@ def test_a_loss_of_deberta_over_pairs_of_examples_is_refused() -> None:
     engine.detach()
 
 
+class Weighed(nn.Module):
+    """Uses the hidden states of all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = deberta("DebertaV2")
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return torch.stack(self.net.deberta(input_ids, output_hidden_states=True).hidden_states).mean((0, 2))
+
+
+def test_copies_of_a_model_that_ran_before_have_its_hidden_states(caplog: pytest.LogCaptureFixture) -> None:
+    model, ids = Weighed(), words(False)["input_ids"]
+    model(ids)  # which sets hooks, and notes that they are set
+    engine = gradients.attach(model)
+    model(ids).square().sum(1).mean().backward()
+    assert engine.isolated == () and not caplog.records
+    engine.detach()
+
+
 class Checked(nn.Module):
     """Puts features in the place of marked words, and checks that there are as many of one as of the other."""
 
