@@ -131,10 +131,11 @@ class Weighed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = deberta("DebertaV2")
+        self.net = transformers.LlamaModel(transformers.LlamaConfig(**SIZES))
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return torch.stack(self.net.deberta(input_ids, output_hidden_states=True).hidden_states).mean((0, 2))
+        first, last = self.net(input_ids, output_hidden_states=True).hidden_states
+        return (first + last).mean(1)
 
 
 def test_copies_of_a_model_that_ran_before_have_its_hidden_states(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +143,7 @@ def test_copies_of_a_model_that_ran_before_have_its_hidden_states(caplog: pytest
     model(ids)  # which sets hooks, and notes that they are set
     engine = gradients.attach(model)
     model(ids).square().sum(1).mean().backward()
-    assert engine.isolated == () and not caplog.records
+    assert engine.isolated == () and not [r for r in caplog.records if r.name.startswith("tacit")]
     engine.detach()
 
 
