@@ -31,10 +31,14 @@ FAMILIES = (
     "stranger_weights",
     "stranger_losses",
     "stranger_matching",
+    "stranger_functions",
+    "stranger_modules",
+    "stranger_loops",
     "stranger_packages",
     "mixing",
     "mixing_losses",
     "stranger_mixing",
+    "stranger_mistakes",
 )
 
 

@@ -150,7 +150,7 @@ def widened(batch: Batch) -> Batch:
 
 def off_by(norms: Tensor, total: Mapping[str, Tensor], wanted: Oracle) -> float:
     """Return the larger of the relative errors of the norms and of the clipped sum."""
-    floor = 1e-6 * wanted.norms.max()
+    floor = max(1e-6 * float(wanted.norms.max()), 1e-12)
     off = (norms.double() - wanted.norms).abs() / wanted.norms.clamp_min(floor)
     return max(float(off.max()), distance(total, wanted.total))
 

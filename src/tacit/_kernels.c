@@ -76,6 +76,7 @@ INLINE size_t at_most(size_t count, size_t most) { return count < most ? count :
 #include "_loops/versions.h" /* of all of these */
 
 #include "_calls/arguments.h"
+#include "_calls/premises.h"
 #include "_calls/following.h"
 #include "_calls/noise.h"
 #include "_calls/pooling.h"

@@ -435,12 +435,50 @@ def test_a_parameter_used_out_of_sight_is_an_error_not_a_silence() -> None:
     assert model.scale.grad is None
 
 
-def test_a_penalty_on_the_parameters_is_refused() -> None:
+def _penalty(model: nn.Module) -> torch.Tensor:
+    return 0.1 * sum(p.square().sum() for p in model.parameters()) - 0.2 * model[0].weight.norm()
+
+
+def test_a_penalty_on_the_parameters_beside_a_mean_is_a_term_of_each_examples_loss(
+    naive: Any, compare: Any, flat: Any
+) -> None:
+    model, x = net(), torch.randn(B, 5)
+    each = naive(model, lambda i: model(x[i : i + 1]).sum(1).mean() + _penalty(model), B)
+    for losses in (
+        lambda: model(x).sum(1).mean() + _penalty(model),
+        lambda: _penalty(model) + model(x).sum(1).mean(),
+        lambda: model(x).sum(1).mean() - (-_penalty(model)),
+    ):
+        with gradients.record(model) as tape:
+            losses().backward()
+        compare(tape, each)
+    with gradients.record(model) as tape:
+        (model(x[:0]).sum(1).mean() + _penalty(model)).backward()
+    assert not any(total.any() for total in tape.clipped_sum(flat(1.0)).values())
+
+
+def test_a_penalty_on_the_parameters_beside_a_sum_is_refused() -> None:
+    """Beside a sum over examples it would count once, beside each example's own loss as often as there are examples."""
     model = net()
     with gradients.record(model):
-        loss = model(torch.randn(B, 5)).sum(1).mean() + 0.1 * model[0].weight.square().sum()
+        loss = model(torch.randn(B, 5)).sum() + _penalty(model)
         with pytest.raises(RuntimeError, match="weight_decay"):
             loss.backward()
+
+
+def test_a_penalty_that_is_divided_by_the_batch_is_refused_by_the_model_that_adds_it() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).sum(1).mean() + _penalty(self.net) / len(x)
+
+    engine = gradients.attach(model := Own())
+    with pytest.raises(ValueError):
+        model(torch.randn(B, 5)).backward()
+    engine.detach()
 
 
 def test_calling_a_part_of_the_model_instead_of_the_model_is_refused() -> None:

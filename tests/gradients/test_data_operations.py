@@ -54,6 +54,22 @@ def gathered(h: Tensor) -> Tensor:
     return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0)], -1)
 
 
+def masked_scattered(h: Tensor) -> Tensor:
+    """Features take the places that each example's own values choose, as images do in the text of a language model."""
+    chosen = h.detach()[..., 0].argsort(1) < 1
+    features = torch.cat(list(h.sum(1, keepdim=True).tanh()))
+    return h.masked_scatter(chosen.unsqueeze(-1), features)
+
+
+def nearest(h: Tensor, shift: int = 0) -> Tensor:
+    """Edges to the nearest points of each cloud, picked out of one list of the points of all."""
+    near = (-torch.cdist(h, h)).topk(2, dim=-1)[1]
+    start = (torch.arange(len(h)) + shift).remainder(len(h)).view(-1, 1, 1) * h.shape[1]
+    found = h.reshape(-1, 6)[(near + start).view(-1)].view(*h.shape[:2], 2, 6)
+    everywhere = torch.arange(len(h)).view(-1, 1, 1).expand(-1, h.shape[1], 2)
+    return found - h.unsqueeze(2) + h[everywhere, near]
+
+
 def images(h: Tensor) -> Tensor:
     return h.unflatten(-1, (2, 3)).unsqueeze(1)
 
@@ -101,6 +117,8 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "determinants": lambda h: torch.linalg.det(h[:, :, :3] @ h[:, :, 3:].transpose(1, 2) / 9).unsqueeze(1),
     "solved": lambda h: torch.linalg.solve(torch.eye(3, dtype=h.dtype) * 9 + h[:, :, :3], h[:, :, 3:]),
     "powers": lambda h: torch.matrix_power(h[:, :, :3], 2),
+    "scattered by a mask": masked_scattered,
+    "nearest points": nearest,
     "boolean rows": lambda h: h[:, torch.tensor([True, False, True])],
     "listed rows": lambda h: h[:, [2, 0]],
     "ellipsis": lambda h: h[..., None, 1:4, None],
@@ -117,6 +135,18 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", list(OPERATIONS))
 def test_operations_between_layers(agree: Any, name: str) -> None:
     agree(Between(OPERATIONS[name]), torch.randn(B, 3, 6), dtypes=(torch.float64,), reductions=("mean",))
+
+
+def test_rows_of_other_examples_are_found_in_whatever_batch_they_are_picked() -> None:
+    shift = 0
+    engine = gradients.attach(model := Between(lambda h: nearest(h, shift)))
+    model(torch.randn(B, 3, 6)).square().mean().backward()
+    assert engine.isolated == ()
+    engine.discard()
+    shift = 1
+    with pytest.raises(ValueError, match="indexing picks examples out of the batch"):
+        model(torch.randn(B, 3, 6)).square().mean().backward()
+    engine.detach()
 
 
 @dataclass

@@ -19,15 +19,18 @@ B = 6
 WIDTH = 4
 
 
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.square()
+class Times(torch.autograd.Function):
+    """Adds up the gradient of its parameter over all examples itself."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return 2 * ctx.saved_tensors[0] * grads[0]
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grads[0] * w, (grads[0] * x).flatten(0, -2).sum(0)
 
 
 def _branches(m: Net, h: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def _jacobian(m: Net, h: Tensor) -> Tensor:
 UNKNOWN: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "an if": _branches,
     "experts": _routed,
-    "a custom autograd function": lambda m, h: m.own(Square.apply(h)),
+    "a custom autograd function": lambda m, h: m.own(Times.apply(h, m.other.bias)),
     "a gradient inside": _slope,
     "numpy": _numpy,
     "a check of all values": _sorted,
@@ -684,7 +687,7 @@ class RandomBackward(torch.autograd.Function):
 def test_gradients_that_are_random_are_not_computed_again(flat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tacit.gradients.isolation.isolate.LARGE", 0)
     model = nn.Sequential(Net(lambda m, h: RandomBackward.apply(m.own(h))), nn.Linear(WIDTH, 2))
-    engine = gradients.attach(model)
+    engine = gradients.attach(model, isolate=["0"])
     model(torch.randn(B, WIDTH)).square().sum().backward()
     with pytest.raises(RuntimeError, match=r"backward pass of a module .* is random"):
         engine.clipped_sum(flat(1.0))

@@ -29,7 +29,7 @@ class Square(torch.autograd.Function):
 
 
 class Gate(nn.Module):
-    """Picks an expert for each row with Gumbel noise, and has a custom autograd function."""
+    """Picks an expert for each row with Gumbel noise, and reads values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,8 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = self.scores(x)
         chosen = (scores - torch.empty_like(scores).exponential_().log()).argmax(-1, keepdim=True)
-        return torch.zeros_like(scores).scatter(-1, chosen, Square.apply(scores.softmax(-1).gather(-1, chosen)))
+        found = torch.zeros_like(scores).scatter(-1, chosen, Square.apply(scores.softmax(-1).gather(-1, chosen)))
+        return found * float(x.isfinite().all())
 
 
 class Gated(nn.Module):
@@ -152,11 +153,27 @@ def test_routers_that_combine_examples_stay_refused(middle: type[nn.Module]) -> 
     engine.detach()
 
 
-class Squared(nn.Module):
-    """A custom autograd function in a module of its own."""
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grads[0] * w, (grads[0] * x).flatten(0, -2).sum(0) if x.ndim > 1 else grads[0] * x
+
+
+class Scaled(nn.Module):
+    """A custom autograd function of a parameter in a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        return Square.apply(x)
+        return Times.apply(x, self.scale)
 
 
 class Placed(nn.Module):
@@ -164,7 +181,7 @@ class Placed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.changed = nn.Parameter(torch.randn(5, WIDTH)), Squared()
+        self.table, self.changed = nn.Parameter(torch.randn(5, WIDTH)), Scaled()
         self.line = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, h: Tensor) -> Tensor:

@@ -237,7 +237,27 @@ def test_a_masked_mean_is_the_mean_of_the_examples_own_means(naive: Any, compare
     engine.detach()
 
 
-@pytest.mark.parametrize("count", [lambda n: n / B, lambda n: n.view(1), lambda n: n.sum()])
+def test_a_count_of_what_is_left_is_each_examples_own(naive: Any, compare: Any) -> None:
+    """As label smoothing counts: all places, less those that are ignored."""
+    model, x = nn.Linear(3, 1).double(), torch.randn(B, T, 3, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        ignored = x[..., 0] < -0.5
+        return model(x).squeeze(-1).square().masked_fill(ignored, 0).sum() / (ignored.numel() - ignored.long().sum())
+
+    each = naive(model, lambda i: loss(x[i : i + 1]), B)
+    engine = gradients.attach(model)
+    loss(engine.trace(x, B)).backward()
+    compare(engine, each)
+    engine.detach()
+
+
+COUNTS: list[Any] = [
+    lambda n: n / B, lambda n: n.view(1), lambda n: n.sum(), lambda n: n + B * T, lambda n: B - n, lambda n: n - B * T,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", COUNTS)
 def test_a_count_that_may_hold_the_number_of_examples_is_refused(count: Any) -> None:
     model, x = nn.Linear(3, 1), torch.randn(B, T, 3)
     engine = gradients.attach(model)

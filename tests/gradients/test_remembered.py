@@ -12,18 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.gradients import Engine, attach, short_way
+from tacit._compiled import kernels
+from tacit.gradients import Engine, attach
 from tacit.gradients.guard import comparison
 from tacit.gradients.passes import Familiar
 from tacit.gradients.recorder import Recorder
-from tacit.gradients.traced import Traced
-
-
-@pytest.fixture(autouse=True, params=["compiled", "in Python"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every claim holds for the compiled short way and without it."""
-    if request.param == "in Python":
-        monkeypatch.setattr(Traced, "__torch_function__", short_way.LONG_WAY)
 
 
 class Flat:
@@ -122,6 +115,10 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
     "a detached mean": (lambda h: h - h.detach().mean(1, keepdim=True), lambda h: h - h.detach().mean(0)),
     "a value that is read": (lambda h: h * 2, lambda h: h * float(h.detach().max())),
     "what is joined": (lambda h: torch.cat([h[:, :3], h[:, 3:]], 1), lambda h: torch.cat([h[3:], h[:3]], 0)),
+    "a keyword": (lambda h: h.softmax(dim=1), lambda h: h.softmax(dim=0)),
+    "another keyword": (lambda h: h.sum(dim=1, keepdim=True) + h, lambda h: h.sum(dim=0, keepdim=True) + h),
+    "an alias for a constant": (lambda h: h @ torch.eye(6), lambda h: h @ h.view_as(h)),
+    "an argument that is also a number of rows": (lambda h: h.roll(1, 1), lambda h: h.roll(1, 0)),
 }
 
 
@@ -133,6 +130,26 @@ def test_a_model_that_begins_to_mix_is_refused(premise: str) -> None:
     model.between = before
     engine = trained(model)
     model.between = after
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_list_of_arguments_that_is_written_to_is_another_premise() -> None:
+    torch.manual_seed(0)
+    model, dims = Changing(), [1]
+    model.between = lambda h: h - h.sum(dims, keepdim=True)
+    engine = trained(model)
+    dims[0] = 0
+    with pytest.raises((ValueError, RuntimeError)):
+        step(engine, model)
+
+
+def test_a_decision_is_not_used_inside_a_transform() -> None:
+    torch.manual_seed(0)
+    model = Changing()
+    model.between = lambda h: h.softmax(1) * 2
+    engine = trained(model)
+    model.between = lambda h: torch.func.vmap(lambda row: row.softmax(0) * 2)(h)
     with pytest.raises((ValueError, RuntimeError)):
         step(engine, model)
 
@@ -162,6 +179,13 @@ RULED: dict[str, tuple[Callable[[Ruled, Tensor], Tensor], Callable[[Ruled, Tenso
         lambda m, h: F.layer_norm(h, (6,), m.norm.weight),
         lambda m, h: F.layer_norm(h, (6, 6), m.middle.weight),
     ),
+    "a product": (lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight), lambda m, h: h.t() @ m.middle.weight),
+    "a bias of a product that becomes data": (
+        lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight),
+        lambda m, h: torch.addmm(h.sum(0), h, m.middle.weight),
+    ),
+    "a scale for each feature": (lambda m, h: h * m.norm.weight, lambda m, h: (h.t() * m.norm.weight).t()),
+    "a shift that becomes data": (lambda m, h: h + m.norm.bias, lambda m, h: h + h[0]),
     "a row of parameters beside data": (lambda m, h: h * m.norm.weight, lambda m, h: (h.t() * m.norm.weight) @ h),
 }
 
@@ -200,6 +224,12 @@ RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
     "a constant weight": lambda m, h: F.linear(h, torch.eye(6), m.middle.bias),
     "a computed weight": lambda m, h: F.linear(h, m.middle.weight * 2, m.middle.bias),
     "no bias": lambda m, h: F.linear(h, m.middle.weight),
+    "a scale": lambda m, h: h * m.norm.weight - m.norm.bias + m.norm.bias * h,
+    "a scale in another place": lambda m, h: m.norm.weight * h.view(-1, 1, 6).flatten(1) / (2 + m.norm.bias),
+    "a frozen scale": lambda m, h: h * m.norm.weight.detach() + m.norm.bias,
+    "a scale without gradients": lambda m, h: h + torch.no_grad()(torch.mul)(h, m.norm.weight),
+    "a shift with a factor": lambda m, h: torch.add(h, m.norm.bias, alpha=3),
+    "a product with inputs first": lambda m, h: torch.addmm(m.middle.bias, h, m.middle.weight),
     "three dimensions": lambda m, h: m.middle(h.view(-1, 1, 6)).flatten(1),
     "positions": lambda m, h: m.middle(torch.stack([h, h.sin(), h.cos()], 1)).sum(1),
     "positions before the examples": lambda m, h: m.middle(torch.stack([h, h.sin()])).sum(0),
@@ -213,7 +243,7 @@ RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
 def test_gradients_are_exact_where_a_gradient_rule_has_another_premise(change: str) -> None:
     torch.manual_seed(0)
     model = Ruled()
-    model.between = lambda h: m_norm(model, h)
+    model.between = lambda h: m_norm(model, h) * model.norm.weight + model.norm.bias
     engine = trained(model)
     model.between = lambda h: RULED_HONEST[change](model, h) + 0 * m_norm(model, h)
     expect_exact(engine, model, *batch(model))
@@ -224,13 +254,14 @@ def m_norm(model: Ruled, h: Tensor) -> Tensor:
     return out
 
 
-def test_familiar_operations_do_not_reach_the_recorder(request: pytest.FixtureRequest) -> None:
+@pytest.mark.skipif(kernels is None, reason="the short way is compiled")
+def test_familiar_operations_do_not_reach_the_recorder() -> None:
     """Else all of these claims would be about the long way."""
-    if "in Python" in request.node.name or Traced.__torch_function__ == short_way.LONG_WAY:
-        pytest.skip("there is no short way")
     torch.manual_seed(0)
     model = Ruled()
-    model.between = lambda h: m_norm(model, h.view(-1, 2, 3).transpose(1, 2).flatten(1) * 2 + h[:, :6])
+    model.between = lambda h: (
+        m_norm(model, h.view(-1, 2, 3).transpose(1, 2).flatten(1) * 2 + h[:, :6]) * model.norm.weight
+    )
     engine = trained(model)
     names: list[str] = []
 
@@ -241,8 +272,42 @@ def test_familiar_operations_do_not_reach_the_recorder(request: pytest.FixtureRe
     sys.setprofile(note)
     step(engine, model)
     sys.setprofile(None)
-    assert names.count("linear") == 1  # of the batch as it came
-    assert {"layer_norm", "view", "transpose", "mul", "add", "__getitem__"}.isdisjoint(names)
+    assert {"linear", "layer_norm", "view", "transpose", "mul", "add", "__getitem__"}.isdisjoint(names)
+
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "targets in another order": (lambda h, t: F.mse_loss(h, t), lambda h, t: F.mse_loss(h, t.flip(0))),
+    "examples for targets": (lambda h, t: F.mse_loss(h, t), lambda h, t: F.mse_loss(h, h.roll(1, 0))),
+    "weights from the batch": (
+        lambda h, t: F.binary_cross_entropy_with_logits(h, t, weight=torch.ones(6)),
+        lambda h, t: F.binary_cross_entropy_with_logits(h, t, weight=t.sum(0)),
+    ),
+    "classes along the examples": (
+        lambda h, t: F.cross_entropy(h, t.softmax(1), reduction="none").mean(),
+        lambda h, t: F.cross_entropy(h.t(), t.softmax(1).t(), reduction="none").mean(),
+    ),
+    "a loss of one example": (
+        lambda h, t: F.l1_loss(h, t, reduction="none").mean(),
+        lambda h, t: F.l1_loss(h, t, reduction="none")[0].mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", LOSSES)
+def test_a_loss_of_another_premise_is_refused(change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+    engine = attach(model)
+
+    def step(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        x, targets = engine.trace((torch.randn(6, 6), torch.rand(6, 6)), 6)
+        loss(model(x), targets).backward()
+        engine.clipped_sum(Flat())
+
+    for _ in range(3):
+        step(LOSSES[change][0])
+    with pytest.raises((ValueError, RuntimeError)):
+        step(LOSSES[change][1])
 
 
 @pytest.mark.parametrize("change", ["thawed", "replaced"])
@@ -301,6 +366,15 @@ HONEST: dict[str, Callable[[Changing], None]] = {
     "an in-place write": lambda model: setattr(model, "between", lambda h: h.clone().mul_(2)[:, :6]),
     "a shape": lambda model: setattr(model, "between", lambda h: h.view(-1, 3, 2).transpose(1, 2).flatten(1)),
     "two dimensions more": lambda model: setattr(model, "between", lambda h: h[:, None, None].flatten(1)),
+    "an activation in place": lambda model: setattr(
+        model, "between", lambda h: F.relu(F.relu(h.view(-1, 2, 3).flatten(1)) + 1, inplace=True)
+    ),
+    "a dropout in place": lambda model: setattr(
+        model, "between", lambda h: F.dropout(F.dropout(h * 1, 0.5, False), 0.5, False, inplace=True)
+    ),
+    "no gradients for a part": lambda model: setattr(
+        model, "between", lambda h: h + torch.no_grad()(torch.Tensor.softmax)(h.view(-1, 6), 1)
+    ),
     "a constant tensor for a number": lambda model: setattr(model, "between", lambda h: h * torch.full((6,), 2.0)),
 }
 

@@ -17,7 +17,7 @@ COUNTED = 24
 """Private names in use, those in texts among them: 22 of PyTorch's and two of Python's frames. Only ever lower it."""
 FOLDERS = {"_C", "_functorch", "_autograd", "eval_frame"}
 """PyTorch's private modules, in which other names are looked up: they are not counted, the names in them are."""
-NOT_PYTORCHS = {"_apply_gate", "_is_expert_parallel", "_bias", "_fields"}
+NOT_PYTORCHS = {"_apply_gate", "_is_expert_parallel", "_bias", "_fields", "_vmap_expansion_sdpa"}
 """Private names of `transformers`, which `libraries` replaces, and a public one of named tuples."""
 RULED = {
     "_pack_padded_sequence",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import pickle
@@ -129,6 +128,9 @@ SIZES: dict[str, Body] = {
     "the longest sequence": lambda m, x: x * unpacked(m, x).shape[1],
     "the longest, in picked rows": lambda m, x: x * unpacked(m, x)[x[:, 0, 1] > -1].shape[1],
     "the longest, after a layer": lambda m, x: x * m.line(unpacked(m, x)).softmax(-1).transpose(0, 1).size(0),
+    "a shape given to zeros": lambda m, x: torch.zeros(rows(x).shape),
+    "a shape given to reshape": lambda m, x: x.reshape(rows(x).shape),
+    "a shape given one by one": lambda m, x: torch.empty(*rows(x).shape),
 }
 
 
@@ -138,36 +140,6 @@ SIZES: dict[str, Body] = {
 def test_sizes_that_data_decided(name: str, size: int) -> None:
     said = refusal(SIZES[name], size)
     assert "a size that data of the batch decided" in said or "reads values" in said or "largest class" in said
-
-
-GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
-    "zeros": lambda x: torch.zeros(rows(x).shape),
-    "as a tuple": lambda x: torch.zeros(tuple(rows(x).shape)),
-    "first of a few": lambda x: torch.ones(rows(x).shape[:1]),
-    "reshape": lambda x: x.reshape(rows(x).shape),
-    "expand": lambda x: x.expand(rows(x).shape),
-    "view": lambda x: x.view(rows(x).shape),
-    "new_zeros": lambda x: x.new_zeros(rows(x).shape),
-    "one by one": lambda x: torch.empty(*rows(x).shape),
-}
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_a_shape_that_data_decided_given_to_pytorch(name: str) -> None:
-    """PyTorch 2.11 crashed at some: it reads the entry that is no number once more, and expects no error."""
-    model = Model(lambda m, x: x * GIVEN[name](x).numel())
-    with pytest.raises(TypeError, match=r"SizeDecidedByData|positional argument|Shape"), gradients.record(model):
-        model(X)
-
-
-def test_a_size_that_data_decided_is_no_number_after_its_refusal() -> None:
-    def body(model: Model, x: Tensor) -> Tensor:
-        shape = rows(x).shape
-        with contextlib.suppress(Exception):
-            shape[0]
-        return x * shape[0]
-
-    assert "a size that data of the batch decided" in refusal(body)
 
 
 def test_the_check_names_the_remedy_for_sizes() -> None:

@@ -49,6 +49,10 @@ def each(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y, reduction="none")
 
 
+def penalty(model: nn.Module) -> Tensor:
+    return torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+
 @torch.jit.script
 def scripted_copy(x: Tensor) -> Tensor:
     return x * 1.0
@@ -67,6 +71,7 @@ DIVIDED: dict[str, tuple[Loop, dict[str, Any]]] = {
         lambda r, m, x, y: (each(m, x, y) * torch.full((len(x),), 1 / max(len(x), 1))).sum(),
         {},
     ),
+    "a penalty": (lambda r, m, x, y: each(m, x, y).mean() + penalty(m) / max(len(x), 1), {}),
     "a declared sum": (lambda r, m, x, y: each(m, x, y).sum() / len(x), {"reduction": "sum"}),
     "a metric": (observing_shares, {"metrics": {"m": tacit.Metric(bound=1.0)}}),
 }
@@ -130,6 +135,7 @@ HONEST: dict[str, tuple[Loop, dict[str, Any]]] = {
     "sum": (lambda r, m, x, y: each(m, x, y).sum(), {}),
     "a mean, written out": (lambda r, m, x, y: each(m, x, y).sum() / len(x), {"reduction": "mean"}),
     "weighted by class": (lambda r, m, x, y: (torch.tensor([1.0, 2, 3])[y] * each(m, x, y)).mean(), {}),
+    "a penalty": (lambda r, m, x, y: F.cross_entropy(m(x), y) + 0.1 * penalty(m), {}),
     "noise and flips": (noisy, {}),
     "one factor a batch": (lambda r, m, x, y: F.cross_entropy(m(x), y) * random.random(), {"reduction": "mean"}),
     "another order": (lambda r, m, x, y: (lambda k: each(m, x[k], y[k]).mean())(torch.randperm(len(x))), {}),

@@ -28,7 +28,10 @@ _ENTRYWISE = words(
 
 
 _SIZED = words("getitem expand narrow select")
-_DIRECT = words("linear layer_norm rms_norm group_norm conv1d conv2d conv3d")
+_DIRECT = words(
+    "linear addmm embedding layer_norm rms_norm group_norm conv1d conv2d conv3d add sub mul div true_divide"
+)
+_OPENED = words("layer_norm rms_norm group_norm")
 _NOT_TOLD = words("grad _grad _base __set__ is_same_size is_set_to")
 """Metadata that are tensors, that are written, or that are of two tensors."""
 
@@ -43,14 +46,6 @@ class Kind:
     is_special: bool
     """True if it copies, shows or reads values, or works on lists of tensors in place."""
     is_pointwise: bool
-    is_entrywise: bool
-    """True if neither numbers nor one tensor given twice matter for where examples lie."""
-    is_decided: bool
-    """True if a decision about it is remembered (`remembered`)."""
-    by_shapes: bool
-    """True if the decision depends on shapes alone, of other tensors too."""
-    sizes: bool
-    """True if a second tensor of the batch among its arguments may decide a size."""
     tells: bool
     """True if it tells what is known of one tensor without its values, and nothing else."""
     writes: bool
@@ -58,7 +53,7 @@ class Kind:
     is_simple: bool
     """True if running its body would show nothing, given one argument."""
     is_direct: bool
-    """True if its gradient rule is for one tensor of the batch, the first argument, and parameters after it."""
+    """True if it has a gradient rule for one tensor of the batch and parameters, which is remembered."""
     body: Callable[..., Any] | None
     """The function with its own override check removed, so that its inner operations are seen (`traced.opened`)."""
 
@@ -67,7 +62,12 @@ _KINDS: dict[Callable[..., Any], Kind] = {}
 known = _KINDS.get
 
 FLAGS: dict[Callable[..., Any], int] = {}
-"""Answers for the short way (`_calls/following.h`): decided, entrywise, by shapes, sizes, tells, direct."""
+"""Answers for the short way, where it has a question (`_calls/premises.h`).
+
+1: a decision is remembered; 2: neither numbers nor one tensor given twice matter for it; 4: it depends on shapes alone,
+of other tensors too; 8: a second tensor of the batch may decide a size; 16: it tells what is known of one tensor;
+32: its gradient rule is remembered; 64: the entries of constant indices count.
+"""
 
 
 def kind_of(func: Callable[..., Any]) -> Kind:
@@ -78,17 +78,17 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         is_metadata=name in METADATA,
         is_special=name in EXPORTS | SHOWN | READS or name == "detach" or name.startswith("_foreach_"),
         is_pointwise=name in POINTWISE,
-        is_entrywise=name in _ENTRYWISE and not writes(func),
-        is_decided=(name in _ENTRYWISE or name in REMEMBERED) and not writes(func),
-        by_shapes=name in BY_SHAPES,
-        sizes=name in _SIZED,
         tells=name in METADATA - _NOT_TOLD,
         writes=writes(func) or name == "__set__",
         is_simple=func in _SIMPLE,
-        is_direct=name in _DIRECT and (opened(func) is None or name in ("layer_norm", "rms_norm")),
+        is_direct=name in _DIRECT and not writes(func) and (opened(func) is None or name in _OPENED),
         body=opened(func),
     )
     _KINDS[func] = found
-    decided = found.is_decided * (1 + 2 * found.is_entrywise + 4 * found.by_shapes + 8 * found.sizes)
-    FLAGS[func] = 16 if found.tells else 32 if found.is_direct else decided
+    decided = (name in _ENTRYWISE or name in REMEMBERED) and not writes(func)
+    if found.tells or (found.is_direct and not decided):
+        FLAGS[func] = 16 if found.tells else 32
+    elif decided:
+        kinds = (name in _ENTRYWISE, name in BY_SHAPES, name in _SIZED)
+        FLAGS[func] = 1 + 2 * kinds[0] + 4 * kinds[1] + 8 * kinds[2] + 64 * (name == "getitem")
     return found

@@ -52,6 +52,7 @@ class Passes:
         """The first batch of a model that is isolated as a whole: PyTorch has looked up its forward before."""
         self._given: Any = None
         """The arguments of the running pass, if it may be compared with its parts."""
+        data_independent.prepare()  # PyTorch looks up a model's forward before any hook runs
         self._eager = Eager(model)
         self._isolated = Installed(recorder, model, {})
         self._comparison = Comparison(recorder, wanted=compares)

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from tacit.gradients.call_sites import site
 from tacit.gradients.capture import Capture
-from tacit.gradients.direct import direct_rule
 from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.factors.parameter_uses import graph_leaves
 from tacit.gradients.kinds import Kind, kind_of, known
 from tacit.gradients.layers.generic import generic
-from tacit.gradients.layers.pointwise import lift
-from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call
+from tacit.gradients.layers.pointwise import lift, penalised, with_one_parameter
+from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, Operation
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import (
@@ -33,7 +32,7 @@ from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction
 from tacit.gradients.remembered import Decisions
 from tacit.gradients.torch_internals import get_frame, in_transform, without_subclasses
-from tacit.gradients.traced import Traced, mark, mark_like, plain
+from tacit.gradients.traced import Traced, mark_like, plain
 
 COMPLEX = frozenset(["linear", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "einsum", "addmm", "baddbmm", "addmv"])
 """Operations whose rules are right for complex parameters too; others are differentiated by `torch.func`."""
@@ -68,7 +67,13 @@ class Recorder(Capture):
     # -- operations --------------------------------------------------------------------------------------------------
 
     def handle(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+        *,
+        own_rule: bool = True,
     ) -> Any:
         kind = known(func) or kind_of(func)
         frame: Any = get_frame(2)
@@ -84,53 +89,35 @@ class Recorder(Capture):
             args[0]._form = None  # its shape may become another
         if kind.is_metadata:
             return self.guard.metadata(kind.name, func, args, kwargs)
-        known_before, key = self.decisions, None
+        rule = self._direct_rule(kind.name, args, kwargs) if key is not None and kind.is_direct else None
+        self._carried_out, out = None, None
         try:
-            if kind.is_decided and self.is_plain() and (key := known_before.premises(kind, func, args, kwargs)):
-                form, indices = known_before.found.get(key), known_before.indices
-                if form is not None and (not indices or known_before.are_kept(key, indices)):
-                    return self._as_decided(form, func, args, kwargs)
-            rule = direct_rule(self, kind.name, args, kwargs) if kind.is_direct and own_rule else None
-            self._carried_out = None
             if rule is not None:
-                key = known_before.premises(kind, func, args, kwargs)
                 out = rule(self, func, args, kwargs)
-                if key is not None:
-                    known_before.remember_rule(key, rule)
-                    key = None
-            else:
-                out = self._operate(kind, func, args, kwargs, own_rule)
+            if out is None:
+                rule, out = None, self._operate(kind, func, args, kwargs, own_rule)
         except (RuntimeError, IndexError):
             self.note_failure()
             raise
-        if key is not None and out is self._carried_out:
-            known_before.remember(key, out, indices)
-        elif type(out) is Traced and self.batch:
-            known_before.form(out)  # what comes next can be found by it
+        if rule is not None:
+            self.decisions.remember(key, rule)
+        elif key is not None and out is self._carried_out and not self.scan(args, kwargs)[1]:
+            self.decisions.remember_output(key, out)
         return out
+
+    def _direct_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        """Return the rule of an operation on one tensor of the batch and parameters (`kinds.Kind.is_direct`)."""
+        parameters = [v for v in (*args, *kwargs.values()) if type(v) is nn.Parameter]
+        if any(p.is_complex() for p in parameters):
+            return None
+        trained = any(p.requires_grad for p in parameters)
+        rule: Operation | None = OPERATIONS.get(name, with_one_parameter) if trained else FROZEN.get(name)
+        return rule
 
     def note_failure(self) -> None:
         """An operation on the batch has failed: told only if the model catches the error and goes on."""
         if self.inside:
             self.problems.add(FAILED)
-
-    def is_plain(self) -> bool:
-        """Return whether decisions are remembered here: not for a batch of one, nor under a transform."""
-        return self.batch is not None and self.batch > 1 and in_transform() is None
-
-    def _as_decided(self, form: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation about which it is known where examples lie afterwards."""
-        with without_subclasses():
-            out = func(*args, **kwargs)
-        self._carried_out = out
-        if type(out) is Tensor:
-            out.__class__ = Traced
-            out._recorder, out._tag, out._epoch, out._form = self, form.tag, self.epoch, form  # type: ignore[attr-defined]
-            return out
-        for t, each in zip(out, form) if type(form) is list else ((out, form),):
-            mark(t, self, each.tag)
-            t._form = each
-        return out
 
     def _operate(
         self, kind: Kind, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], own_rule: bool
@@ -169,6 +156,8 @@ class Recorder(Capture):
             self.problems.refuse_reading(name)
         if name in SHOWN:
             if name in PRINTS and self.inside:
+                if data_independent.only_validates(self.model):
+                    return "?"  # in the text of an error
                 self.problems.refuse_printing(name)
             shown = func(plain(args[0]), *args[1:], **kwargs)
             copied = isinstance(shown, Tensor) and type(args[0]) is Traced
@@ -240,8 +229,9 @@ class Recorder(Capture):
         if kind.writes and not kind.is_pointwise and name != "setitem":
             self.problems.refuse_writing(name)
         if kind.is_pointwise and totals == len(tagged):
-            # A penalty on the parameters added to the finished loss: its gradient reaches them directly and is refused
-            # there, in the backward pass, with the parameter's name.
+            # Where `penalised` does not take a penalty on the parameters, its gradient reaches them directly, and is
+            # refused there, in the backward pass, with the parameter's name.
+            args, kwargs = penalised(self, name, args, kwargs, tagged, shared)
             with without_subclasses():
                 out = func(*args, **kwargs)
             return self.finish(name, func, args, kwargs, out, tagged)

@@ -116,6 +116,10 @@ class Recording(ABC):
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
         """True if a module is running on one example, and nothing is followed."""
+        self.penalised = False
+        """True if the model adds a term of its parameters alone to a mean over examples."""
+        self.in_backward = False
+        """True if the backward of a custom autograd function is running."""
         self.strangers = False
         """True if the model was entered, after a backward pass, with inputs that need not be the same examples."""
 
@@ -176,16 +180,14 @@ class Recording(ABC):
     guard: Guard
 
     @abstractmethod
-    def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, own_rule: bool = True) -> Any:
+    def handle(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None, *, own_rule: bool = True
+    ) -> Any:
         """Carry out an operation on tensors of the batch."""
 
     def carry_out(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation without the rule that takes it over."""
         return self.handle(func, args, kwargs, own_rule=False)
-
-    @abstractmethod
-    def is_plain(self) -> bool:
-        """Return whether several examples are followed, no sizes are data, and no transform is at work."""
 
     @abstractmethod
     def follows(self, value: Any) -> bool:

@@ -58,6 +58,16 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 foreach_add, foreach_div_ = torch._foreach_add, torch._foreach_div_
 """One kernel for many tensors; what PyTorch's own optimizers use."""
 
+function_base: Any = torch.autograd.Function.__mro__[1]
+"""Where `torch.autograd.Function.apply` looks for its C implementation: custom functions are followed from there."""
+
+
+def setup_of(function: Any) -> Any:
+    """Return the `setup_context` of a custom autograd function; None if its forward takes the context itself."""
+    found = function.setup_context
+    return None if found is function_base.setup_context else found
+
+
 get_frame, current_frames = sys._getframe, sys._current_frames
 """Frames of Python's stack: which module's code runs, and whether a call of the model still does."""
 

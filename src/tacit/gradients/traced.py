@@ -50,9 +50,13 @@ class Traced(torch.Tensor):
 
 
 def follow(
-    func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    func: Callable[..., Any],
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    key: Any = None,
 ) -> Any:
-    """Hand an operation on tensors of the batch to its recorder."""
+    """Hand an operation on tensors of the batch to its recorder; ``key`` is what to remember its decision by."""
     kwargs = kwargs or {}
     recorder: Recording | None = getattr(args[0], "_recorder", None) if args and type(args[0]) is Traced else None
     if recorder is None or not recorder.active:
@@ -63,7 +67,7 @@ def follow(
     # Inside a compiled function the compiler would trace the engine itself, and all that it keeps between calls.
     compiler = set_eval_frame(None)
     try:
-        return recorder.handle(func, args, kwargs)
+        return recorder.handle(func, args, kwargs, key)
     finally:
         if compiler is not None:
             set_eval_frame(compiler)

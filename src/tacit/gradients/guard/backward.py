@@ -35,6 +35,8 @@ def backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> None:
     assert body is not None
     if func is not torch.autograd.backward:
         return body(*args, **kwargs)  # type: ignore[no-any-return]
+    if recorder.in_backward:
+        raise ValueError(_INNER)
     _look(recorder, *args, **kwargs)
     if kwargs.get("create_graph"):
         raise ValueError(_SECOND_ORDER)
@@ -96,45 +98,48 @@ def _look(recorder: Recording, tensors: Any, grad_tensors: Any = None, *_: Any, 
             recorder.seeds.append(("sum", plain(gradient)))
 
 
-def nodes(roots: Iterable[Any], before: Container[Any] = ()) -> list[Any]:
-    """Every node of the graph behind some tensors, back to those of `before`; not those of isolated modules."""
-    found: list[Any] = []
+_PYTORCHS = set[type]()
+"""Classes of nodes that PyTorch's own operations make, as far as they were met."""
+
+
+def custom_node(roots: Iterable[Any], before: Container[Any] = ()) -> Any:
+    """Return a node of an autograd function that is neither PyTorch's nor the engine's, behind some tensors; or None.
+
+    The search ends at the nodes of `before`, and goes around those of isolated modules.
+    """
     seen: set[Any] = set()
     with without_subclasses():
         stack: list[Any] = [root.grad_fn for root in roots if isinstance(root, Tensor)]
     while stack:
         node = stack.pop()
-        if node in seen or node is None or node in before:
+        if node is None or node in seen or node in before:
             continue
         seen.add(node)
-        found.append(node)
-        if isinstance(node, BackwardCFunction) and getattr(node, "made_by", None) is OWN and hasattr(node, "upstream"):
-            stack.extend(node.upstream)
-        else:
-            stack += [child for child, _ in node.next_functions]
-    return found
-
-
-def is_custom(node: Any) -> bool:
-    """Return whether a node is of an autograd function that is neither PyTorch's nor the engine's."""
-    if not isinstance(node, BackwardCFunction) or getattr(node, "made_by", None) is OWN:
-        return False
-    return not made_by_fsdp(node)  # its gradients pass unchanged
+        kind, upstream = type(node), None
+        if kind not in _PYTORCHS:
+            if not isinstance(node, BackwardCFunction):
+                _PYTORCHS.add(kind)
+            elif getattr(node, "made_by", None) is OWN:
+                upstream = getattr(node, "upstream", None)
+            elif not made_by_fsdp(node):  # its gradients pass unchanged
+                return node
+        stack += [child for child, _ in node.next_functions] if upstream is None else upstream
+    return None
 
 
 def _refuse_custom(roots: list[Any]) -> None:
     """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
-    for node in nodes(roots):
-        if not is_custom(node):
-            continue
-        name = node.name().removesuffix("Backward")
-        if name == "BackwardHookFunction":
-            raise ValueError(_MODULE_HOOK.format("a module"))
-        raise ValueError(
-            f"the loss goes through the custom autograd function {name!r}, whose "
-            "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
-            "which then runs one example at a time"
-        )
+    node = custom_node(roots)
+    if node is None:
+        return
+    name = node.name().removesuffix("Backward")
+    if name == "BackwardHookFunction":
+        raise ValueError(_MODULE_HOOK.format("a module"))
+    raise ValueError(
+        f"the loss goes through the custom autograd function {name!r}, whose "
+        "backward may combine the gradients of different examples unseen; use it inside a module of the model, "
+        "which then runs one example at a time"
+    )
 
 
 _MODULE_HOOK = "{} has a backward hook, which may combine the gradients of different examples unseen; remove it"
@@ -208,6 +213,12 @@ _SECOND_ORDER = (
 )
 
 
+_INNER = (
+    "a custom autograd function differentiates again in its backward, which the engine does not follow; use "
+    "torch.utils.checkpoint, or run the module around it one example at a time: isolate=[its name] in make_private"
+)
+
+
 @operation("autograd.grad", ALWAYS)
 def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients with respect to the batch (adversarial examples, saliency): nothing is captured for the parameters.
@@ -219,6 +230,8 @@ def grad(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     assert body is not None
     outputs = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
     inputs = [args[1]] if isinstance(args[1], Tensor) else list(args[1])
+    if recorder.in_backward:
+        raise ValueError(_INNER)
     if kwargs.get("create_graph") and not recorder.is_isolated():
         raise ValueError(_SECOND_ORDER)
     for walk in walks(recorder) if kwargs.get("create_graph") else ():

@@ -130,6 +130,10 @@ def _picked(
 ) -> Tag:
     """Return where rows are that an index of examples has picked or put in order."""
     varying = [d for d in range(index.ndim) if index.shape[d] > 1]
+    if shape is not None and mine.by_data is None and (isinstance(own, Layout) or len(varying) > 1):
+        found = _own_rows(raw, ids[index].expand(shape), tags, batch)
+        if found is not None:
+            return found.at(lead + found.dim)
     if len(varying) > 1 or shape is None:
         return _REFUSED
     position = len(shape) - index.ndim + (varying[0] if varying else max(index.ndim - 1, 0))
@@ -151,6 +155,31 @@ def _picked(
             if here.dim != found.dim or not torch.equal(owners(here, batch, owner.numel(), owner.device), owner):
                 return _REFUSED
     return found
+
+
+def _own_rows(raw: list[Any], picked: Tensor, tags: Mapping[int, Tag], batch: int) -> Layout | None:
+    """Return the indices' own layout where each picks rows of its own example alone (its nearest points, say).
+
+    `picked` are the examples of the rows that were picked. What is where is then for the indices to say, each example's
+    for itself, and not for the order of the rows.
+    """
+    found: Layout | None = None
+    for p in raw:
+        tag = tags.get(id(p)) if isinstance(p, Tensor) else None
+        if tag is None:
+            continue
+        if not isinstance(tag, Layout) or tag.owner is not None or tag.by_data:
+            return None
+        here = tag.at(picked.ndim - p.ndim + tag.dim)
+        if found is not None and found != here:
+            return None
+        found = here
+    if found is None:
+        return None
+    rows = owners(found, batch, picked.shape[found.dim], picked.device)
+    return (
+        found if torch.equal(picked, rows.view(-1, *(1,) * (picked.ndim - found.dim - 1)).expand_as(picked)) else None
+    )
 
 
 def _looked_up(raw: list[Any], tags: Mapping[int, Tag], width: int) -> Tag | None:

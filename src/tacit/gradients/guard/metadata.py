@@ -7,12 +7,11 @@ PyTorch's code may: it compares sizes and makes room.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from tacit.gradients.guard.in_place import assign_attribute
 from tacit.gradients.guard.indexing import is_bounded_by_data
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed
+from tacit.gradients.libraries import data_independent
 from tacit.gradients.names import POINTWISE, words
 from tacit.gradients.nested import tensors
 from tacit.gradients.recording import Recording
@@ -62,64 +62,17 @@ def told(
     if recorder.inside and name in _SIZES:
         for t in (*args, *kwargs.values()):
             tag = t._tag if type(t) is Traced else None
-            if isinstance(tag, Layout) and tag.by_data == "count" and not _is_called_by_libraries():
-                return _shown(recorder, tag, name, args, kwargs, out)
+            if not isinstance(tag, Layout) or tag.by_data != "count" or _is_called_by_libraries():
+                continue
+            dim = kwargs.get("dim", args[-1]) if name == "size" else None
+            decided = type(dim) is not int or dim % t.ndim == tag.dim
+            if decided and not data_independent.only_validates(recorder.model):
+                recorder.problems.refuse_size(name)
         return out
     if name in ("grad", "_grad") and isinstance(out, Tensor) and recorder.follows(args[0]):
         return mark(plain(out).detach(), recorder, Mixed(_GRAD, foreign=True))
     if name == "_base" and isinstance(out, Tensor) and recorder.follows(args[0]) and not recorder.follows(out):
         return mark(plain(out).detach(), recorder, Mixed(_BASE, foreign=True))
-    return out
-
-
-class SizeDecidedByData:
-    """Stands in a shape for a size that data decided; whoever makes use of it is refused.
-
-    PyTorch's functions name its class when they refuse it for a number.
-    """
-
-    __slots__ = ("_recorder", "refused")
-
-    def __init__(self, recorder: Recording) -> None:
-        self._recorder, self.refused = recorder, False
-
-    def __repr__(self) -> str:
-        return "?"
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        self.refused = True
-        self._recorder.problems.refuse_size("shape")
-
-    __index__ = __int__ = __float__ = __bool__ = __hash__ = __neg__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
-    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = __divmod__ = _refuse
-
-
-class Shape(tuple[Any, ...]):
-    """The sizes of a tensor, of which data decided one; reading that one is refused, the first time.
-
-    PyTorch asks it for a number, then reads it once more to name its class in an error of its own; 2.11 crashes if that
-    reading fails. What is read has no number in it.
-    """
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        if type(found) is SizeDecidedByData and not found.refused:
-            found._refuse()
-        return found
-
-    def numel(self) -> int:
-        return math.prod(self)
-
-
-def _shown(recorder: Recording, tag: Layout, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    """Return what the model's code sees of sizes of which data decided one."""
-    if isinstance(out, (tuple, list)) and "stride" not in name:
-        return Shape(SizeDecidedByData(recorder) if d == tag.dim else n for d, n in enumerate(out))
-    dim = kwargs["dim"] if "dim" in kwargs else args[1] if name == "size" else 0
-    if name not in ("size", "__len__") or not args or dim % args[0].ndim == tag.dim:
-        recorder.problems.refuse_size(name)
     return out
 
 

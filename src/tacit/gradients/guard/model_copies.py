@@ -63,7 +63,12 @@ def silenced(twin: nn.Module) -> nn.Module:
 
 
 def _is_anothers(hook: Any, own: set[int]) -> bool:
-    """Return whether somebody else listens with a hook: not the model, with a method of its own."""
+    """Return whether somebody else listens with a hook: not the model, with a method of its own.
+
+    Nor `transformers`, whose models collect their hidden states with hooks that they set only once.
+    """
+    if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
+        return False
     return isinstance(hook, _FUNCTIONS) and id(getattr(hook, "__self__", None)) not in own
 
 

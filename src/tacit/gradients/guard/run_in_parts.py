@@ -226,6 +226,8 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | 
         elif all(isinstance(tag, Total) for tag in tags):
             kind = _total(whole, splits, i)
             agreed = kind is not None
+            if recorder is not None and recorder.penalised and whole.outputs[i].requires_grad:
+                agreed = kind == "mean"  # a penalty that is divided by the number of examples is none of them
             if recorder is not None and kind is not None and kind == tags[0].kind:  # type: ignore[union-attr]
                 recorder.inferred[i] = kind
         else:

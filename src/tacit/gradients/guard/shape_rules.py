@@ -126,6 +126,13 @@ def _getitem(call: Call) -> Any:
     return indexed(call.args[0], call.args[1], call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
 
 
+@rule("index")
+def _index(call: Call) -> Any:
+    """`aten.index`, which some modes put in the place of `x[i, j]`."""
+    key = tuple(slice(None) if part is None else part for part in call.arg(1, "indices"))
+    return indexed(call.args[0], key, call.out, dict((id(t), tag) for t, tag in call.tagged), call.batch)
+
+
 @rule("setitem")
 def _setitem(call: Call) -> Tag:
     return written(call.args[0], call.args[1], call.args[2], dict((id(t), tag) for t, tag in call.tagged), call.batch)
@@ -150,6 +157,29 @@ def _scatter(call: Call) -> Tag:
     source = call.arg(3, "src", "value")
     sizes = {t.shape[found.dim] for t in (x, index, source) if isinstance(t, Tensor) and t.ndim == x.ndim}
     return found if len(sizes) == 1 else pairs(call)
+
+
+@rule("masked_scatter")
+def _masked_scatter(call: Call) -> Tag:
+    """Places take entries in their order: each must get its own example's (features of images in a text, say)."""
+    x, mask, source = call.main(), call.arg(1, "mask"), call.arg(2, "source")
+    tags = {id(t): tag for t, tag in call.layouts()}
+    new, here = tags.pop(id(source), None), [t for t in (x, mask) if id(t) in tags]
+    if new is None or not here:
+        return pairs(call)
+    dims = {(call.out.ndim - t.ndim + tags[id(t)].dim) for t in here}
+    found = tags[id(here[0])].at(dims.pop())
+    if dims or not all(tags[id(t)].same_order(found) for t in here):
+        return pairs(call)
+    chosen = mask.as_subclass(Tensor).expand(call.out.shape)
+    places = _spread(owners(found, call.batch, call.out.shape[found.dim], chosen.device), found.dim, chosen)[chosen]
+    given = _spread(owners(new, call.batch, source.shape[new.dim], chosen.device), new.dim, source).flatten()
+    return found if torch.equal(places, given[: places.numel()]) else pairs(call)
+
+
+def _spread(owner: Tensor, dim: int, like: Tensor) -> Tensor:
+    """The example of every entry of a tensor."""
+    return owner.view(-1, *(1,) * (like.ndim - dim - 1)).expand(like.shape)
 
 
 @rule("take_along_dim")

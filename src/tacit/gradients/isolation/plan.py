@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tacit.gradients.clip import Measured
-from tacit.gradients.guard.backward import is_custom, nodes
+from tacit.gradients.guard.backward import custom_node
 from tacit.gradients.guard.guard import BatchGuard
 from tacit.gradients.guard.hidden_calls import Unseen
 from tacit.gradients.guard.model_copies import copied, silenced
@@ -261,7 +261,7 @@ def _follow(own: Recorder, twin: nn.Module, given: Arguments, every_output: bool
 
 
 class _CustomFunctions:
-    """Finds the innermost module whose forward built a node of somebody's own autograd function."""
+    """Finds the innermost module whose forward built a node of an autograd function that is not followed."""
 
     def __init__(self, recorder: Recorder, unseen: Unseen) -> None:
         self._recorder, self._unseen = recorder, unseen
@@ -282,9 +282,10 @@ class _CustomFunctions:
             self._unseen.looks_away = True  # what the engine looks at is nobody's reading
             with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
-                found = any(is_custom(node) for node in nodes(outputs_of(output), before))
+                followed = [t for t in outputs_of(output) if type(t) is Traced]  # others are of parameters alone
+                found = custom_node(followed, before) is not None
             self._unseen.looks_away = False
             if found:
-                raise Obstacle(name, "it has a custom autograd function")
+                raise Obstacle(name, "it has a custom autograd function of parameters and the batch")
 
         return look

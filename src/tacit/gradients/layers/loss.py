@@ -143,13 +143,13 @@ def _is_one_after_the_other(owner: Tensor, lengths: Any, batch: int) -> bool:
 def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
     place, given = LOSSES[canonical(func)], list(args)
-    if opened(func) is not None:
-        return recorder.carry_out(func, args, kwargs)
+    if (body := opened(func)) is not None:
+        return body(*args, **kwargs)
     if (given[place] if len(given) > place else kwargs.get("reduction", 1)) != 1 or not recorder.batch:
         return recorder.carry_out(func, args, kwargs)
     if len(given) > place:
         given[place] = 0
-    each = recorder.carry_out(func, tuple(given), kwargs if len(given) > place else {**kwargs, "reduction": 0})
+    each = func(*given, **(kwargs if len(given) > place else {**kwargs, "reduction": 0}))
     layout = layout_of(recorder, each)
     if layout is None or uneven(layout, recorder.batch):
         return recorder.carry_out(func, args, kwargs)  # refused, with the loss's own reason

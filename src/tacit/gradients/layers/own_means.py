@@ -8,6 +8,7 @@ entries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,21 +35,36 @@ def own_share(call: Call) -> Callable[[], Tensor] | None:
     if isinstance(tag, Layout):
         whole = call.name == "sum" and call.out.ndim == 0 and "dtype" not in call.kwargs
         several = t.numel() > call.batch  # the mean of a single entry would lose its weight
-        return (lambda: _each(t, tag, call.batch)) if whole and several and tag.owner is None else None
+        return Share(t, tag, call.batch) if whole and several and tag.owner is None else None
     if isinstance(tag, Only) or tag.own is None or t.requires_grad or call.main() is not t:
         return None
     if call.name not in POINTWISE or call.name in _SCALING:
         return None
     of, rest = tag.own, call.args[1:]
+    if call.name == "rsub":  # how many entries there are, less those that do not count: of each example its own
+        if not isinstance(of, Share) or call.args[1:] != (of.x.numel(),):
+            return None
+        share, own = of, of.x.numel() // call.batch
+        return lambda: own - share()
+    if call.name in ("add", "sub") and any(type(v) is int and abs(v) > 1 for v in rest):
+        return None  # the number of all entries, perhaps
     if any(isinstance(v, Tensor) for v in (*rest, *call.kwargs.values())) or not isinstance(call.out, Tensor):
         return None
     return lambda: call.func(of(), *rest, **call.kwargs)
 
 
-def _each(t: Tensor, layout: Layout, batch: int) -> Tensor:
-    """Return the sum over every example's entries, [batch]."""
-    whole = t.movedim(layout.dim, 0)
-    return whole.reshape(-1, batch, layout.inner, *whole.shape[1:]).transpose(0, 1).reshape(batch, -1).sum(1)
+@dataclass(frozen=True)
+class Share:
+    """Computes the sum over every example's entries, [batch]."""
+
+    x: Tensor
+    layout: Layout
+    batch: int
+
+    def __call__(self) -> Tensor:
+        whole = self.x.movedim(self.layout.dim, 0)
+        parts = whole.reshape(-1, self.batch, self.layout.inner, *whole.shape[1:]).transpose(0, 1)
+        return parts.reshape(self.batch, -1).sum(1)
 
 
 def mean_of_quotients(total: Any, count: Any) -> Tensor | None:

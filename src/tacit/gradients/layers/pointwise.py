@@ -9,13 +9,13 @@ from torch import Tensor
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.sparse import Diagonal
-from tacit.gradients.layers.registry import ALWAYS, operation
-from tacit.gradients.layout import Layout, Mixed, Tag, by_example, owners
+from tacit.gradients.layers.registry import ALWAYS, layout_of, operation
+from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners
 from tacit.gradients.names import words, writes
 from tacit.gradients.nested import detached, replaced, tensors
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
-from tacit.gradients.traced import mark, plain
+from tacit.gradients.traced import Traced, mark, plain
 
 
 def lift(
@@ -32,8 +32,8 @@ def lift(
     The gradient of the expanded argument, added up over what belongs to one example, is then the gradient of the
     original for each example.
     """
-    if name in _SINGLE and len(args) == 2 and len(tagged) == len(shared) == 1 and not kwargs and not writes(func):
-        found = _one_of_each(recorder, func, args, *tagged[0], shared[0])
+    if name in _SINGLE and len(tagged) == len(shared) == 1 and not writes(func):
+        found = with_one_parameter(recorder, func, args, kwargs)
         if found is not None:
             return found
     joins = name in ("cat", "stack")
@@ -74,10 +74,13 @@ def lift(
 _SINGLE = words("add sub mul div true_divide")
 
 
-def _one_of_each(recorder: Recording, func: Any, args: Any, x: Tensor, place: Tag, q: Tensor) -> Tensor | None:
-    """`lift` for examples that stand first, and a tensor to which they are not broadcast; None for anything else."""
-    batch = recorder.batch or 0
-    if not isinstance(place, Layout) or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
+def with_one_parameter(recorder: Recording, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """`lift` for examples that stand first and one tensor to which they are not broadcast; None for anything else."""
+    if len(args) != 2 or kwargs or not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
+        return None
+    x, q = args if type(args[0]) is Traced else args[::-1]
+    place, batch = layout_of(recorder, x), recorder.batch or 0
+    if place is None or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
         return None
     with without_subclasses():
         more = x.ndim - q.ndim
@@ -153,6 +156,28 @@ def personal(recorder: Recording, q: Tensor, place: Layout, size: int, rank: int
         return [(source, Dense(each.reshape(batch, *source.shape)))]
 
     return recorder.tap(copy, (), make)
+
+
+def penalised(
+    recorder: Recording, name: str, args: Any, kwargs: Any, tagged: list[tuple[Tensor, Tag]], shared: list[Tensor]
+) -> tuple[Any, Any]:
+    """Return the arguments of a sum in which a penalty on the parameters stands beside a mean over examples.
+
+    mean_i(ℓ_i) + r = mean_i(ℓ_i + r): the penalty is a term of each example's own loss, and clipped with it.
+    """
+    if name not in ("add", "sub") or not all(isinstance(tag, Total) and tag.kind == "mean" for _, tag in tagged):
+        return args, kwargs
+    batch = recorder.batch or 0
+    recorder.penalised = recorder.penalised or recorder.inside
+
+    def own(penalty: Tensor) -> Tensor:
+        def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
+            return [(penalty, Dense(grad.expand(batch, *penalty.shape)))]
+
+        return recorder.tap(penalty.detach(), (), make)
+
+    table = {id(q): own(q) for q in shared if q.numel() == 1}
+    return replaced(args, table), replaced(kwargs, table)
 
 
 @operation("to type_as", ALWAYS)

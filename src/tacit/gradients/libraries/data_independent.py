@@ -5,9 +5,11 @@ runs in a thread, their functions are replaced in that thread by ones that need 
 
 - Hugging Face models drop an attention mask without padding, for example. For tracing compilers `transformers` has a
   switch, `is_tracing`, that always takes the way that needs no values.
-- Its mixtures of experts ask which experts were chosen (see `experts`).
+- Its mixtures of experts ask which experts were chosen (see `experts`). Some masks are made of functions of positions
+  under `torch.vmap`, and DeBERTa's own loss looks for the labels that count (see `transformers_models`).
 - Reentrant checkpointing hides a part of the model in a custom autograd function. Checkpointing without it computes
   the same.
+- Other custom autograd functions are followed (see `layers.custom_functions`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import checkpoint as checkpointing
 
-from tacit.gradients.libraries.experts import experts_forward
-from tacit.gradients.torch_internals import get_frame
+from tacit.gradients.layers.custom_functions import follow_function
+from tacit.gradients.libraries.experts import experts_forward, switch_experts_forward
+from tacit.gradients.libraries.transformers_models import classification_forward, expanded_mask
+from tacit.gradients.torch_internals import function_base, get_frame
 
 _thread = threading.local()
 
@@ -42,12 +46,23 @@ class _Switch:
 
     def __init__(self, original: Callable[..., Any], followed: Callable[..., Any]) -> None:
         self._original, self._followed = original, followed
+        functools.update_wrapper(self, original)  # trainers look at the names of its arguments
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._followed if is_following() else self._original)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+
+class _Apply:
+    """`apply` of custom autograd functions: in a followed pass, those that others wrote are followed."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        original = super(function_base, owner).apply  # type: ignore[misc]
+        if not is_following() or owner.__module__.startswith(("torch.", "tacit.gradients")):
+            return original
+        return functools.partial(follow_function, owner, original)
 
 
 def _no_reentrant_checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -66,8 +81,18 @@ _SWITCHES: list[tuple[str, str, str, Callable[..., Any]]] = [
     ("transformers.utils.import_utils", "", "is_jit_tracing", lambda: True),
     ("transformers.integrations.moe", "ExpertsInterface", "get_interface", _choose_experts),
     ("torch.utils.checkpoint", "CheckpointFunction", "apply", _no_reentrant_checkpoint),
-]
-"""Module, class in it, name, and what answers in a followed pass. A version without the name is isolated instead."""
+    ("transformers.masking_utils", "", "_vmap_expansion_sdpa", expanded_mask),
+    ("transformers.models.switch_transformers.modeling_switch_transformers", "SwitchTransformersExperts", "forward",
+     switch_experts_forward),
+    ("transformers.models.deberta.modeling_deberta", "DebertaForSequenceClassification", "forward",
+     classification_forward),
+    ("transformers.models.deberta_v2.modeling_deberta_v2", "DebertaV2ForSequenceClassification", "forward",
+     classification_forward),
+]  # fmt: skip
+"""Module, class in it, name, and what answers in a followed pass. A version without the name is isolated instead.
+
+A function that answers for a `forward` is given the original first.
+"""
 
 
 def prepare() -> None:
@@ -77,7 +102,10 @@ def prepare() -> None:
         holder = getattr(holder, class_name, None) if class_name else holder
         original = getattr(holder, name, None)
         if original is not None and not isinstance(original, _Switch):
-            setattr(holder, name, _Switch(original, followed))
+            answers = functools.partial(followed, original) if name == "forward" else followed
+            setattr(holder, name, _Switch(original, answers))
+    if "apply" not in vars(function_base):
+        function_base.apply = _Apply()
 
 
 def begin() -> None:
@@ -104,8 +132,9 @@ def paths() -> Iterator[None]:
 def only_validates(model: nn.Module) -> bool:
     """Return whether the code that asks for a value can only raise an error with it, which ends the pass of `model`.
 
-    That is so where `torch.distributions` validates its arguments, in an `assert`, and in the condition of an `if`
-    that only raises: the value decides whether there is an error, and nothing else. It is not so where somebody up to
+    That is so where `torch.distributions` validates its arguments, in an `assert`, in the condition of an `if` that
+    only raises, and in a call of `torch._check` or of what `transformers` has for it, whose message may show a count:
+    the value decides whether there is an error, and nothing else. It is not so where somebody up to
     the model's call catches errors and goes on: the value would decide which way.
     """
     frame: FrameType | None = get_frame(1)
@@ -144,6 +173,10 @@ _VALIDATING = frozenset([Distribution.__init__.__code__.co_filename])
 """Where `torch.distributions` validates its arguments and samples."""
 
 
+_CHECKS = ("torch_compilable_check(", "torch._check(", "_check_with(")
+"""Calls that raise an error if their argument is false, and do nothing else."""
+
+
 @functools.lru_cache(16)
 def _statements(file: str) -> list[ast.stmt]:
     """Return the statements of a source file; none where there is no source."""
@@ -167,6 +200,8 @@ def _is_condition_of_error(code: CodeType, line: int) -> bool:
         condition: ast.expr = innermost.test
     elif isinstance(innermost, ast.If) and all(isinstance(s, ast.Raise) for s in innermost.body + innermost.orelse):
         condition = innermost.test
+    elif isinstance(innermost, ast.Expr) and ast.unparse(innermost.value).startswith(_CHECKS):
+        condition = innermost.value
     else:
         return False
     alone = all(node is innermost or node.lineno != line for node in here)

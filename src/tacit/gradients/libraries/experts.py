@@ -33,6 +33,15 @@ def experts_forward(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor
     return out
 
 
+def switch_experts_forward(original: Any, module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Return each token's weighted output of its expert in Switch Transformers; `chosen` is [tokens, 1, experts]."""
+    out = torch.zeros_like(hidden)
+    for expert in range(module.num_experts):
+        rows = chosen[:, 0, expert] == 1
+        out[rows] = (module[f"expert_{expert}"](hidden[rows]) * weights[rows]).to(out.dtype)
+    return out
+
+
 def _expert(module: Any, expert: int, x: Tensor) -> Tensor:
     first = "gate_up_proj" if module.has_gate else "up_proj"
     inner = _linear(module, first, expert, x)
