@@ -202,6 +202,16 @@ def test_a_gradient_rule_of_another_premise_is_not_used(premise: str) -> None:
         step(engine, model)
 
 
+def test_a_scale_that_was_computed_from_the_batch_out_of_sight_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Ruled()
+    model.between = lambda h: h * (1 + model.norm.weight)
+    engine = trained(model)
+    model.between = lambda h: h * (1 + torch.Tensor.as_subclass(h, Tensor).mean(0))
+    with pytest.raises(RuntimeError, match="where the engine could not see it"):
+        step(engine, model)
+
+
 def test_a_tensor_of_an_earlier_batch_finds_no_gradient_rule() -> None:
     torch.manual_seed(0)
     model = Ruled()
@@ -225,6 +235,7 @@ RULED_HONEST: dict[str, Callable[[Ruled, Tensor], Tensor]] = {
     "a computed weight": lambda m, h: F.linear(h, m.middle.weight * 2, m.middle.bias),
     "no bias": lambda m, h: F.linear(h, m.middle.weight),
     "a scale": lambda m, h: h * m.norm.weight - m.norm.bias + m.norm.bias * h,
+    "a computed scale": lambda m, h: h * (1 + m.norm.weight) + m.norm.bias.view(1, 6),
     "a scale in another place": lambda m, h: m.norm.weight * h.view(-1, 1, 6).flatten(1) / (2 + m.norm.bias),
     "a frozen scale": lambda m, h: h * m.norm.weight.detach() + m.norm.bias,
     "a scale without gradients": lambda m, h: h + torch.no_grad()(torch.mul)(h, m.norm.weight),

@@ -3,8 +3,8 @@
  * of constant indices.
  *
  * There are no premises, and nothing is remembered, where a decision depends on more: in a batch of one, under a transform
- * of functions, for a tensor of another batch or in an irregular order, for a trained tensor (but for parameters beside one
- * tensor of the batch), for other values, and where the same tensor is given twice, which may be told apart from two that are alike
+ * of functions, for a tensor of another batch or in an irregular order, for a trained tensor (but for parameters, and for
+ * single entries, beside one tensor of the batch), for other values, and where the same tensor is given twice, which may be told apart from two that are alike
  * (but for functions of single entries, where that does not matter).
  */
 
@@ -124,10 +124,11 @@ static int add_premise(Premises *p, PyObject *value) {
     if (type == &PySlice_Type)
         return add_kept(p, (PyObject *)type) && is_to_be_seen(p, kept(value, A_START)) &&
                is_to_be_seen(p, kept(value, A_STOP)) && is_to_be_seen(p, kept(value, A_STEP));
-    if ((PyObject *)type == given[PARAMETER] && (p->flags & RULED || (entrywise && kept(value, A_TRAINED) == Py_True)))
+    int is_parameter = (PyObject *)type == given[PARAMETER], is_tensor = is_parameter || (PyObject *)type == given[TENSOR];
+    if ((is_parameter && p->flags & RULED) || (is_tensor && entrywise && kept(value, A_TRAINED) == Py_True))
         return (p->ruled = 1) && add(p, PyObject_GetAttr(value, names[A_TRAINED])) && add(p, PyObject_GetAttr(value, names[A_SHAPE])) &&
                add(p, PyObject_GetAttr(value, names[A_DTYPE]));
-    if ((PyObject *)type == given[TENSOR] || (PyObject *)type == given[PARAMETER]) {
+    if (is_tensor) {
         if (kept(value, A_TRAINED) != Py_False) return 0;
         if (entrywise || p->flags & BY_SHAPES)
             return add(p, PyObject_GetAttr(value, names[A_SHAPE])) && add(p, PyObject_GetAttr(value, names[A_DTYPE]));

@@ -107,10 +107,10 @@ class Recorder(Capture):
 
     def _direct_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
         """Return the rule of an operation on one tensor of the batch and parameters (`kinds.Kind.is_direct`)."""
-        parameters = [v for v in (*args, *kwargs.values()) if type(v) is nn.Parameter]
-        if any(p.is_complex() for p in parameters):
+        others = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and type(v) is not Traced]
+        if any(t.is_complex() for t in others):
             return None
-        trained = any(p.requires_grad for p in parameters)
+        trained = any(t.requires_grad for t in others)
         rule: Operation | None = OPERATIONS.get(name, with_one_parameter) if trained else FROZEN.get(name)
         return rule
 

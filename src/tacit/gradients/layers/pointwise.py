@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tacit.gradients.factors.contribution import Contribution, Dense, own_sums
 from tacit.gradients.factors.sparse import Diagonal
@@ -82,6 +82,8 @@ def with_one_parameter(recorder: Recording, func: Any, args: Any, kwargs: dict[s
     place, batch = layout_of(recorder, x), recorder.batch or 0
     if place is None or place.dim or place.owner is not None or place.inner != 1 or place.by_data:
         return None
+    if type(q) is not nn.Parameter:
+        recorder.scan((q,), {})  # which refuses what was computed from the batch out of sight
     with without_subclasses():
         more = x.ndim - q.ndim
         shape = (1,) * more + q.shape
