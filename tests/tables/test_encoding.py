@@ -262,3 +262,12 @@ def test_files_and_frames_may_spell_truth_and_whole_numbers_each_in_its_way(decl
 def test_values_that_differ_in_case_alone_stay_apart() -> None:
     assert spellings(("True", "true")) == {"True": 0, "true": 1, "TRUE": 0}
     assert "yes" not in spellings(("Yes",))
+
+
+def test_truth_values_of_frames_are_one_and_zero_in_a_column_of_numbers() -> None:
+    columns = {"k": {"type": "number", "low": 0, "high": 1}, "y": {"type": "category", "values": ["0", "1"]}}
+    encoding = Encoding(Schema.from_json({"target": "y", "columns": columns}))
+    for entries in (np.array(["true", "False", "1"], dtype=object), np.array([True, False, True])):
+        assert encoding.compact({"k": entries, "y": np.array(["0"] * 3)})[:, 0].tolist() == [1, -1, 1]
+    with pytest.raises(ValueError, match="row 2: 'maybe' is not a number"):
+        encoding.compact({"k": np.array(["true", "maybe"], dtype=object), "y": np.array(["0"] * 2)})

@@ -135,7 +135,7 @@ Coded = tuple[NDArray[np.bool_], NDArray[np.float64]]
 
 
 def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> Coded:
-    numbers = numeric(name, values, first=first, text=column.text, notation=column.notation)
+    numbers = numeric(name, values, first=first, text=column.text, notation=column.notation, truths=True)
     gone = np.isnan(numbers)
     if column.missing not in ("refuse", "own"):
         numbers[gone], gone = float(column.missing), np.zeros_like(gone)
