@@ -24,6 +24,8 @@ _SLACK_SHARE = 0.1
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BARS = 16
 _OUTER = 0.01
+_NARROW = 0.01
+"""A histogram of a range that is narrower than this share of the mean's range would show one value from close by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def describe(
         column = kinds[name]
         if isinstance(column, Number):
             assert look is not None
-            spread = _spread(trees[name], edges[name], look.std)
+            spread = _spread(trees[name], edges[name], look.std, bounds[name])
             facts = {"type": "number", "low": column.low, "high": column.high, "held_to": list(bounds[name])}
             columns[name] = {**facts, **asdict(means[name]), **spread}
         elif isinstance(column, Category) and seen[name].values:
@@ -162,14 +164,18 @@ def reach(tree: Array, edges: Array, column: Number, std: float, seen: Seen, lou
     return low, high
 
 
-def _spread(tree: Array, edges: Array, std: float) -> dict[str, Any]:
-    """Return quantiles and a histogram from noisy counts of cells."""
+def _spread(tree: Array, edges: Array, std: float, held: Bounds) -> dict[str, Any]:
+    """Return quantiles and a histogram from noisy counts of cells; ``held`` is the range that the mean is taken in."""
     below, total = cumulative(tree)
     if total <= height(std, 1):
         return {"quantiles": {}, "histogram": {"edges": [], "counts": []}}
     quantiles = {f"{share:g}": float(np.interp(share, below, edges)) for share in _SHARES}
-    shown = _range(tree, edges, std, beyond=0.2)
-    marks = np.array([edges[0], edges[-1]]) if shown is None else np.linspace(*shown, _BARS + 1)
+    shown = _range(tree, edges, std, beyond=0.2) or (float(edges[0]), float(edges[-1]))
+    if shown[1] - shown[0] < _NARROW * (held[1] - held[0]):  # most values are alike; the others are of interest too
+        shown = held
+    marks = np.linspace(*shown, _BARS + 1)
     parts = np.diff(np.interp(marks, edges, below))
     counts = [round(float(part * total), 1) for part in parts]
-    return {"quantiles": quantiles, "histogram": {"edges": marks.tolist(), "counts": counts}}
+    around = float(EDGES[len(EDGES) // 2])  # the histogram that types were found from has one bin up to here
+    told = {share: 0.0 if abs(value) < around < held[1] else value for share, value in quantiles.items()}
+    return {"quantiles": told, "histogram": {"edges": marks.tolist(), "counts": counts}}
