@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tacit.data import CATALOGUE, places
-from tacit.data.catalogue import File, Layout
+from tacit.data.entries import File, Layout
 from tacit.data.formats import to_idx
 
 

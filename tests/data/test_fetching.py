@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tacit.data import CATALOGUE, fetch, fetching, load, load_table, locate
-from tacit.data.catalogue import File, Layout
+from tacit.data.entries import File, Layout
 
 TRAIN = "mnist/train-images-idx3-ubyte.gz"
 

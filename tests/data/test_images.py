@@ -13,7 +13,7 @@ import torch
 from scipy.io import savemat
 
 from tacit.data import Images, fetch, load, locate
-from tacit.data.catalogue import File, Layout
+from tacit.data.entries import File, Layout
 from tacit.data.formats import digest, from_idx, to_idx
 
 Known = Callable[..., None]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tacit.data import load_table, locate
-from tacit.data.catalogue import File, Layout
+from tacit.data.entries import File, Layout
 from tacit.data.formats import digest
 
 ROWS = (

@@ -225,12 +225,12 @@ def test_a_data_loader_gives_its_collate_fn_and_workers(make: Any, workers: int)
     for batch in run.batches():
         F.cross_entropy(model(batch["x"]), batch["y"]).backward()
         optimizer.step()
-    assert run.step == 2 and (run._drawing._reader._loader is not None) == bool(workers)
+    assert run.step == 2 and (run._lots._drawing._reader._loader is not None) == bool(workers)
 
 
 def test_arguments_win_over_those_of_the_data_loader(make: Any) -> None:
     _, _, run = make(dataset=loader(collate_fn=print, num_workers=2), collate_fn=pairs, num_workers=0, lot_size=60)
-    assert set(next(run.batches())) == {"x", "y"} and run._drawing._reader._loader is None
+    assert set(next(run.batches())) == {"x", "y"} and run._lots._drawing._reader._loader is None
 
 
 def test_the_remedy_for_a_weighted_sampler_works(make: Any) -> None:

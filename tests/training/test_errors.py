@@ -200,7 +200,7 @@ def test_a_lot_that_fails_half_way_is_charged_counted_and_told(
 
     with monkeypatch.context() as patch, contextlib.suppress(Broken):
         if when == "reading":
-            patch.setattr(run._drawing._reader, "read", fail)
+            patch.setattr(run._lots._drawing._reader, "read", fail)
         if when == "optimizer":
             patch.setattr(run._updates, "apply", fail)
         for x, y in run.batches():

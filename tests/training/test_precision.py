@@ -16,7 +16,7 @@ from tacit.gradients.precision import LARGEST_BATCH, LARGEST_LOT, MARGIN
 from tacit.ledger import GaussianSum
 from tacit.randomness import SecureSource, SeededSource
 from tacit.training.distributed_noise import _joined
-from tacit.training.private import _batch_size
+from tacit.training.run_settings import physical_batch_size
 from tacit.training.shards import ShardedSums
 from tacit.training.statement import _arithmetic
 from tacit.training.sums import GradientSums
@@ -148,9 +148,9 @@ def test_a_lot_in_many_batches_is_summed_in_float64(make: Any, silence: Any) -> 
 
 
 def test_batches_are_no_larger_than_the_margin_is_proved_for() -> None:
-    assert _batch_size(None, 10**6, 1) == _batch_size(10**5, 10**6, 1) == LARGEST_BATCH
-    assert _batch_size(10**5, 10**6, 4) == 4 * LARGEST_BATCH
-    assert _batch_size(64, 600, 1) == 64 and _batch_size(None, 600, 1) == 1200
+    assert physical_batch_size(None, 10**6, 1, None) == physical_batch_size(10**5, 10**6, 1, None) == LARGEST_BATCH
+    assert physical_batch_size(10**5, 10**6, 4, None) == 4 * LARGEST_BATCH
+    assert physical_batch_size(64, 600, 1, None) == 64 and physical_batch_size(None, 600, 1, None) == 1200
 
 
 def test_a_clip_norm_too_small_for_the_proof_is_refused(make: Any) -> None:

@@ -379,7 +379,7 @@ def test_closing_undoes_what_an_interruption_left(make: Any, monkeypatch: pytest
     model, _, run = make(Writer(weight_data), lot_size=60)
     before = state(model)
     model(next(lot := run.lot())[0])
-    monkeypatch.setattr(run._weights, "put_back", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(run._watched.weights, "put_back", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         lot.close()
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from tacit.cli.output import show
 
 if TYPE_CHECKING:
-    from tacit.data.catalogue import Entry
+    from tacit.data.entries import Entry
 
 
 class _Names(TyperGroup):

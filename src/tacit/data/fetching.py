@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from tacit._files import write_whole
-from tacit.data.catalogue import Entry, File, Layout, Wheel, entry
+from tacit.data.catalogue import entry
+from tacit.data.entries import Entry, File, Layout, Wheel
 from tacit.data.formats import digest, to_idx, verified
 from tacit.data.places import absent, cache, holding, places
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.data.catalogue import Entry, File, Layout
+from tacit.data.entries import Entry, File, Layout
 
 Pixels = NDArray[np.uint8]
 Part = tuple[Pixels, Pixels]

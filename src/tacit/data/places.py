@@ -6,7 +6,8 @@ import importlib.util
 import os
 from pathlib import Path
 
-from tacit.data.catalogue import Entry, Layout, entry
+from tacit.data.catalogue import entry
+from tacit.data.entries import Entry, Layout
 
 
 def cache() -> Path:

@@ -128,3 +128,18 @@ def _upwards(value: float) -> int:
     """Rounded up to one digit."""
     scale = 10 ** max(0, math.floor(math.log10(value)))
     return int(math.ceil(value / scale) * scale)
+
+
+def tell_first_step(run: PrivateRun) -> None:
+    """Log what the first step will be, before anything is spent; a step that cannot be asked for fails here."""
+    first = run.next_step()
+    log.info(
+        "private run: %d steps, noise multiplier %.4g of a whole step; %s",
+        run.settings.steps,
+        first.noise_multiplier,
+        ", ".join(
+            f"{query.group}: clip norm {query.clip_norm:.4g}, noise {query.noise_std:.4g}"
+            for query in first.queries
+            if isinstance(query, GaussianSum)
+        ),
+    )

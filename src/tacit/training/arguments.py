@@ -84,6 +84,7 @@ def check_kinds(
     purpose: Any,
     parallel: Any,
     noise_multiplier: Any,
+    sampling: Any,
 ) -> None:
     """Refuse arguments of the wrong kind, each with what to write instead."""
     if not isinstance(model, nn.Module):
@@ -102,6 +103,8 @@ def check_kinds(
         epsilon = budget[0] if isinstance(budget, Sequence) and budget else budget
         shown = epsilon if _is_number(epsilon) else 2.0
         raise ValueError(f"budget is {budget!r}; write budget=tacit.Budget(epsilon={shown!r}, delta=1e-5).")
+    if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
+        raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     if ledger is not None and not isinstance(ledger, Ledger | str | Path):
         raise ValueError(f"ledger is {_kind(ledger)}; give the path of a file, or a tacit.Ledger.")
     if metrics is not None and not isinstance(metrics, Mapping):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tacit._files import sync
 from tacit.ledger import Ledger
+from tacit.mechanisms import AdaptiveClipping
 from tacit.training.block_file import block_sampler, resume_block
 from tacit.training.checkpoint_files import FORMAT, first_line, positive, read_facts, read_tensors
 from tacit.training.dtensor_local import cut_like, whole
@@ -140,9 +141,9 @@ def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) ->
         state = _cut_slots(_join(slots, facts["optimizer"]["state"]), run)
         run.optimizer.load_state_dict({"state": state, "param_groups": _groups(run, facts["optimizer"]["groups"])})
         run.step = facts["step"]
-        run.restore_clipping(facts["clipping"])
+        _restore_clipping(run, facts["clipping"])
         if facts["noise_multiplier"] is not None:
-            run.restore_noise(positive(facts["noise_multiplier"]))
+            run.settings = run.settings.resumed_with(positive(facts["noise_multiplier"]))
         for name, other in others.items():
             other.load_state_dict(cut_like(unpack(facts["others"][name], parts), other.state_dict()))
         cyclic = block_sampler(run.sampler)
@@ -184,11 +185,17 @@ def _undo(run: OpenRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
         run.optimizer.load_state_dict(optimizer)
         run.step, run.settings = step, settings
         if clipping:
-            run.restore_clipping(clipping)
+            _restore_clipping(run, clipping)
         for name, other in others.items():
             other.load_state_dict(states[name])
 
     return undo
+
+
+def _restore_clipping(run: OpenRun, state: dict[str, Any]) -> None:
+    clipping = run.clipping()
+    if isinstance(clipping, AdaptiveClipping):
+        clipping.restore(state)
 
 
 def _digest(ledger: Ledger, steps: int) -> str:

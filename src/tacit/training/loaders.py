@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils import data
 
+from tacit.sampling import LotReader
+
 log = logging.getLogger("tacit")
 
 
@@ -22,6 +24,16 @@ class Reading:
     num_workers: int
     pin_memory: bool
     collate_fn: Callable[[list[Any]], Any] | None
+
+    def in_batches(self, size: int) -> LotReader:
+        """Return a reader of lots that holds at most ``size`` examples at once."""
+        return LotReader(
+            self.dataset,
+            batch_size=size,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            collate_fn=self.collate_fn,
+        )
 
 
 def reading(

@@ -62,11 +62,5 @@ class OpenRun(Protocol):
     def clipping_state(self) -> dict[str, Any]:
         """Return the state of adaptive clipping."""
 
-    def restore_clipping(self, state: dict[str, Any]) -> None:
-        """Go on with that state."""
-
-    def restore_noise(self, noise_multiplier: float) -> None:
-        """Go on with the noise that was solved for when the run began."""
-
     def renew_randomness(self) -> None:
         """Let a seeded source draw nothing again that the ledger has seen."""

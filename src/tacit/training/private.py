@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,32 +13,31 @@ from torch import nn
 from tacit.accounting import Filter
 from tacit.accounting.accountants import find
 from tacit.gradients import attach
-from tacit.gradients.precision import LARGEST_BATCH
-from tacit.ledger import AdaptiveBudget, Budget, GaussianSum, Header, Ledger
+from tacit.ledger import AdaptiveBudget, Budget, Header, Ledger
 from tacit.ledger.correlation import Correlation
-from tacit.mechanisms import Allocation, Discrete, Strategy
-from tacit.sampling import CyclicSampler, LotReader, Owners, UserSampler
-from tacit.training.advice import advise
+from tacit.mechanisms import Allocation, Strategy
+from tacit.sampling import Owners
+from tacit.training.advice import advise, tell_first_step
 from tacit.training.arguments import check_kinds, explained, strategies
 from tacit.training.arithmetic import exact_arithmetic
+from tacit.training.clip_notice import clipping_noticed
 from tacit.training.collated_rows import Rows
-from tacit.training.correlation import calibrate_correlated, check_correlated, fitted, grouped
+from tacit.training.correlation import check_correlated, grouped
 from tacit.training.loaders import reading
-from tacit.training.noise_calibration import calibrate, least_noise
+from tacit.training.malloc_tuning import freed_memory_kept
+from tacit.training.noise_level import noise_level, sums_with_noise
 from tacit.training.population import population
+from tacit.training.processes import assemble, check_processes
 from tacit.training.rank_agreement import data_facts, model_facts, plan_facts
 from tacit.training.run import PrivateRun
-from tacit.training.run_settings import RunSettings, Schedule, by_step, check_sizes, length
-from tacit.training.shards import ShardedSums, has_shards
+from tacit.training.run_settings import RunSettings, Schedule, by_step, check_sizes, length, physical_batch_size
+from tacit.training.shards import has_shards
 from tacit.training.shared_ledger import open_ledger
-from tacit.training.sums import CorrelatedSums, GradientSums
 from tacit.training.tally import Metric
-from tacit.training.team import Parallel, assemble
+from tacit.training.team import Parallel
 from tacit.training.trial import Trial
 from tacit.training.updates import check_optimizer, tell_gradient_hooks
 from tacit.training.wrappers import unwrapped
-
-log = logging.getLogger("tacit")
 
 
 @explained
@@ -127,7 +125,6 @@ def make_private(
     * ``seed`` is for debugging: the run is then marked as not private.
     * PyTorch's switches for TF32 and bfloat16 products are off on the model's devices until the run is closed, because
       no sensitivity is proved for such products.
-
     * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
       not depend on the records (a counter, the vectors of a spectral norm).
     * ``trial``: the first lot of at least four records begins with three batches that count for nothing. They hold up
@@ -158,17 +155,13 @@ def make_private(
         purpose=purpose,
         parallel=parallel,
         noise_multiplier=noise_multiplier,
+        sampling=sampling,
     )
     read = reading(dataset, num_workers=num_workers, pin_memory=pin_memory, collate_fn=collate_fn)
     dataset = read.dataset
     model, quiet = unwrapped(model)
     team = assemble(parallel, model)
-    if team.size > 1 and isinstance(ledger, Ledger):
-        raise ValueError("several processes share one ledger file, which the first one opens; give its path.")
-    if team.size > 1 and optimizer.state:
-        raise ValueError(
-            "the optimizer has taken steps before; give several processes a new one, or load a checkpoint."
-        )
+    check_processes(team, ledger=ledger, optimizer=optimizer, max_lot_size=max_lot_size)
     people = population(
         dataset,
         sampling=sampling,
@@ -182,12 +175,6 @@ def make_private(
         records_per_owner=records_per_owner,
         ownership=ownership,
     )
-    if max_lot_size is not None and team.size > 1:
-        raise ValueError(
-            f"max_lot_size is {max_lot_size}; with several processes the shares of a lot differ: leave it out."
-        )
-    if isinstance(budget, AdaptiveBudget) and sampling == "allocation":
-        raise ValueError("an AdaptiveBudget has no proof with sampling='allocation'; use a Budget or Poisson sampling.")
     team.agree("number of records", lambda: str(people.records))
     team.agree("data set", lambda: data_facts(dataset, users if people.owned is None else people.owned.chosen))
     team.agree("model", lambda: model_facts(model, optimizer))
@@ -218,16 +205,8 @@ def make_private(
             noise_multiplier=noise_multiplier,
         )
     sampler = people.sampler(sizes(0), source, groups)
-    size = _batch_size(batch_size, sizes(0), microbatch_size)
-    if max_lot_size is not None and batch_size is None:
-        size = min(size, max_lot_size)
-    reader = LotReader(
-        dataset,
-        batch_size=size,
-        num_workers=read.num_workers,
-        pin_memory=read.pin_memory,
-        collate_fn=read.collate_fn,
-    )
+    size = physical_batch_size(batch_size, sizes(0), microbatch_size, max_lot_size)
+    reader = read.in_batches(size)
     header = Header(adjacency=people.adjacency, unit=people.unit, secure_randomness=source.secure, purpose=purpose)
     with ExitStack() as undo:
         until_closed = undo.enter_context(ExitStack())
@@ -250,26 +229,19 @@ def make_private(
         if isinstance(ledger, str | Path):
             until_closed.callback(book.close)  # the run alone holds it; the next run may go on with the file
 
-        def solve() -> float:
-            return least_noise(
-                budget,
-                people,
-                lot_size=lot_size,
-                steps=total,
-                accountant=accountant,
-                noise=correlation or ("discrete" if noise == "discrete" else "gaussian"),
-                also=book.entries,
-            )
-
-        if correlation is not None:
-            shape = fitted(correlation, people, lot_size=sizes(0), steps=total, groups=groups)
-            assert not callable(noise_multiplier)
-            level = calibrate_correlated(shape, noise_multiplier, solve() if noise_multiplier is None else None)
-        else:
-            assert not isinstance(noise, Correlation)
-            level = calibrate(noise, noise_multiplier, solve)
-        if isinstance(level.noise(0), Discrete) and source.share not in (0.0, 1.0):
-            raise ValueError("discrete noise cannot be split among processes; use Parallel(noise='first').")
+        level = noise_level(
+            noise,
+            noise_multiplier,
+            correlation,
+            budget=budget,
+            people=people,
+            lot_size=lot_size,
+            steps=total,
+            groups=groups,
+            accountant=accountant,
+            book=book,
+            source=source,
+        )
         settings = RunSettings(
             steps=total,
             clipping=strategies(clipping),
@@ -283,20 +255,16 @@ def make_private(
         )
         if not isinstance(budget, AdaptiveBudget) and any(map(callable, (clipping, noise, noise_multiplier))):
             settings.check_schedules()
-        sums: GradientSums
-        if has_shards(model):
-            sums = ShardedSums(engine.parameters, team.scatter, team.own_source(seed))
-        elif correlation is not None:
-            base = sampler.base if isinstance(sampler, UserSampler) else sampler
-            assert isinstance(base, CyclicSampler)
-            sums = CorrelatedSums(engine.parameters, lambda: base.keys, lambda: base.position)
-        else:
-            sums = GradientSums(engine.parameters)
+        until_closed.enter_context(clipping_noticed(engine.parameters.values()))
+        if not has_shards(model):  # with shards memory is short: what was gathered must be given back
+            until_closed.enter_context(freed_memory_kept())
         run = PrivateRun(
             model=model,
             optimizer=optimizer,
             engine=engine,
-            sums=sums,
+            sums=sums_with_noise(
+                engine, model, sampler, team, lambda: team.own_source(seed), correlated=correlation is not None
+            ),
             sampler=sampler,
             reader=reader,
             settings=settings,
@@ -318,7 +286,7 @@ def make_private(
             ),
         )
         undo.callback(run.close)
-        _tell(run)
+        tell_first_step(run)
         if team.rank == 0:
             advise(run, dataset)
         team.agree("plan", lambda: plan_facts(run, parallel=parallel, secure=source.secure))
@@ -326,26 +294,3 @@ def make_private(
     if budget is not None and team.rank == 0:
         book.guard(Filter(budget, accountant=accountant))
     return run
-
-
-def _tell(run: PrivateRun) -> None:
-    """Return what the first step will be, before anything is spent; a step that cannot be asked for fails here."""
-    first = run.next_step()
-    log.info(
-        "private run: %d steps, noise multiplier %.4g of a whole step; %s",
-        run.settings.steps,
-        first.noise_multiplier,
-        ", ".join(
-            f"{query.group}: clip norm {query.clip_norm:.4g}, noise {query.noise_std:.4g}"
-            for query in first.queries
-            if isinstance(query, GaussianSum)
-        ),
-    )
-
-
-def _batch_size(wanted: int | None, lot_size: int, microbatch_size: int) -> int:
-    """How many examples are in memory at once: whole microbatches, and at most what the margin is proved for."""
-    size = max(1, min(2 * lot_size * microbatch_size, 4096)) if wanted is None else wanted
-    if isinstance(size, int) and size > 0:
-        size = min(max(size // microbatch_size, 1), LARGEST_BATCH) * microbatch_size
-    return size  # what is not a size is refused by the reader

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeAlias, TypeVar, Union
 
+from tacit.gradients.precision import LARGEST_BATCH
 from tacit.mechanisms import Allocation, Strategy
 
 T = TypeVar("T")
@@ -31,6 +32,14 @@ class RunSettings:
     """The noise of a step from its noise multiplier, where that is all there is to it."""
     solved: float | None = None
     """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
+
+    def resumed_with(self, noise_multiplier: float) -> RunSettings:
+        """Return the settings with the noise multiplier that was solved for when the run began, if one was."""
+        if self.solved is None:
+            return self
+        assert self.allocate is not None
+        noise = self.allocate(noise_multiplier)
+        return replace(self, noise=lambda step: noise, solved=noise_multiplier)
 
     def check_schedules(self) -> None:
         """Ask for every step's clipping and noise now, so that a wrong one is found before the first is charged."""
@@ -89,3 +98,13 @@ def _check_size(size: Any, records: int, step: int | None) -> None:
         raise ValueError(f"lot_size is {size!r}{when}; it must be a whole number, or a function of the step.")
     if not 1 <= size <= records:
         raise ValueError(f"lot_size is {size}{when}; it must be from 1 to the number of records, {records}.")
+
+
+def physical_batch_size(wanted: int | None, lot_size: int, microbatch_size: int, max_lot_size: int | None) -> int:
+    """Return how many examples are in memory at once: whole microbatches, and at most what the margin is proved for."""
+    size = max(1, min(2 * lot_size * microbatch_size, 4096)) if wanted is None else wanted
+    if isinstance(size, int) and size > 0:
+        size = min(max(size // microbatch_size, 1), LARGEST_BATCH) * microbatch_size
+    if max_lot_size is not None and wanted is None:
+        return min(size, max_lot_size)
+    return size  # what is not a size is refused by the reader

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import Engine
 from tacit.gradients.guard.model_copies import HIDDEN_DROPOUT
-from tacit.gradients.guard.run_in_parts import MOST, is_same, tolerance
+from tacit.gradients.guard.run_in_parts import MOST
 from tacit.gradients.guard.standing_still import Still, seeded
 from tacit.randomness import Integers
 from tacit.sampling import LotReader
@@ -30,6 +29,7 @@ from tacit.training.buffers import WatchedBuffers
 from tacit.training.collated_rows import NotRows, Rows, describe
 from tacit.training.schedulers import KeptSchedule
 from tacit.training.still_in_loop import StillInLoop
+from tacit.training.trial_parts import Part, difference, own_differences
 
 log = logging.getLogger("tacit")
 
@@ -85,19 +85,6 @@ class Unclipped:
 
     def weights(self, norms: Tensor) -> Tensor:
         return torch.ones_like(norms)
-
-
-@dataclass
-class Part:
-    """Some records of the trial, and what was measured of them."""
-
-    records: Sequence[int]
-    sign: int
-    """How its sum enters the comparison: W - A - B, and W once more not at all."""
-    norms: Tensor = field(default_factory=lambda: torch.empty(0))  # [records, parameters]
-    names: tuple[str, ...] = ()  # of the parameters; none before it was measured
-    dtype: torch.dtype = torch.float64
-    observed: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Trial:
@@ -197,7 +184,7 @@ class Trial:
             yield from self._run(part, batch)
             if not part.names:
                 return False
-        found = self._difference(together, parts)
+        found = difference(together, parts, self._sums)
         if found is not None and self._engine.learn_mean():
             return None
         if found is None:
@@ -208,7 +195,7 @@ class Trial:
         yield from self._run(repeated, again, seed=1)
         if not repeated.names:
             return False
-        if _own_differences(together, repeated) is not None:
+        if own_differences(together, repeated) is not None:
             log.warning(_RANDOM)
             return True
         raise ValueError(("" if alike or cut else _ROWS) + _FOUND.format(found))
@@ -218,20 +205,6 @@ class Trial:
         with seeded(1):
             other = make(range(most))
         return not self._rows.agree(whole, most, other, range(most))
-
-    def _difference(self, together: Part, parts: Sequence[Part]) -> str | None:
-        """Return what differs between the records together and in parts, for a message."""
-        for part in parts:
-            found = _own_differences(together, part)
-            if found is not None:
-                return found
-        relative, absolute = tolerance(_coarser(together, *parts))
-        largest = float(together.norms.nan_to_num(0, 0, 0).max())
-        sizes = together.norms.nan_to_num(0, 0, 0).sum(0).tolist()
-        for (name, rest), size in zip(self._sums.items(), sizes, strict=True):
-            if float(torch.linalg.vector_norm(rest.double())) > relative * size + absolute * largest:
-                return f"the gradients of the examples for {name!r} added up to another sum"
-        return None
 
     def _run(self, part: Part, batch: Any, seed: int = 0) -> Iterator[tuple[int, Any]]:
         self._part = part
@@ -287,21 +260,3 @@ class Trial:
         self.stop()
         self.put_back_schedule()
         self._part, self._buffers, self._schedule, self._sums = None, None, None, {}
-
-
-def _own_differences(whole: Part, part: Part) -> str | None:
-    """Return what the records of ``part`` have otherwise than in ``whole``, for a message."""
-    records, coarsest = list(part.records), _coarser(whole, part)
-    mine = whole.norms[records]
-    if not is_same(mine, part.norms, coarsest=coarsest):
-        off = (mine - part.norms).abs().nan_to_num(0, 0, 0).amax(0)
-        return f"the gradient of an example for {whole.names[int(off.argmax())]!r} changed with the other examples"
-    for name, values in part.observed.items():
-        before = whole.observed.get(name)
-        if before is None or not is_same(before[records], values, coarsest=coarsest):
-            return f"the value of an example that was observed as {name!r} changed with the other examples"
-    return None
-
-
-def _coarser(*parts: Part) -> torch.dtype:
-    return max((part.dtype for part in parts), key=lambda dtype: torch.finfo(dtype).eps)
