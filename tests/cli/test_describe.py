@@ -109,6 +109,12 @@ def survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[
     }
     columns["age"] = 2030 - columns["year"] + draw.integers(0, 3, 12000)
     columns["loan"] = 2 * columns["debt"] + draw.normal(0, 1, 12000).round(2)
+    columns["guest"] = (draw.random(len(columns["year"])) < 0.04).astype(
+        float
+    )  # nearly all are 0, and the mean is of the others
+    columns["waits"] = np.where(
+        draw.random(len(columns["year"])) < 0.1, draw.exponential(60.0, len(columns["year"])).round(), 0.0
+    )
     written = {name: np.where(np.isnan(values), "", values.astype(str)) for name, values in columns.items()}
     return write_csv(tmp_path / "survey.csv", written), columns
 
@@ -126,7 +132,7 @@ def test_spreads_and_correlations_are_true_within_the_stated_noise(
         assert true < 1.5 * told["standard_deviation_at_most"]
         if told["standard_deviation"] is not None:
             assert abs(told["standard_deviation"] - true) < 6 * told["standard_deviation_noise"] + 0.05 * true
-    assert facts["columns"]["year"]["mean_noise"] < 1
+    assert facts["columns"]["year"]["mean_noise"] < 1 and facts["columns"]["guest"]["mean"] > 0.02
     assert facts["correlations"]["year"]["age"] < -0.4
     assert facts["correlations"]["debt"]["loan"] > 0.4
     assert "±" in Path("look/description.html").read_text()

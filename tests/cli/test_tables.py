@@ -340,8 +340,10 @@ def test_predictions_come_with_chances_kept_columns_and_notes(table: Path, capsy
         assert abs(sum(chances.values()) - 1) < 1e-4 and line[2] == max(chances, key=lambda name: chances[name])
     assert tacit("predict", "run", "new.csv", "--keep", "height", "--out", "x.csv") == 2
     assert "no column 'height'" in capsys.readouterr().err
-    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--out", "x.csv") == 2
-    assert "not the target" in capsys.readouterr().err and not Path("x.csv").exists()
+    assert tacit("predict", "run", "new.csv", "--keep", "id,id", "--out", "x.csv") == 2
+    assert "keep each once" in capsys.readouterr().err and not Path("x.csv").exists()
+    assert tacit("predict", "run", "new.csv", "--keep", "employed", "--out", "x.csv") == 0  # beside the predictions
+    assert Path("x.csv").read_text().splitlines()[0] == "employed,predicted employed"
 
 
 def test_a_run_is_loaded_in_python_and_predicts_frames(table: Path) -> None:

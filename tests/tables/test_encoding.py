@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tacit.randomness import SeededSource
 from tacit.tables import records as records_module
-from tacit.tables.columns import Number
+from tacit.tables.columns import Number, spellings
 from tacit.tables.encoding import Encoding, _code
 from tacit.tables.entries import words
 from tacit.tables.reading import columns_of, from_columns, read
@@ -245,3 +245,29 @@ def test_line_numbers_count_on_after_plain_lines_and_entries_of_several_lines(tm
     pieces = list(read(write(tmp_path, text[:-2]), "ab", numbers="a", rows=2))
     assert [str(value) for piece in pieces for value in piece["b"]] == ["2", "4", "x\ny", "7"]
     assert pieces[0]["a"].dtype == np.float64 and pieces[1]["a"].dtype == object
+
+
+@pytest.mark.parametrize(
+    ("declared", "spelled"),
+    [(["true", "false"], ["True", "FALSE"]), (["True", "False"], [True, False]), (["1.0", "2"], [1, 2.0])],
+)
+def test_files_and_frames_may_spell_truth_and_whole_numbers_each_in_its_way(declared: list, spelled: list) -> None:
+    columns = {"k": {"type": "category", "values": declared}, "y": {"type": "category", "values": declared}}
+    encoding = Encoding(Schema.from_json({"target": "y", "columns": columns}))
+    exact = encoding.compact({"k": np.array(declared), "y": np.array(declared)})
+    for entries in (np.array(spelled), np.array([str(one) for one in spelled], dtype=object)):
+        assert np.array_equal(encoding.compact({"k": entries, "y": entries}), exact)
+
+
+def test_values_that_differ_in_case_alone_stay_apart() -> None:
+    assert spellings(("True", "true")) == {"True": 0, "true": 1, "TRUE": 0}
+    assert "yes" not in spellings(("Yes",))
+
+
+def test_truth_values_of_frames_are_one_and_zero_in_a_column_of_numbers() -> None:
+    columns = {"k": {"type": "number", "low": 0, "high": 1}, "y": {"type": "category", "values": ["0", "1"]}}
+    encoding = Encoding(Schema.from_json({"target": "y", "columns": columns}))
+    for entries in (np.array(["true", "False", "1"], dtype=object), np.array([True, False, True])):
+        assert encoding.compact({"k": entries, "y": np.array(["0"] * 3)})[:, 0].tolist() == [1, -1, 1]
+    with pytest.raises(ValueError, match="row 2: 'maybe' is not a number"):
+        encoding.compact({"k": np.array(["true", "maybe"], dtype=object), "y": np.array(["0"] * 2)})

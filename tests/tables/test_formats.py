@@ -150,3 +150,6 @@ def test_frames_of_any_library_become_the_same_columns() -> None:
         as_columns(arrow, ("height",))
     with pytest.raises(ValueError, match="give a pandas or polars frame"):
         as_columns(3, ("town",))
+    lazy = type("LazyFrame", (), {"collect": None, "collect_schema": None, "columns": ["town"]})()
+    with pytest.raises(ValueError, match=r"a LazyFrame, which is not read yet; give table.collect\(\)"):
+        as_columns(lazy, ("town",))

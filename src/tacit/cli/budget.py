@@ -73,9 +73,8 @@ def summed(registry: Registry) -> tuple[dict[str, Any], list[str]]:
         + (f"  ({one.note})" if one.note else "")
         for one in costs
     ]
-    lines.append(
-        f"{len(costs)} runs on {registry.title}: ε ≤ {rounded_up(epsilon)}, δ ≤ {delta:.3g} (basic composition)"
-    )
+    count = f"{len(costs)} run" + "s" * (len(costs) != 1)
+    lines.append(f"{count} on {registry.title}: ε ≤ {rounded_up(epsilon)}, δ ≤ {delta:.3g} (basic composition)")
     if whole is None:
         lines.append("no budget is set for this data set; `tacit budget FILE --epsilon E` sets one.")
     else:

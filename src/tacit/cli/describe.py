@@ -87,7 +87,12 @@ def _line(name: str, facts: dict[str, object]) -> str:
         spread = f"below {facts['standard_deviation_at_most']:.3g}"
         if facts["standard_deviation"] is not None:
             spread = f"{facts['standard_deviation']:.3g} ± {facts['standard_deviation_noise']:.1g}"
-        return f"{name}: mean {facts['mean']:.5g} ± {facts['mean_noise']:.1g}, standard deviation {spread} (± noise)"
+        held = facts["held_to"]
+        assert isinstance(held, list)
+        return (
+            f"{name}: mean {facts['mean']:.5g} ± {facts['mean_noise']:.1g}, standard deviation {spread} (± noise; "
+            f"values held to {held[0]:.4g} … {held[1]:.4g})"
+        )
     if facts["type"] == "category":
         counts = facts["counts"]
         assert isinstance(counts, dict)

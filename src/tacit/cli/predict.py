@@ -44,9 +44,11 @@ def predict(
         raise ValueError(f"--proba is for classes, and {schema.target!r} is a number; leave it out.")
     kept = [name.strip() for name in keep.split(",")] if keep is not None else []
     chances = [f"P({name})" for name in trained.classes] if proba else []
-    header = [*kept, schema.target, *chances]
+    # The true values may stand beside the predictions, to compare them.
+    answer = f"predicted {schema.target}" if schema.target in kept else schema.target
+    header = [*kept, answer, *chances]
     if len(set(header)) < len(header):
-        raise ValueError(f"the columns of the output would be {', '.join(header)}; keep each once, and not the target.")
+        raise ValueError(f"the columns of the output would be {', '.join(header)}; keep each once.")
     place = out or table.with_name(f"{table.stem}.predicted.csv")
     if place.exists():
         raise ValueError(f"{place} exists; choose another file with --out.")

@@ -46,7 +46,9 @@ def _panel(name: str, title: str, facts: dict[str, object]) -> str:
         spread = f"below {facts['standard_deviation_at_most']:.3g}"
         if facts["standard_deviation"] is not None:
             spread = f"{facts['standard_deviation']:.3g} ± {facts['standard_deviation_noise']:.1g}"
-        rows.append(("standard deviation", spread))
+        held = facts["held_to"]
+        assert isinstance(held, list)
+        rows += [("standard deviation", spread), ("both of values held to", f"{held[0]:.4g} … {held[1]:.4g}")]
         rows += [(f"{100 * float(share):g} % below", f"{value:.5g}") for share, value in quantiles.items()]
         counts = histogram["counts"]
         if not counts:

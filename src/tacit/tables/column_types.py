@@ -11,6 +11,7 @@ import numpy as np
 
 from tacit.tables.columns import Category, Column, Number, Text
 from tacit.tables.histograms import CELLS, Array, bounds, cell_edges, height, quantile_knots, standing_out
+from tacit.tables.identifiers import SPREAD, numbers_records
 from tacit.tables.notation import KINDS, REMEDIES
 
 NOTHING = "(none found)"
@@ -59,12 +60,13 @@ def category_from(column: Column, values: Mapping[str, float], most: int) -> Cat
 
 
 def column_from(
-    column: Column, seen: Seen, most: int, knots: int, rough: bool, *, texts: bool = False
+    column: Column, seen: Seen, most: int, knots: int, rough: bool, *, texts: bool = False, records: int = 0
 ) -> Column | None:
     """Return what a column is, by noisy counts of its numbers and of its values; None if it cannot be used.
 
     A column whose entries are mostly numbers stays a number, however few values it has: those become its knots where
-    they are nearly all there is, and quantiles do otherwise. ``texts``: free text can be used.
+    they are nearly all there is, and quantiles do otherwise. ``texts``: free text can be used. A column that numbers
+    its ``records`` is of no use.
     """
     if isinstance(column, Category) or seen.bins is None:
         return category_from(column, seen.values, most)
@@ -76,7 +78,7 @@ def column_from(
             return Text() if kind == "text" and texts else None
         if numbers < 0.5 * named:
             return category_from(column, seen.values, most)
-        if numbers <= 0:
+        if numbers <= 0 or numbers_records(seen.bins, seen.std, records):
             return None
         column = Number(low=low, high=high, missing="own", text="missing")
     points = own_knots(seen.values, numbers, min(most, max(2 * knots, _FEW)))
@@ -108,6 +110,8 @@ def remark(name: str, seen: Seen, column: Column | None, records: int, columns: 
             return "its entries are free text, which this model does not read; use --model linear"
         if kind:
             return f"its entries look like {KINDS[kind]}; declare it in a schema, for example {REMEDIES[kind]}"
+        if seen.bins is not None and numbers_records(seen.bins, seen.std, records):
+            return SPREAD
         return "no value or range of it stood out of the noise; declare it in a schema if it is of use"
     place = int(np.argmax(seen.kinds))
     count = float(seen.kinds[place])

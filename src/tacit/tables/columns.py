@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +23,7 @@ MOST_VALUES = 10_000
 MOST_BUCKETS = 2**16
 MOST_NGRAMS = 128
 """So many n-grams of a text count for a record."""
+_WHOLE = re.compile(r"-?\d+(\.0)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +147,21 @@ def finite(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name} is {value!r}; it must be a finite number.")
     return float(value)
+
+
+def spellings(values: Sequence[str]) -> dict[str, int]:
+    """Return the place of each value, by every way that files and frames spell it.
+
+    A file may say True or 1.0 where a frame, which knows truth values and numbers, says true or 1.
+    """
+    found = {value: place for place, value in enumerate(values)}
+    for place, value in enumerate(values):
+        others = (value.lower(), value.title(), value.upper()) if value.lower() in ("true", "false") else ()
+        if _WHOLE.fullmatch(value):
+            others = (value.removesuffix(".0"), f"{value.removesuffix('.0')}.0")
+        for other in others:
+            found.setdefault(other, place)
+    return found
 
 
 def plain(value: object) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 from tacit.accounting import Guarantee, account, guarantee, plan
 from tacit.ledger import Budget, Ledger
 from tacit.randomness import Source
-from tacit.tables.column_types import column_from, mostly
+from tacit.tables.column_types import Seen, column_from, mostly
 from tacit.tables.columns import MOST_VALUES, Category, Number, Undeclared
-from tacit.tables.histograms import Array, cell_edges, cumulative, height
+from tacit.tables.histograms import EDGES, Array, cell_edges, cumulative, height
 from tacit.tables.looks import Look, Pieces, QuantileLook
 from tacit.tables.moments import Bounds, Moments, Summary
 from tacit.tables.notation import KINDS
@@ -24,6 +24,8 @@ _SLACK_SHARE = 0.1
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BARS = 16
 _OUTER = 0.01
+_NARROW = 0.01
+"""A histogram of a range that is narrower than this share of the mean's range would show one value from close by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +88,20 @@ def describe(
     correlations: dict[str, dict[str, float | None]] = {}
     if look is not None:
         trees = look.release(pieces, edges, {}, ledger=ledger, source=source)
-        bounds = {name: _reach(trees[name], edges[name], column, look.std) for name, column in numbers.items()}
         moments = Moments(len(numbers), chosen.noise["moments"])
+        bounds = {
+            name: reach(trees[name], edges[name], column, look.std, seen[name], moments.queries[0].noise_std)
+            for name, column in numbers.items()
+        }
         means, correlations = moments.release(pieces, bounds, records, ledger=ledger, source=source)
     columns = {}
     for name in names:
         column = kinds[name]
         if isinstance(column, Number):
             assert look is not None
-            spread = _spread(trees[name], edges[name], look.std)
-            columns[name] = {"type": "number", "low": column.low, "high": column.high, **asdict(means[name]), **spread}
+            spread = _spread(trees[name], edges[name], look.std, bounds[name])
+            facts = {"type": "number", "low": column.low, "high": column.high, "held_to": list(bounds[name])}
+            columns[name] = {**facts, **asdict(means[name]), **spread}
         elif isinstance(column, Category) and seen[name].values:
             found = dict(sorted(seen[name].values.items(), key=lambda pair: -pair[1]))
             columns[name] = {"type": "category", "counts": {value: round(count, 1) for value, count in found.items()}}
@@ -130,25 +136,46 @@ def _range(tree: Array, edges: Array, std: float, beyond: float) -> tuple[float,
     return (max(float(edges[0]), low - more), min(float(edges[-1]), high + more)) if low < high else None
 
 
-def _reach(tree: Array, edges: Array, column: Number, std: float) -> Bounds:
+def reach(tree: Array, edges: Array, column: Number, std: float, seen: Seen, loud: float) -> Bounds:
     """Return bounds for means: values beyond count as the bound.
 
     Bounds of columns are powers of two. A year lies between 1024 and 2048, and noise in proportion to that would drown
-    its spread; a range three times as wide as that of nearly all values cuts off what few far values would add.
+    its spread, so the range of nearly all values is taken, and widened. But where most values are alike, as in a column
+    of rare ones among zeros, that range is a point. So each end goes on to the power of two where noise, ``loud`` times
+    half the width, and what is cut off of the values that were ``seen`` beyond it, add up to the least.
     """
-    assert column.low is not None and column.high is not None
+    assert column.low is not None and column.high is not None and seen.bins is not None
     low, high = _range(tree, edges, std, beyond=1.0) or (column.low, column.high)
-    return max(low, column.low), min(high, column.high)
+    low, high = max(low, column.low), min(high, column.high)
+    finite = np.clip(EDGES, -(2.0**41), 2.0**41)
+    middles = (finite[1:] + finite[:-1]) / 2
+    there = np.where(seen.bins > height(seen.std, len(seen.bins)), seen.bins, 0.0)
+
+    def error(low: float, high: float) -> float:
+        above, below = finite[:-1] >= high, finite[1:] <= low  # bins that lie beyond as a whole
+        cut = (there * (above * (middles - high) + below * (low - middles))).sum()
+        return float((loud * (high - low) / 2) ** 2 + cut**2)
+
+    high = min([high, *finite[(finite > high) & (finite <= column.high)].tolist()], key=lambda end: error(low, end))
+    low = min([low, *finite[(finite < low) & (finite >= column.low)].tolist()], key=lambda end: error(end, high))
+    smallest = float(EDGES[len(EDGES) // 2])
+    if max(abs(low), abs(high)) <= smallest:  # all that stood out is around zero: rare ones may be hidden by noise
+        high = 1.0
+    return low, high
 
 
-def _spread(tree: Array, edges: Array, std: float) -> dict[str, Any]:
-    """Return quantiles and a histogram from noisy counts of cells."""
+def _spread(tree: Array, edges: Array, std: float, held: Bounds) -> dict[str, Any]:
+    """Return quantiles and a histogram from noisy counts of cells; ``held`` is the range that the mean is taken in."""
     below, total = cumulative(tree)
     if total <= height(std, 1):
         return {"quantiles": {}, "histogram": {"edges": [], "counts": []}}
     quantiles = {f"{share:g}": float(np.interp(share, below, edges)) for share in _SHARES}
-    shown = _range(tree, edges, std, beyond=0.2)
-    marks = np.array([edges[0], edges[-1]]) if shown is None else np.linspace(*shown, _BARS + 1)
+    shown = _range(tree, edges, std, beyond=0.2) or (float(edges[0]), float(edges[-1]))
+    if shown[1] - shown[0] < _NARROW * (held[1] - held[0]):  # most values are alike; the others are of interest too
+        shown = held
+    marks = np.linspace(*shown, _BARS + 1)
     parts = np.diff(np.interp(marks, edges, below))
     counts = [round(float(part * total), 1) for part in parts]
-    return {"quantiles": quantiles, "histogram": {"edges": marks.tolist(), "counts": counts}}
+    around = float(EDGES[len(EDGES) // 2])  # the histogram that types were found from has one bin up to here
+    told = {share: 0.0 if abs(value) < around < held[1] else value for share, value in quantiles.items()}
+    return {"quantiles": told, "histogram": {"edges": marks.tolist(), "counts": counts}}

@@ -10,8 +10,9 @@ from tacit.ledger import Ledger, Step
 from tacit.randomness import Source
 from tacit.tables.binning import lacking_bins
 from tacit.tables.column_types import NOTHING, Seen, category_from, column_from, even_cells, remark, restored
-from tacit.tables.columns import MOST_VALUES, Category, Column, Number
+from tacit.tables.columns import MOST_VALUES, Category, Column, Number, Undeclared
 from tacit.tables.histograms import cell_edges, quantile_knots
+from tacit.tables.identifiers import NAMED, names_records
 from tacit.tables.kept import Kept
 from tacit.tables.looks import Look, Pieces, QuantileLook
 from tacit.tables.schema import Schema
@@ -66,6 +67,12 @@ class Discovery:
         self._declared = lacking_bins(schema) if bins else {}
         self._declared_knots: dict[str, tuple[float, ...]] = {}
         self._wanted = {name: schema.columns[name] for name in schema.private}
+        self._named = [
+            name for name in self._wanted if isinstance(self._wanted[name], Undeclared) and names_records(name)
+        ]
+        for name in self._named:
+            del self._wanted[name]
+        self._records = 0
         apart = [{name: column} for name, column in self._wanted.items() if name == schema.target]
         rest = {name: column for name, column in self._wanted.items() if name != schema.target}
         self._numbers = [name for name, column in rest.items() if not isinstance(column, Category) and knots > 2]
@@ -89,7 +96,8 @@ class Discovery:
     @property
     def least(self) -> Schema:
         """A schema with the fewest features that what is found can be cut down to."""
-        return self._with({name: _least(column, name == self._schema.target) for name, column in self._wanted.items()})
+        target = self._schema.target
+        return self._with({name: _least(column, name == target) for name, column in self._wanted.items()})
 
     @property
     def records_needed(self) -> float:
@@ -116,6 +124,7 @@ class Discovery:
 
         Of values, the commonest are kept: as many as make a schema that fits.
         """
+        self._records = records
         for look in self._looks:
             if not self._has(look):
                 self._look(look, pieces, records, ledger, source)
@@ -161,6 +170,7 @@ class Discovery:
         said = {
             name: remark(name, seen, found.get(name), records, len(self._seen)) for name, seen in self._seen.items()
         }
+        said |= dict.fromkeys(self._named, NAMED)
         return {name: text for name, text in said.items() if text}
 
     def _missed(self, counts: Mapping[str, float], records: int) -> Estimate:
@@ -179,6 +189,7 @@ class Discovery:
                 self._knots,
                 self._bins,
                 texts=self._texts,
+                records=self._records,
             )
             for name, seen in self._seen.items()
         }
@@ -186,6 +197,7 @@ class Discovery:
         return self._with(found)
 
     def _with(self, found: Mapping[str, Column | None]) -> Schema:
+        found = {**found, **dict.fromkeys(self._named)}
         columns = {name: found.get(name, column) for name, column in self._schema.columns.items()}
         known = {name: column for name, column in columns.items() if column is not None}
         if len(known) < 2:

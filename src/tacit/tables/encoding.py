@@ -14,7 +14,7 @@ from itertools import pairwise, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.tables.columns import MOST_NGRAMS, Category, Column, Columns, Number, Text, Undeclared
+from tacit.tables.columns import MOST_NGRAMS, Category, Column, Columns, Number, Text, Undeclared, spellings
 from tacit.tables.entries import numeric, words
 from tacit.tables.ngrams import hashed
 from tacit.tables.schema import Schema
@@ -36,7 +36,10 @@ class Encoding:
             raise ValueError(f"{', '.join(schema.private)}: bounds or values are to be released privately first.")
         self.schema = schema
         self._features = schema.features
-        self.names = tuple(name for title, column in self._features.items() for name in _labels(title, column))
+        labels = {title: _labels(title, column) for title, column in self._features.items()}
+        self.names = tuple(name for own in labels.values() for name in own)
+        self.widths: Mapping[str, int] = {title: len(own) for title, own in labels.items()}
+        """How many features a column has."""
 
         places, start = {}, 0
         for title, column in self._features.items():
@@ -121,7 +124,7 @@ def _code(
         gone, codes = _numbers(name, column, values, first)
     else:
         assert isinstance(column, Category)
-        gone, codes = _places(name, column, values, first)
+        gone, codes = _places(name, column, values, first, target)
     if gone.any() and column.missing == "refuse":
         raise _missing(name, column, first + int(np.flatnonzero(gone)[0]), target)
     return codes
@@ -132,7 +135,7 @@ Coded = tuple[NDArray[np.bool_], NDArray[np.float64]]
 
 
 def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int) -> Coded:
-    numbers = numeric(name, values, first=first, text=column.text, notation=column.notation)
+    numbers = numeric(name, values, first=first, text=column.text, notation=column.notation, truths=True)
     gone = np.isnan(numbers)
     if column.missing not in ("refuse", "own"):
         numbers[gone], gone = float(column.missing), np.zeros_like(gone)
@@ -145,28 +148,32 @@ def _numbers(name: str, column: Number, values: NDArray[np.generic], first: int)
     return gone, (np.clip(numbers, column.low, column.high) - middle) / half
 
 
-def _places(name: str, column: Category, values: NDArray[np.generic], first: int) -> Coded:
+def _places(name: str, column: Category, values: NDArray[np.generic], first: int, target: bool) -> Coded:
     assert column.values is not None
     rows = np.arange(first, first + len(values))
     if values.dtype.kind != "O":
-        return _looked_up(name, column, values, rows)
+        return _looked_up(name, column, values, rows, target)
     # Nearly every entry of a file is spelled as it was declared; only the others need a closer look.
-    exact = {value: float(place) for place, value in enumerate(column.values) if words(np.array([value]))[0] == value}
+    known = spellings(column.values)
+    exact = {value: float(place) for value, place in known.items() if words(np.array([value]))[0] == value}
     places = np.fromiter(map(exact.get, values.tolist(), repeat(np.nan)), dtype=np.float64, count=len(values))
     gone, others = np.zeros(len(values), dtype=np.bool_), np.isnan(places)
     if others.any():
-        gone[others], places[others] = _looked_up(name, column, values[others], rows[others])
+        gone[others], places[others] = _looked_up(name, column, values[others], rows[others], target)
     return gone, places
 
 
-def _looked_up(name: str, column: Category, values: NDArray[np.generic], rows: NDArray[np.int64]) -> Coded:
+def _looked_up(
+    name: str, column: Category, values: NDArray[np.generic], rows: NDArray[np.int64], target: bool
+) -> Coded:
     assert column.values is not None
     text = words(values)
-    order = np.argsort(np.array(column.values))
-    known = np.array(column.values)[order]
+    spelled = spellings(column.values)
+    order = sorted(spelled)
+    known, own = np.array(order), np.array([spelled[word] for word in order])
     at = np.minimum(np.searchsorted(known, text), len(known) - 1)
     found = known[at] == text
-    places = np.where(found, order[at], len(known)).astype(np.float64)
+    places = np.where(found, own[at], len(column.values)).astype(np.float64)
     gone = (text == "") & ~found
     if column.missing in ("refuse", "own"):
         places[gone] = -1
@@ -175,9 +182,11 @@ def _looked_up(name: str, column: Category, values: NDArray[np.generic], rows: N
     strange = ~found & ~gone
     if strange.any() and not column.other:
         row = int(np.flatnonzero(strange)[0])
+        listed = ", ".join(column.values[:10]) + (", …" if len(column.values) > 10 else "")
+        remedy = "add it (--classes), or leave the row out" if target else 'add it, or set "other": true'
         raise ValueError(
-            f"column {name!r}, row {rows[row]}: {str(text[row])!r} is not among the declared values; add it, or set "
-            '"other": true.'
+            f"column {name!r}, row {rows[row]}: {str(text[row])!r} is not among the declared values ({listed}); "
+            f"{remedy}."
         )
     return gone, places
 

@@ -11,6 +11,7 @@ from tacit.tables.notation import PLAIN, Notation, date_formats, parsed
 
 MISSING = ("", "?", "NA", "NaN", "nan", "null", "None")
 """How a missing entry is written."""
+_TRUTHS = {"true": 1.0, "True": 1.0, "false": 0.0, "False": 0.0}
 _LONGEST = 256
 """Words are cut here: one long entry must not fill the memory."""
 
@@ -22,8 +23,12 @@ def numeric(
     first: int = 1,
     text: str = "refuse",
     notation: Notation = PLAIN,
+    truths: bool = False,
 ) -> NDArray[np.float64]:
-    """The entries as float64, NaN where missing; what is no finite number is an error, or missing too."""
+    """The entries as float64, NaN where missing; what is no finite number is an error, or missing too.
+
+    With ``truths``, true and false are 1 and 0, as they come from frames that know them.
+    """
     if values.dtype.kind in "fiub" and not notation.date:
         numbers = values.astype(np.float64)
         bad = np.isinf(numbers)
@@ -31,6 +36,9 @@ def numeric(
         numbers = _parsed(values) if notation.plain else parsed(values, notation)
         bad = np.zeros(len(numbers), dtype=np.bool_)
         odd = np.flatnonzero(~np.isfinite(numbers))
+        if truths and len(odd):
+            numbers[odd] = [_TRUTHS.get(str(entry), math.nan) for entry in values[odd].tolist()]
+            odd = odd[~np.isfinite(numbers[odd])]
         bad[odd] = [str(entry).strip() not in MISSING for entry in values[odd].tolist()]
     if text == "missing":
         numbers[bad] = np.nan

@@ -19,6 +19,8 @@ def as_columns(data: Any, names: Iterable[str]) -> Columns:
     pandas frame also without.
     """
     wanted = tuple(names)
+    if hasattr(data, "collect") and hasattr(data, "collect_schema"):
+        raise ValueError(f"the table is a {type(data).__name__}, which is not read yet; give table.collect().")
     held = (
         tuple(data) if isinstance(data, Mapping) else tuple(getattr(data, "column_names", getattr(data, "columns", ())))
     )

@@ -107,7 +107,10 @@ class QuantileLook:
         for first, piece in _numbered(pieces()):
             for name, total in totals.items():
                 column = declared.get(name, _ANY_NUMBER)
-                numbers = numeric(name, piece[name], first=first, text=column.text, notation=column.notation)
+                truths = name in declared
+                numbers = numeric(
+                    name, piece[name], first=first, text=column.text, notation=column.notation, truths=truths
+                )
                 # A record is in one cell and one group at most, so it adds a vector of norm sqrt(2) at most.
                 total.add_bounded(torch.from_numpy(tree_counts(numbers, edges[name])))
         return {name: total.release(receipt, source).numpy() for name, total in totals.items()}

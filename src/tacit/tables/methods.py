@@ -22,12 +22,12 @@ from tacit.tables.boosting import (
     weight_left,
 )
 from tacit.tables.columns import Category, Text
-from tacit.tables.descent import descend
 from tacit.tables.kept import Kept
 from tacit.tables.model import TableModel
 from tacit.tables.records import Records
 from tacit.tables.rule import Settings, check_enough, most_knots, most_parameters, settings, text_buckets
 from tacit.tables.schema import Schema
+from tacit.tables.slopes import descend_with_slopes, trained_size
 from tacit.tables.split import Progress
 
 Chosen = Callable[[Settings, int], Settings]
@@ -108,7 +108,7 @@ class ByDescent:
         return self.chosen(found, self.records) if self.chosen is not None else found
 
     def plan(self, least: Schema, *, budget: Budget, ledger: Ledger, owed: Owed, kept: Kept) -> None:
-        fewest = TableModel.new(self.kind, self.encoded(least)).size
+        fewest = trained_size(TableModel.new(self.kind, self.encoded(least)))
         self.settings = self.rule(fewest)
         if kept.step >= self.settings.steps:
             return
@@ -126,7 +126,7 @@ class ByDescent:
     def check(self, least: Schema, noise_multiplier: float) -> None:
         """Refuse noise that would drown every record of a model of ``least`` features."""
         self.noise_multiplier = noise_multiplier
-        fewest = TableModel.new(self.kind, self.encoded(least)).size
+        fewest = trained_size(TableModel.new(self.kind, self.encoded(least)))
         check_enough(
             records=self.records,
             parameters=fewest,
@@ -137,7 +137,7 @@ class ByDescent:
 
     def fits(self, schema: Schema) -> bool:
         most = most_parameters(noise_multiplier=self.noise_multiplier, chosen=self.settings)
-        return TableModel.new(self.kind, self.encoded(schema)).size <= most
+        return trained_size(TableModel.new(self.kind, self.encoded(schema))) <= most
 
     def encoded(self, schema: Schema) -> Schema:
         """Return the schema with as many buckets as the rule says for texts that declare none."""
@@ -167,12 +167,12 @@ class ByDescent:
         kept: Kept,
     ) -> tuple[TableModel, int]:
         fresh = TableModel.new(self.kind, schema, seed=seed)
-        known = self.rule(fresh.size)
+        known = self.rule(trained_size(fresh))
         self.settings = replace(self.settings, learning_rate=known.learning_rate, clip_norm=known.clip_norm)
         if len(schema.classes) == 1:
             return fresh, 0
-        steps = descend(
-            fresh.network,
+        steps = descend_with_slopes(
+            fresh,
             train,
             chosen=self.settings,
             noise_multiplier=self.noise_multiplier,

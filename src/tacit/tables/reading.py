@@ -128,8 +128,10 @@ def _header(path: Path, file: Any) -> tuple[tuple[str, ...], str, int]:
             names, taken = tuple(name.strip() for name in next(reader)), reader.line_num
     except StopIteration:
         names = ()
-    except (csv.Error, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it in that encoding.") from None
+    except UnicodeDecodeError as error:
+        raise _undecoded(path, 0, error) from None
+    except (csv.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is not a CSV file in UTF-8: {error}; save it as one.") from None
     if not names:
         raise ValueError(f"{path} is empty; it needs a line of column names and one line a record.")
     return _once(path, names), mark, taken
@@ -137,6 +139,8 @@ def _header(path: Path, file: Any) -> tuple[tuple[str, ...], str, int]:
 
 def _once(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
+    if twice == [""]:
+        raise ValueError(f"{path} has {names.count('')} columns without a name; name them in the first line.")
     if twice:
         raise ValueError(f"{path} has more than one column called {', '.join(map(repr, twice))}; rename or remove one.")
     return names
@@ -188,7 +192,10 @@ def _lines(path: Path, file: Any, passed: int, rows: int | None) -> list[str]:
 
 
 def _undecoded(path: Path, line: int, error: UnicodeDecodeError) -> ValueError:
-    return ValueError(f"{path}, after line {line}: {error}; save it in UTF-8.")
+    return ValueError(
+        f"{path}, after line {line}, is not in UTF-8: {error}; convert it, for example: iconv -f CP1252 -t UTF-8 "
+        f"{path} > new.csv"
+    )
 
 
 def _plain_lines(

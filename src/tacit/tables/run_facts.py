@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tacit.ledger import Budget
@@ -11,6 +11,9 @@ from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
 from tacit.tables.scoring import Score
 from tacit.tables.training import TableOutcome
+
+_LISTED = 8
+"""So many columns of one remark are named; the report names all."""
 
 
 def provenance(
@@ -75,10 +78,7 @@ def found_notes(outcome: TableOutcome) -> list[str]:
     """Return what a reader must know: why this model, and of scores where classes were discovered."""
     why = [outcome.why] if outcome.why else []
     used = outcome.model.encoding.schema.columns
-    why += [
-        f"{'The column' if name in used else 'DROPPED: the column'} {name!r}: {text}."
-        for name, text in outcome.remarks.items()
-    ]
+    why += remarks_by_text(outcome.remarks, used)
     if outcome.undiscovered is None:
         return why
     missed, target = outcome.undiscovered, outcome.model.encoding.schema.target
@@ -93,6 +93,21 @@ def found_notes(outcome: TableOutcome) -> list[str]:
             f"training step was charged; list the classes of {target!r} (--classes) to have rarer ones predicted."
         )
     return notes
+
+
+def remarks_by_text(remarks: Mapping[str, str], used: Collection[str]) -> list[str]:
+    """Return a sentence for each remark on columns, with those it is about; columns not ``used`` are dropped."""
+    alike: dict[tuple[str, bool], list[str]] = {}
+    for name, text in remarks.items():
+        alike.setdefault((text, name in used), []).append(name)
+    return [f"{'The ' if kept else 'DROPPED: the '}{_listed(names)}: {text}." for (text, kept), names in alike.items()]
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"column {names[0]!r}"
+    shown, others = ", ".join(map(repr, names[:_LISTED])), len(names) - _LISTED
+    return f"{len(names)} columns {shown}{f' and {others} more' if others > 0 else ''}, of each"
 
 
 def point(outcome: TableOutcome, score: Score) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from tacit import tuning
 from tacit.accounting import account
 from tacit.ledger import Budget, Ledger
 from tacit.tables.columns import Category
-from tacit.tables.descent import descend
 from tacit.tables.encoding import Encoding
 from tacit.tables.looks import Pieces
 from tacit.tables.methods import ByDescent
@@ -18,6 +17,7 @@ from tacit.tables.records import Records
 from tacit.tables.rule import Settings
 from tacit.tables.schema import Schema
 from tacit.tables.scoring import TEST_SHARE, Examination, Score
+from tacit.tables.slopes import descend_with_slopes, trained_size
 from tacit.tables.split import Split
 from tacit.tables.training import Looks, TableOutcome, alone
 
@@ -118,7 +118,7 @@ def _trained(
 ) -> tuple[TableModel, Settings]:
     fresh = TableModel.new(candidate.kind, schema)
     method = ByDescent(candidate.kind, schema, len(train), budget.epsilon, None)
-    rule = method.rule(fresh.size)
+    rule = method.rule(trained_size(fresh))
     chosen = replace(rule, learning_rate=candidate.rate * rule.learning_rate, clip_norm=candidate.clip * rule.clip_norm)
-    descend(fresh.network, train, chosen=chosen, noise_multiplier=noise, budget=budget, ledger=own, unknown=unknown)
+    descend_with_slopes(fresh, train, chosen=chosen, noise_multiplier=noise, budget=budget, ledger=own, unknown=unknown)
     return fresh, chosen

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.tables.boosting.shapes import Shapes
-from tacit.tables.columns import Category, Column, Number, Text
+from tacit.tables.columns import Category, Column, Number, Text, spellings
 from tacit.tables.entries import MISSING
 from tacit.tables.model import TableModel
 
@@ -115,7 +115,7 @@ class _Graph:
 
     def _place(self, given: str, column: Category) -> str:
         values = list(column.values or ())
-        known = {value: place for place, value in enumerate(values)}
+        known = spellings(values)
         if column.missing == "own":
             known = {**dict.fromkeys(MISSING, -1), **known}
         elif column.missing != "refuse":

@@ -1,0 +1,83 @@
+"""Columns that number the records are left out: by their name, or by noisy counts that were paid for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tacit.ledger import Header, Ledger
+from tacit.randomness import SeededSource
+from tacit.tables.columns import Category, Number, Undeclared
+from tacit.tables.discovery import Discovery
+from tacit.tables.histograms import EDGES, counts
+from tacit.tables.identifiers import names_records, numbers_records
+from tacit.tables.run_facts import remarks_by_text
+from tacit.tables.schema import Schema
+
+RECORDS = 3000
+
+
+@pytest.mark.parametrize(
+    "name", ["", "id", "ID", "_id", "Unnamed: 0", "rownames", "row_id", "Record ID", "#", "index", "rec_no", "UUID"]
+)
+def test_names_that_number_records(name: str) -> None:
+    assert names_records(name)
+
+
+@pytest.mark.parametrize("name", ["customer_id", "age", "paid", "price index", "number", "no", "X", "北", "line"])
+def test_other_names(name: str) -> None:
+    assert not names_records(name)
+
+
+def noisy(numbers: np.ndarray, std: float = 5.0) -> np.ndarray:
+    return counts(numbers.astype(float)) + np.random.default_rng(1).normal(scale=std, size=len(EDGES) - 1)
+
+
+def test_noisy_counts_show_row_numbers_in_any_order() -> None:
+    for numbers in (np.arange(1, RECORDS + 1), np.arange(RECORDS)[::-1]):
+        assert numbers_records(noisy(numbers), 5.0, RECORDS)
+
+
+def test_other_numbers_are_no_row_numbers() -> None:
+    source = np.random.default_rng(0)
+    for numbers in (
+        source.integers(18, 90, RECORDS),
+        source.lognormal(8, 1, RECORDS),
+        np.arange(1, RECORDS + 1) + 5000,
+    ):
+        assert not numbers_records(noisy(numbers), 5.0, RECORDS)
+    assert not numbers_records(noisy(np.arange(1, RECORDS + 1), 500.0), 500.0, RECORDS)  # noise hides the pattern
+
+
+def test_discovery_leaves_both_out_and_asks_nothing_about_a_name() -> None:
+    names = ("id", "patient", "age", "y")
+    columns = {name: Category(values=("0", "1")) if name == "y" else Undeclared() for name in names}
+    schema, source, ledger = Schema(columns=columns, target="y"), np.random.default_rng(0), Ledger(Header())
+    rows = {
+        "id": np.arange(RECORDS) + 7000.0,
+        "patient": source.permutation(RECORDS) + 1.0,
+        "age": source.integers(18, 90, RECORDS).astype(float),
+        "y": np.array(["0"] * RECORDS),
+    }
+    ledger = Ledger(Header(secure_randomness=False))
+    discovery = Discovery(schema, noise_multiplier=3.0, slack=1e-6)
+    found, _ = discovery.release(
+        lambda: [rows], records=RECORDS, ledger=ledger, source=SeededSource(1), fits=lambda schema: True
+    )
+    assert set(found.columns) == {"age", "y"} and isinstance(found.columns["age"], Number)
+    remarks = discovery.remarks(RECORDS)
+    assert "its name says" in remarks["id"] and "like those of the rows" in remarks["patient"]
+    groups = {query.group for step, _ in ledger.entries for query in step.queries}
+    assert "bounds/patient" in groups and "bounds/id" not in groups
+
+
+def test_a_declared_identifier_is_used() -> None:
+    columns = {"id": Number(low=None, high=None), "y": Category(values=("0", "1"))}
+    discovery = Discovery(Schema(columns=columns, target="y"), noise_multiplier=3.0, slack=1e-6)
+    assert set(discovery.least.columns) == {"id", "y"}
+
+
+def test_columns_with_one_remark_share_a_sentence() -> None:
+    [several, one] = remarks_by_text({**{f"x{place}": "nothing" for place in range(20)}, "day": "a date"}, {"day"})
+    assert several.startswith("DROPPED: the 20 columns 'x0', ") and several.endswith("and 12 more, of each: nothing.")
+    assert one == "The column 'day': a date."
