@@ -105,7 +105,7 @@ dist: $(STAMP)
 	  assert not any(name.endswith((".c", ".h")) for name in names), "C sources in the wheel"'
 
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"

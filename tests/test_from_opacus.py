@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
-
-import tacit
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from-opacus.md").read_text()
 BLOCKS = re.findall(r"<!-- (opacus|tacit): (\w+) -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+(SETUP,) = re.findall(r"<!-- setup -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 MODULES = (
     "opacus",
     "opacus.accountants",
@@ -56,26 +53,16 @@ def test_every_public_name_of_opacus_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(("side", "name", "code"), BLOCKS, ids=[f"{name}-{side}" for side, name, _ in BLOCKS])
-def test_both_sides_of_each_example_run(side: str, name: str, code: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    people = torch.utils.data.TensorDataset(torch.randn(600, 4), torch.randint(3, (600,)))
-    space: dict[str, Any] = {
-        "F": F,
-        "directory": tmp_path,
-        "loader": torch.utils.data.DataLoader(people, batch_size=64, shuffle=True),
-        "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "tacit": tacit,
-        "torch": torch,
-    }
+def test_both_sides_of_each_example_run(
+    side: str, name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if side == "opacus":
-        opacus = pytest.importorskip("opacus", reason="Opacus is not installed (extra 'dev')")
-        from opacus.schedulers import ExponentialNoise, StepGradClip
-        from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-        space |= {"PrivacyEngine": opacus.PrivacyEngine, "BatchMemoryManager": BatchMemoryManager}
-        space |= {"ExponentialNoise": ExponentialNoise, "StepGradClip": StepGradClip}
+        pytest.importorskip("opacus", reason="Opacus is not installed (extra 'dev')")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    space: dict[str, Any] = {}
+    exec(SETUP, space)
+    model = space["model"]
     before = model[0].weight.detach().clone()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

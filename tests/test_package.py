@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import tacit
@@ -62,3 +65,35 @@ def test_the_constraints_of_flower_are_the_usual_ones_where_they_can_be() -> Non
         "rich",
         "typer",
     }
+
+
+def test_python_dash_m_is_the_command() -> None:
+    found = subprocess.run([sys.executable, "-m", "tacit", "--version"], capture_output=True, text=True, check=True)
+    assert found.stdout == f"tacit {tacit.__version__}\n"
+
+
+def _imports(body: Iterable[ast.AST]) -> set[tuple[str, str]]:
+    """Return the module and the name of every ``from tacit.… import name``."""
+    found = (node for node in body if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tacit."))
+    return {(node.module or "", alias.name) for node in found for alias in node.names}
+
+
+def _exports(room: Path) -> set[tuple[str, str]]:
+    """Return the module and the name of everything that a room's ``__init__.py`` imports and has in ``__all__``."""
+    text = room.read_text("utf-8")
+    public = set(re.findall(r'"(\w+)"', text[text.rindex("__all__") :])) if "__all__" in text else set()
+    return {(module, name) for module, name in _imports(ast.parse(text).body) if name in public}
+
+
+def test_tests_import_what_a_room_exports_from_the_room() -> None:
+    """The tests then hold for the names that users have, and modules can be split without touching them."""
+    public = {found for room in (ROOT / "src/tacit").glob("*/__init__.py") for found in _exports(room)}
+    texts = {path.relative_to(ROOT): path.read_text("utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+    inner = [
+        f"{path}: from {'.'.join(module.split('.')[:2])} import {name}"
+        for path, text in texts.items()
+        if re.search(r"^\s*from tacit\.\w+\.", text, re.M)
+        for module, name in sorted(_imports(ast.walk(ast.parse(text))) & public)
+        if module.count(".") > 1
+    ]
+    assert not inner, "\n".join(inner)

@@ -19,11 +19,18 @@ import typer.main
 
 import tacit
 from tacit.cli import app
+from tacit.reports import registry
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 ROOMS = [path for path in sorted((DOCS / "api").glob("*.md")) if path.stem != "tacit"]
-RUN_ALONE = [DOCS / "start.md", DOCS / "api" / "tacit.md", *ROOMS, *sorted((DOCS / "tutorials").glob("*.md"))]
+RUN_ALONE = [
+    DOCS / "start.md",
+    DOCS / "first-settings.md",
+    DOCS / "api" / "tacit.md",
+    *ROOMS,
+    *sorted((DOCS / "tutorials").glob("*.md")),
+]
 
 
 def code(page: Path) -> str:
@@ -43,6 +50,21 @@ def test_the_code_of_a_tutorial_runs(page: Path, tmp_path: Path, monkeypatch: py
         )
     monkeypatch.chdir(tmp_path)
     exec(compile(program, str(page), "exec"), {"__name__": "__main__"})
+
+
+def test_the_messages_of_troubleshooting_are_in_the_source() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)  # texts that go on in the next line
+    messages = re.findall(r"^\| \*(.+?)\* \|", (DOCS / "troubleshooting.md").read_text("utf-8"), re.M)
+    missing = [part for message in messages for part in message.split("…") if part.strip() not in joined]
+    assert len(messages) > 10 and not missing
+
+
+def test_the_facts_of_the_registry_example_fit_its_schema(tmp_path: Path) -> None:
+    (facts,) = re.findall(r"```toml\n(.*?)```", (DOCS / "privacy-officers.md").read_text("utf-8"), re.S)
+    (tmp_path / "people.toml").write_text(facts, "utf-8")
+    told = registry.read_told(tmp_path / "people.toml")
+    assert set(told) == set(registry.PEOPLE_KNOW)
 
 
 def test_every_public_name_has_an_example() -> None:
@@ -76,7 +98,8 @@ def test_every_public_room_is_in_the_reference() -> None:
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    """``--quiet`` would hide warnings from ``--strict``."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     pages = (tmp_path / "site").rglob("*.html")

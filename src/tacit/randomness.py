@@ -4,7 +4,7 @@ Noise and sampling protect people only if they cannot be predicted, so both draw
 be reached by ``torch.manual_seed`` or ``numpy.random.seed``. This module stands below the rooms `sampling` and
 `mechanisms`, which both need it and may not import each other.
 
-What the numbers are worth, beyond the assumption that AES-256 cannot be told from random:
+Properties of the numbers, beyond the assumption that AES-256 cannot be told from random:
 
 * `Source.integers`, `Source.choice` and `Source.permutation` are exactly uniform (rejection, no modulo bias).
 * `Source.gaps` follows the geometric distribution with every probability right to a relative error of about 2^-50.
@@ -41,7 +41,7 @@ Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 Drawn = Callable[[int, torch.dtype, torch.device], torch.Tensor | None]
-"""So many values of this type on this device, each handed out once and to be overwritten; or None."""
+"""Return ``size`` values of this dtype on this device, each handed out once, to be overwritten; or None."""
 
 _ZEROS = memoryview(bytes(1 << 16))
 
@@ -55,13 +55,13 @@ class Source(ABC):
 
     secure: ClassVar[bool]
     share = 1.0
-    """The part of a noise's standard deviation that is drawn here: less where other processes draw the rest."""
+    """The share of a noise's standard deviation drawn here: below 1 if other processes draw the rest."""
 
     join_: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Add, in place, what other processes have for the same sum, where a subclass knows some."""
+    """Add the other processes' values of the same sum in place, in subclasses that have other processes."""
 
     drawn: Drawn | None = None
-    """Hand out standard normal values that were drawn from here before and are on a device, where a run has some."""
+    """Return standard normal values drawn ahead for a device, if the run has some."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -104,20 +104,21 @@ class Source(ABC):
         return np.frombuffer(buffer, dtype=np.uint64)
 
     def uniform(self, size: int) -> Floats:
-        """``size`` uniform numbers on the 53-bit grid strictly between 0 and 1."""
+        """Return ``size`` uniform numbers on the 53-bit grid strictly between 0 and 1."""
         mantissas = self.words(size) >> np.uint64(11)
         while (zeros := np.flatnonzero(mantissas == 0)).size:
             mantissas[zeros] = self.words(zeros.size) >> np.uint64(11)
         return np.asarray(mantissas * 2.0**-53, dtype=np.float64)
 
     def exponential(self, size: int) -> Floats:
-        """``size`` standard exponential numbers, with full relative precision near zero and far out (up to 45)."""
+        """Return ``size`` standard exponential numbers, with full relative precision near zero and far out (up to
+        45)."""
         words = self.words(size).view(np.int64)
         halves = (np.where(words >= 0, words, ~words) + 0.5) * 2.0**-64
         return np.asarray(np.where(words >= 0, -np.log(halves), -np.log1p(-halves)))
 
     def gaps(self, rate: float, size: int) -> Integers:
-        """``size`` geometric numbers: how many fail before one succeeds, each with probability ``rate``."""
+        """Return ``size`` geometric numbers: failures before the first success, of probability ``rate``."""
         if not 0 < rate <= 1:
             raise ValueError(f"rate is {rate!r}; it must be in (0, 1].")
         if rate == 1:
@@ -138,7 +139,7 @@ class Source(ABC):
         return np.asarray(values % bounds, dtype=np.int64)
 
     def permutation(self, size: int) -> Integers:
-        """The numbers 0, 1, ..., ``size`` - 1 in uniformly random order."""
+        """Return the numbers 0, 1, ..., ``size`` - 1 in uniformly random order."""
         while True:
             keys = self.words(size)
             order = np.argsort(keys)
@@ -226,10 +227,10 @@ class SeededSource(Source):
 
 
 class KeyedSource(Source):
-    """A stream of a key that was drawn from another source: made again from key and number, it says the same again.
+    """A stream of a key from another source: the same key and number give the same stream again.
 
-    For noise of past steps that later steps need once more. Its worth is that of the key. Stream ``number`` begins at
-    block ``number`` 2^64 of the key's keystream, so that streams of different numbers share nothing.
+    For noise of past steps that later steps need again. It is as secret as its key. Stream ``number`` begins at block
+    ``number`` 2^64 of the key's keystream, so that streams of different numbers share nothing.
     """
 
     secure = False
@@ -247,9 +248,8 @@ class KeyedSource(Source):
 
 
 class Mixture:
-    """The weighted sum of keyed streams, made in one pass: noise of this step and of earlier ones.
-
-    The same values come of each stream whether the tensors are given at once or one after the other.
+    """The weighted sum of keyed streams, made in one pass: noise of this step and of earlier ones. Each stream gives
+    the same values whether the tensors come at once or one after the other.
     """
 
     def __init__(self, parts: Sequence[tuple[KeyedSource, float]]) -> None:

@@ -12,9 +12,8 @@ import pytest
 from mpmath import mp
 from typer.testing import CliRunner
 
-from tacit.accounting import Unproved, compose, groups, guarantee, plan
+from tacit.accounting import Filter, Unproved, compose, groups, guarantee, plan
 from tacit.accounting.accountants import find
-from tacit.accounting.filter import Filter
 from tacit.cli import app
 from tacit.ledger import (
     AdaptiveBudget,

@@ -19,9 +19,8 @@ from tacit.data import Images
 from tacit.features import Pixels
 from tacit.ledger import Budget, Everyone, GaussianSum, Ledger, Poisson, Shuffled, Step
 from tacit.mechanisms import Flat
-from tacit.recipes import Recipe, train
+from tacit.recipes import Linear, Recipe, Sgd, train
 from tacit.recipes.outcome import described
-from tacit.recipes.recipe import Linear, Sgd
 from tacit.recipes.trained import recipe_of
 
 

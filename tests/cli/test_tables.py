@@ -96,7 +96,7 @@ def test_bad_settings_leave_nothing_behind(table: Path, option: str, value: str)
         (["--lot-size", "0"], "lot size is 0"),
         (["--test-fraction", "1"], "test fraction is 1"),
         (["--model", "forest"], "model is 'forest'"),
-        (["--out", "taken"], "in use by something else"),
+        (["--out", "taken"], "holds other files"),
         (["--test", "nowhere.csv"], "there is no file nowhere.csv"),
         (["--test", "short.csv"], "no column 'employed'"),
     ],

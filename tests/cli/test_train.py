@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert (process.returncode, out) == (130, b"")
     assert "Traceback" not in said
     line = next(line for line in said.splitlines() if line.startswith("stopped; nothing is lost"))
-    words = shlex.split(line.split("Go on with: ")[1])
+    words = shlex.split(line.split("Resume with: ")[1])
     assert words == ["tacit", "train", "digits", "--epochs", "60", "--out", "run", "--resume"]
     before = steps(tmp_path / "run/ledger.jsonl")
     planned = json.loads((tmp_path / "run/run.json").read_text())["plan"]["steps"]

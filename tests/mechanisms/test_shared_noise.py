@@ -12,9 +12,10 @@ from scipy import signal
 
 from tacit.accounting import account
 from tacit.ledger import Everyone, Header, Ledger, Step
+from tacit.mechanisms import SharedSum
 from tacit.mechanisms.discrete import LARGEST
 from tacit.mechanisms.lattice import usual_lattice
-from tacit.mechanisms.shared_noise import LEAST_STEPS, MOST_PARTS, SharedSum
+from tacit.mechanisms.shared_noise import LEAST_STEPS, MOST_PARTS
 from tacit.randomness import SecureSource, SeededSource
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mutants.registry import HISTORY, Patch, mutant
-from tacit.accounting.entries import compose as composed
+from tacit.accounting import compose as composed
 from tacit.features import pca
 from tacit.ledger import Step
 from tacit.training import checkpoint, private, run, team

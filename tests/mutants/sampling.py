@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mutants.registry import HISTORY, Patch, mutant
-from tacit.accounting.entries import compose as composed
+from tacit.accounting import compose as composed
 from tacit.ledger import Poisson, Step, events
 from tacit.sampling import samplers, users
 from tacit.training import lot, population, private, run

@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[Entries, dict[str, Any], list[str]]] = {
         [
             "Hyperparameter search Charged: the ledger has the best of K secret runs, no other one seen (K Poisson, 5",
             "the chosen run only; tuning included:",
-            "NOT the other runs, nor how many they were",
+            "NOT the other runs, their number or their scores",
             "in each run: 1–100 100 Poisson, q = 0.01 gradients 2 σ 8 4 4",
             "(pld)",
         ],

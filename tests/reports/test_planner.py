@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import subprocess
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,17 @@ def test_attack_bounds_are_the_reports() -> None:
     assert found == pytest.approx(attack_bounds(curve, rates))
 
 
+@needs_node
+def test_a_delta_is_shown_rounded_up_and_copied_whole() -> None:
+    script = resources.files("tacit.reports.planner").joinpath("page.js").read_text("utf-8").split("function build")[0]
+    program = f"{script}\nconsole.log(JSON.stringify(given.map((d) => [deltaUp(d), exact(d)])));"
+    deltas = [1e-5, 1.2345e-5, 3.2101e-6, 9.999e-7, 2e-3, 1.23456e-3]
+    for delta, (shown, copied) in zip(deltas, run(program, deltas)):
+        assert delta <= float(shown) * (1 + 1e-12) and float(shown) <= delta * 1.01
+        assert float(copied) == pytest.approx(delta, rel=1e-11)
+    assert run(program, [1e-5]) == [["1e-5", "1e-5"]]
+
+
 def test_the_command_writes_one_file_that_names_no_other(tmp_path: Path) -> None:
     path = tmp_path / "plan.html"
     with pytest.raises(SystemExit) as ended:
@@ -161,3 +173,26 @@ def test_the_page_computes_in_a_browser(tmp_path: Path, width: int) -> None:
     assert 'data-ready="yes"' in done.stdout
     assert "(ε ≤ 2.00, δ = 1e-5) example-level" in done.stdout
     assert "tacit plan --records 60000 --lot-size 600 --steps 4000 --epsilon 2 --delta 1e-5" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
+@pytest.mark.parametrize("free", ["delta", "epsilon", "epochs", "lot"])
+def test_the_command_of_the_page_leaves_out_what_was_solved_for(tmp_path: Path, free: str) -> None:
+    """A slider is moved, another quantity is solved for, and ``tacit plan`` agrees with the page."""
+    page = tmp_path / "plan.html"
+    act = (
+        f"document.querySelector('input[value=\"{free}\"]').click();"
+        "const slide = element('slide-noise'); slide.value = 400; slide.dispatchEvent(new Event('input'));"
+    )
+    page.write_text(planner_page().replace("</body>", f"<script>{act}</script></body>"), "utf-8")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run([str(CHROMIUM), *options], capture_output=True, text=True, timeout=180).stdout
+    (command,) = re.findall(r'<code id="command">tacit (plan [^<]+)</code>', shown)
+    option = {"delta": "--delta", "epsilon": "--epsilon", "epochs": "--steps", "lot": "--lot-size"}[free]
+    assert option not in command and "--noise-multiplier 1.82" in command
+    claimed = re.search(r"\(ε ≤ ([\d.]+), δ = ([\d.e-]+)\).*?σ = [\d.]+, (\d+) steps of (\d+)", shown)
+    assert claimed is not None
+    epsilon, delta, steps, lot = map(float, claimed.groups())
+    assert certified(lot / 60_000, 0.2 * 250**0.4, round(steps), delta=delta).epsilon <= epsilon

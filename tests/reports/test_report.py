@@ -34,6 +34,7 @@ def result(trained: Path, **changes: Any) -> dict[str, Any]:
 def test_says_what_the_checklists_ask_for(trained: Path, tmp_path: Path) -> None:
     began = time.process_time()
     text = read(trained, output=tmp_path / "report.html").text
+    page = (tmp_path / "report.html").read_text("utf-8")
     assert time.process_time() - began < 5  # one and a half on an idle machine
     ledger = Ledger.load(trained / "ledger.jsonl")
     epsilon = rounded_up(account(ledger, delta=1e-5).epsilon)
@@ -67,7 +68,8 @@ def test_says_what_the_checklists_ask_for(trained: Path, tmp_path: Path) -> None
         "A family of four For any 4 examples together, a family or one person's several records, ε is",
     ):
         assert words in text
-    assert "abab" not in text  # a hash of the records lets whoever knows the others test for one
+    assert "`" not in text and "<code>tacit account LEDGER --delta 1e-05 --group N</code>" in page
+    assert "abab" not in text  # a hash of the records lets a reader who knows the others test for one
     assert "NOT PRIVATE" not in text and "WRONG" not in text
     assert "OVER BUDGET" not in text
     assert str(trained) not in text  # no paths of this machine

@@ -29,10 +29,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
         ({"clipping": 500.0}, ["the clip norm of gradients is 500; hardly any gradient", "Begin with 1.0"]),
         ({"clipping": 1e-4}, ["the clip norm of gradients is 0.0001; nearly every gradient"]),
         ({"clipping": tacit.PerLayer(each=500.0)}, ["hardly any gradient is shortened"]),
-        ({"noise_multiplier": 200.0}, ["times as long as the longest gradient", "Take lots of", "15 parameters"]),
+        ({"noise_multiplier": 200.0}, ["times as long as the longest gradient", "Choose lots of", "15 parameters"]),
         (
             {"dataset": Subset(DATA, [0, 1, 1, *range(57)])},
-            ["the data set has records more than once", "users="],
+            ["the data set lists some records more than once", "users="],
         ),
     ],
 )
@@ -70,7 +70,7 @@ def test_the_advice_for_a_large_model_with_a_small_lot_names_the_lot_size(
     model = nn.Sequential(nn.Linear(4, 1000), nn.Linear(1000, 200), nn.Linear(200, 3))
     make(model, lot_size=12)[2].close()
     (said,) = warnings(caplog)
-    assert "the noise of a step is 38 times as long" in said and "Take lots of 100 records or more" in said
+    assert "the noise of a step is 38 times as long" in said and "Choose lots of 100 records or more" in said
 
 
 def test_correlated_noise_is_judged_by_what_later_steps_leave_of_it(
@@ -101,7 +101,7 @@ def test_correlated_noise_is_judged_by_what_later_steps_leave_of_it(
 def test_repeated_records_are_found_through_subsets_and_not_counted(dataset: Any, repeated: int) -> None:
     found = data_advice(dataset)
     assert [sentence.partition(";")[0] for sentence in found] == (
-        ["the data set has records more than once"] if repeated else []
+        ["the data set lists some records more than once"] if repeated else []
     )
     assert not any(digit in sentence for sentence in found for digit in "0123456789")
 

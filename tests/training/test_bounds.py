@@ -109,7 +109,7 @@ class Folded(nn.Module):
 
 def test_batch_normalisation_of_several_rows_a_record_is_refused(make: Any, train: Callable[..., int]) -> None:
     _, _, run = make(Folded(), lot_size=60)
-    with pytest.raises(ValueError, match="another number of rows than the batch has records"):
+    with pytest.raises(ValueError, match="does not have one row for each record"):
         train(run)
 
 

@@ -71,7 +71,7 @@ def read(make: Any, collate: Any, *, masked: bool = False, dataset: Any = None, 
 
 
 def test_padding_to_the_longest_is_refused_and_the_remedy_named(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"collate function gives a record another row.*pad_to\(length\)"):
+    with pytest.raises(ValueError, match=r"collate function gives a record different rows.*pad_to\(length\)"):
         read(make, padded)
 
 
@@ -164,5 +164,5 @@ def test_examples_that_collate_changes_are_not_changed_for_the_lot(make: Any) ->
 
 
 def test_reading_in_workers_is_tried_too(make: Any) -> None:
-    with pytest.raises(ValueError, match="collate function gives a record another row"):
+    with pytest.raises(ValueError, match="collate function gives a record different rows"):
         read(make, padded, num_workers=1)

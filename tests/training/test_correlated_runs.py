@@ -191,7 +191,7 @@ def test_without_its_keys_a_resumed_run_begins_a_new_block(tmp_path: Path, caplo
     again.load(tmp_path / "checkpoint")
     train(again)
     assert [count for _, count in blocks(again)] == [4, 8]
-    assert "a new block begins" in caplog.text
+    assert "begins a new block" in caplog.text
     again.close()
 
 

@@ -228,7 +228,7 @@ def test_a_batch_that_is_left_out_is_refused_in_other_words(make: Any) -> None:
     _, _, run = make(lot_size=60, batch_size=20)
     batches = run.batches()
     next(batches)
-    with pytest.raises(RuntimeError, match="Leaving out a batch"):
+    with pytest.raises(RuntimeError, match="leaves out a batch"):
         next(batches)
 
 

@@ -82,4 +82,4 @@ def test_private_ownership_takes_all_records_where_the_promise_holds(make: Any, 
     train(run)
     event = run.ledger.entries[0][0].sampling
     assert (event.records, event.most, event.ownership) == (60, most, "private")
-    assert "every owner is promised to have so few" in run.statement(1e-5)
+    assert "the data set is assumed to have no owner with more" in run.statement(1e-5)

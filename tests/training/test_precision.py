@@ -40,7 +40,7 @@ def test_the_margin_is_in_the_ledger_and_the_noise_follows(make: Any, clipping: 
     assert found == pytest.approx([bound * (1 + MARGIN) for bound in bounds], rel=1e-12)
     assert step.noise_multiplier == pytest.approx(1.5)
     said = _arithmetic([(step, 1)])
-    assert "margin for what rounding" in said and "assumed and not checked" in said
+    assert "margin for rounding" in said and "assumed and not checked" in said
 
 
 def test_discrete_noise_charges_the_margin_once_and_then_the_rounding(make: Any) -> None:

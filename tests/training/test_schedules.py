@@ -183,7 +183,7 @@ def test_noise_is_solved_for_by_the_accountant_of_the_run(make: Any) -> None:
 def test_a_ledger_that_has_spent_the_budget_leaves_nothing_to_solve_for(make: Any, train: Any) -> None:
     _, _, first = make(steps=5, noise_multiplier=0.5, accountant="rdp")
     train(first)
-    with pytest.raises(ValueError, match="what the ledger already holds leaves too little"):
+    with pytest.raises(ValueError, match="the steps already in the ledger leave too little"):
         make(
             budget=tacit.Budget(0.5, 1e-5),
             steps=10,

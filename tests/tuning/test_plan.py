@@ -203,7 +203,7 @@ def test_the_statement_of_a_run_after_a_selection():
     text = run.statement(1e-5)
     for item in (
         "Tuning: included. The claim pays for the best of K secret runs",
-        "not for anyone who learns how many runs there were",
+        "if an attacker learns the number of runs",
         "Steps T: 20 with sampling rate q = 0.1",
         "Noise multiplier of a step (all its queries together): 6;",
         "Each run tried, Steps T: 20 with sampling rate q = 0.1",

@@ -1,4 +1,4 @@
-"""Records from gradients: what the upload of a participant shows of the record behind it.
+"""Reconstruct a record from the upload of a participant.
 
 Two attacks. *Linear*: the gradient of a linear layer for one record is g xᵀ for its weight and g for its bias, so the
 input x can be read off (Aono et al. 2017). *Search*: inputs are changed until their gradient points where the upload
@@ -19,8 +19,9 @@ _SMALLEST = 1e-30
 def invert_linear(weight: Tensor, bias: Tensor) -> Tensor:
     """Return the input of a linear layer from the gradients of its weight (out, in) and bias (out).
 
-    NaN stands for what was not uploaded. Least squares in x for weight = bias xᵀ, entry by entry over the rows that
-    were uploaded: exact for one record, and for several a mean of their inputs. An entry of x without any row is zero.
+    NaN stands for entries that were not uploaded. Least squares in x for weight = bias xᵀ, entry by entry over the
+    rows that were uploaded: exact for one record, and for several a mean of their inputs. An entry of x without any row
+    is zero.
     """
     known = ~(weight.isnan() | bias.isnan()[:, None])
     outer, own = torch.where(known, weight, 0.0), torch.where(known, bias.nan_to_num()[:, None], 0.0)

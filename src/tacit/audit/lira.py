@@ -27,7 +27,8 @@ Shadow: TypeAlias = Callable[[Mask], Floats]
 """Trains a model on the records of the pool that the mask picks, and returns its log odds for the whole pool."""
 
 _OWN_VARIANCE = 32
-"""From so many shadows on, each record has variances of its own; below, all share one (Carlini et al., VI-C)."""
+"""With at least so many shadows each record has its own variances; with fewer all share one (Carlini et al.,
+VI-C)."""
 _LEAST_SPREAD = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""How well an attack tells members of the training records from others: rates with confidence limits."""
+"""Measure how well an attack tells members of the training records from others, with confidence limits."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from tacit.accounting import Guarantee
 class Audit:
     """Lower bounds on ε from an attack, beside the claim that the run's own ledger makes.
 
-    ``epsilon`` holds with probability ``confidence`` whatever the mechanism is. ``epsilon_gaussian`` assumes besides
-    that what is released has the recorded form (sampled Gaussian sums) with noise of unknown size: the only way to see
-    as far into the tail as δ = 1e-5 is without millions of runs. ``epsilon_independent`` assumes of many canaries in
+    ``epsilon`` holds with probability ``confidence`` whatever the mechanism is. ``epsilon_gaussian`` also assumes that
+    the releases have the recorded form (sampled Gaussian sums) with noise of unknown size; without millions of runs
+    there is no other way to see as far into the tail as δ = 1e-5. ``epsilon_independent`` assumes of many canaries in
     one run that, as recorded, the noise at each of their parameters is independent of the others. Either is None where
     the attack gives none. Any of the three above the claim refutes what the ledger says: the second refutes the curve
     ε(δ) that the accountant claims (see `tacit.audit.curve`), the third that curve or the independence of the noise.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tacit.mechanisms import Flat, Strategy
 
 Track = Callable[[range], Iterable[int]]
-"""Shows how far the work has come: wraps the range that is worked through."""
+"""A progress bar: wraps the range that the audit works through."""
 
 
 @dataclass(frozen=True, kw_only=True)

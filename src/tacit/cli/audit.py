@@ -1,4 +1,4 @@
-"""``tacit audit``: attacks the library's own claim, or a finished run, and says how far they get."""
+"""``tacit audit``: attack the library's own claim or a finished run, and print lower bounds on ε."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def audit(
     clip: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="The clip norm; 1.")] = None,
     delta: Annotated[float | None, typer.Option(parser=number, metavar="NUMBER", help="δ of the claim; 1e-5.")] = None,
     confidence: Annotated[
-        float, typer.Option(parser=number, metavar="NUMBER", help="Of each lower bound, at least 0.5.")
+        float, typer.Option(parser=number, metavar="NUMBER", help="Confidence of each lower bound, at least 0.5.")
     ] = 0.99,
     runs: Annotated[
-        int, typer.Option(parser=whole, metavar="WHOLE", help="Number of games of telling the two data sets apart.")
+        int, typer.Option(parser=whole, metavar="WHOLE", help="Runs in which the attack tells two data sets apart.")
     ] = 1000,
     canaries: Annotated[
         int | None,
@@ -56,8 +56,10 @@ def audit(
         int, typer.Option(parser=whole, metavar="WHOLE", help="Shadow models of the attack on members.")
     ] = 8,
     members: Annotated[Path | None, typer.Option(help="Rows that a run on a table was trained on.")] = None,
-    others: Annotated[Path | None, typer.Option(help="Rows that it was not trained on, drawn alike.")] = None,
-    by: Annotated[str | None, typer.Option(help="Who audits, for the report; your user name if not given.")] = None,
+    others: Annotated[Path | None, typer.Option(help="Other rows of the same population.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="The auditor's name, for the report; your user name if not given.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="Repeat an audit; the runs are then seeded.")
     ] = None,
@@ -65,15 +67,16 @@ def audit(
 ) -> None:
     """Attack a run or its settings: lower bounds on ε.
 
-    They stand beside the claim; exit code 1 if an attack does better than the claim.
+    Prints them beside the claim; the exit code is 1 if an attack does better than the claim.
 
     Each attack trains through the library as a user would: real sampling, clipping, noise and ledger. ε from the
     ledger is the claim; what the attack proves is a lower bound. Without assumptions an attack cannot see events as
     rare as δ; the bounds that assume Gaussian noise of unknown size can, and are labelled so.
 
-    With RUN, canaries attack its settings on the training path, and members attacks its model: shadow models are
-    trained as it was, and the attack tries to tell its training records from its test records. The results go into
-    its run.json, and `tacit report RUN` shows them beside the claim: natural records in one row, canaries in another.
+    With RUN, `canaries` attacks its settings on the training path, and `members` attacks its model: it trains shadow
+    models with the same settings and tries to tell the training records from the test records. The results go into the
+    run's run.json, and `tacit report RUN` shows them beside the claim: natural records in one row, canaries in
+    another.
 
     \b
     Examples:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def watch(numbers: range) -> Iterable[int]:
-    """Show how far the work has come, where there is a terminal."""
+    """Show a progress bar if there is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -36,7 +36,7 @@ def audit_run(
     seed: int | None,
     by: str | None,
 ) -> tuple[list[Audit | Membership], str]:
-    """Attack a finished run, write the results into its run.json, and return them with a note on what was left out."""
+    """Attack a finished run, write the results into its run.json, and return them with a note on omitted attacks."""
     from tacit.audit import one_run, setting_of
     from tacit.ledger import Ledger
     from tacit.recipes.outcome import read_json, write_json
@@ -67,7 +67,8 @@ def audit_run(
             elif attack == "members":
                 raise ValueError("a run on a table keeps no list of its records: give --members and --others.")
             else:
-                note = "membership was not attacked: give --members and --others, files of rows that were in and out"
+                note = "membership was not attacked: give --members and --others, files with rows of the training data "
+            "and other rows"
         else:
             from tacit.recipes.attack import attack_images
 
@@ -82,7 +83,7 @@ def audit_run(
 
 
 def _record(found: list[Audit | Membership], seed: int | None, by: str | None) -> dict[str, Any]:
-    """Return the entry of run.json: who, when, how, and the attacks."""
+    """Return the entry of run.json: auditor, date, method and the attacks."""
     from tacit._version import __version__
     from tacit.audit import Audit
 

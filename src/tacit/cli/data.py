@@ -1,4 +1,4 @@
-"""``tacit data``: which data sets there are, where each is found, and getting one."""
+"""``tacit data``: list the data sets and their places, or fetch one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Names(TyperGroup):
-    """Commands, and data sets: a word that is no command is taken for the name of a data set."""
+    """Commands and data sets: a word that is no command is the name of a data set."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         return super().resolve_command(ctx, args if args[0] in self.commands else ["get", *args])
@@ -63,7 +63,7 @@ def get(
     name: Annotated[str, typer.Argument(help="The name of a data set; `tacit data` lists them.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Fetch a data set if it is nowhere, verify it, and say what it holds.
+    """Fetch a data set if this machine does not have it, verify it, and print its contents.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``tacit plan``: name all parameters of a run but one; the last is solved for."""
+"""``tacit plan``: solve for the one parameter of a run that is left out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from tacit.cli.output import number, show, whole
 
 
 def plan(
-    records: Annotated[
-        int, typer.Option(parser=whole, metavar="WHOLE", help="n: number of records, taken to be public.")
-    ],
+    records: Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="n: number of records, assumed public.")],
     lot_size: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot.")
     ] = None,
@@ -45,9 +43,7 @@ def plan(
     groups: Annotated[int | None, typer.Option(parser=whole, metavar="WHOLE", help=GROUPS_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Solve for the quantity left out: lot, length, noise, ε or δ.
-
-    The budget is never overshot.
+    """Solve for the quantity left out: lot, length, noise, ε or δ. The plan never exceeds the budget.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Plans as ledger entries, and shuffled lots honestly: what is proved beside what is often claimed."""
+"""Turn plans into ledger entries, and compare the proved ε of shuffled lots with the ε that is often claimed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _lots(rate: float) -> int:
 def compared(
     rate: float, noise_multiplier: float, steps: int, delta: float, *, accountant: str
 ) -> tuple[dict[str, object], list[str]]:
-    """Facts and lines: what is proved for shuffled lots, for random allocation, and what Poisson's ε would claim.
+    """Return facts and lines on the proved ε of shuffled lots and random allocation, and on Poisson's ε.
 
     The warning needs no shuffling theorem. If all other records contribute nothing, shuffled lots of equal size and
     random allocation give the record the same uniform lot and the same answers. Those neighbours attain random

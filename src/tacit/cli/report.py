@@ -1,4 +1,4 @@
-"""``tacit report``: what a run promises, what it cost and what it reached, in one file for people."""
+"""``tacit report``: the guarantee, the cost and the accuracy of a run, in one file."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def report(
     registry: Annotated[
         bool,
         typer.Option(
-            "--registry", help="The entry of the public registry of deployments instead (YAML), as --markdown."
+            "--registry",
+            help="The entry of the public registry of deployments instead (YAML), printed unless --out is given.",
         ),
     ] = False,
     metadata: Annotated[
         bool, typer.Option("--metadata", help="The privacy block of a Hugging Face model card instead (YAML).")
     ] = False,
-    about: Annotated[Path | None, typer.Option(help="TOML file with what only people know, for --registry.")] = None,
+    about: Annotated[Path | None, typer.Option(help="TOML file with facts that only you know, for --registry.")] = None,
     delta: Annotated[
         float | None,
         typer.Option(parser=number, metavar="NUMBER", help="δ of the claim; the run's own if not given, else 1e-5."),
@@ -44,8 +45,8 @@ def report(
 
     One HTML file that opens from disk, or a section for a model card.
 
-    Every number on privacy is computed anew from the ledger; run.json is only asked for names and accuracy. Beside the
-    page, privacy.json says the same to programs (docs/privacy-json.md).
+    The ledger alone gives every number on privacy; run.json gives names and accuracy. privacy.json, beside the page,
+    has the same facts for programs (docs/privacy-json.md).
 
     \b
     Examples:

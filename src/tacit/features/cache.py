@@ -1,7 +1,6 @@
-"""Features kept on disk, computed once: a .npy file in half precision, written and read piece by piece.
-
-What is in such a file is as secret as the images it was made from: only its owner may read it, and it is no part of
-what a run releases. Its name is a hash of all images, which confirms a guess at them: no log and no error says it.
+"""Keep features on disk, computed once: a .npy file in half precision, written and read piece by piece. The file is as
+secret as the images: only its owner may read it, and no run releases it. Its name is a hash of all images, which
+confirms a guess at them, so no log and no error contains the name.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _write(path: Path, images: Tensor, fitted: Fitted, shape: tuple[int, ...]) -
 
 
 def _fill(rows: npt.NDArray[np.float16], images: Tensor, fitted: Fitted) -> None:
-    fitted.transform(images[:1])  # what is made at the first use is made once
+    fitted.transform(images[:1])  # objects made at the first use are made once
 
     def fill(start: int) -> None:
         rows[start : start + _ROWS] = fitted.transform(images[start : start + _ROWS]).to(torch.float16).numpy()
@@ -83,7 +82,8 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
     """As many threads as torch would use, each with one of torch's own.
 
     Front ends are made of many small operations; several threads inside each spend their time waiting for one another,
-    several times as long as the work itself where other programs run as well. A failure leaves what was not begun.
+    several times as long as the work itself where other programs run as well. After a failure no further piece
+    begins.
     """
     pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
     try:

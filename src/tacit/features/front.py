@@ -1,4 +1,4 @@
-"""Front ends: what is done to the images before the model that is trained privately.
+"""Front ends: transforms of the images before the privately trained model.
 
 A front is a frozen configuration. ``fit`` may look at the records, but only through steps that it records in the ledger
 first; ``transform`` then works record by record, so that one row of features is made from one record alone.
@@ -53,7 +53,7 @@ class Front(Protocol):
         ...
 
     def fit(self, images: Tensor, *, ledger: Ledger, source: Source) -> Fitted:
-        """Learn what there is to learn, each release recorded in the ledger before it is made."""
+        """Learn from the images; the ledger records each release before it is made."""
         ...
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Fitted:

@@ -70,10 +70,10 @@ def entries(index: Tensor) -> Hashable | None:
 
 
 class Decisions:
-    """What was decided about operations, by all that it follows from.
+    """Remember the decision about each operation under its premises.
 
-    Which that is, and when there is nothing to remember, is for `_calls/premises.h` to say; where no kernels are
-    compiled, nothing is remembered.
+    `_calls/premises.h` lists the premises and the operations that are not remembered. Without compiled kernels nothing
+    is remembered.
     """
 
     def __init__(self, recorder: Recording) -> None:

@@ -136,7 +136,7 @@ def _answers(dp: Any, event: Any) -> tuple[Query, ...]:
     found: list[Query] = []
     if ratios:
         found.append(GaussianSum(group="gaussian", clip_norm=1.0, noise_std=1 / math.hypot(*ratios)))
-    # A LaplaceDpEvent does not say how many coordinates it has; several is what can be proved for any number.
+    # A LaplaceDpEvent does not say how many coordinates it has, so assume several: that proof holds for any number.
     found += [
         LaplaceSum(group=f"laplace {number}", clip_norm=1.0, scale=scale, dimension=2)
         for number, scale in enumerate(laplace, start=1)

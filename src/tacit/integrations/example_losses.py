@@ -1,4 +1,4 @@
-"""Each example's own loss, from the output of a Hugging Face model: what a private mean of losses is made of."""
+"""Compute each example's own loss from the output of a Hugging Face model, for a private mean of losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOKENS = ("ForCausalLM", "ForConditionalGeneration", "ForMaskedLM", "ForTokenCl
 
 
 def check_known(model: Any) -> None:
-    """Refuse a model whose examples' own losses are not known."""
+    """Refuse a model for which the loss of a single example is not known."""
     kind = getattr(model, "loss_type", None)
     if kind not in (*_CLASSES, *_TOKENS, "ForQuestionAnswering"):
         raise ValueError(

@@ -105,7 +105,8 @@ class Private:
         steps = module.trainer.estimated_stepping_batches
         if not math.isfinite(steps):
             raise ValueError(
-                "the Trainer has neither max_epochs nor max_steps; the noise depends on how many there are."
+                "the Trainer has neither max_epochs nor max_steps; the noise depends on the number of steps: give one "
+                "of the two."
             )
         given: dict[str, Any] = {
             "num_workers": self._source.num_workers,
@@ -176,7 +177,7 @@ class Private:
             del module.log
 
     def _log(self) -> None:
-        """Give the loggers what is private: ε, and the metrics of `make_private`."""
+        """Give the loggers the private numbers: ε, and the metrics of `make_private`."""
         trainer, private = self.lightning_module.trainer, self.run.ledger.header.secure_randomness  # type: ignore[attr-defined]
         last = self.run.step == self.run.steps
         if not trainer.loggers or (self.run.step % trainer.log_every_n_steps and not last):
@@ -231,12 +232,12 @@ class PrivateDDPStrategy(Private, DDPStrategy):  # type: ignore[misc]
 
 
 def _one(numbers: list[int]) -> Tensor:
-    """Return what Lightning takes for the batch; `Private.training_step` has the real ones."""
+    """Return a placeholder batch for Lightning; `Private.training_step` has the real ones."""
     return torch.zeros(1)
 
 
 def _check_trainer(trainer: Any, module: Any) -> None:
-    """Refuse settings of the Trainer that would be without effect, or decide by the records."""
+    """Refuse settings of the Trainer that have no effect, or depend on the records."""
     if not module.automatic_optimization:
         raise ValueError(
             "the module has automatic_optimization=False; write a loop with Fabric and tacit.make_private instead "

@@ -1,4 +1,4 @@
-"""Loggers for `tacit.fit` and loops of one's own. Need the extra ``loggers`` (TensorBoard, Weights & Biases, MLflow).
+"""Loggers for `tacit.fit` and for your own loop. Need the extra ``loggers`` (TensorBoard, Weights & Biases, MLflow).
 
 A logger is anything with ``log(step, values, private)`` (`tacit.training.Logger`). Every name that it writes begins
 with ``private/`` or ``not_private/``: the ledger has paid for the first, and only those may leave with the model.

@@ -23,7 +23,7 @@ OF_THE_TRAINER = {
 
 
 def check_privacy(privacy: Any) -> None:
-    """Refuse what is no mapping of arguments of `make_private`, or gives one that the Trainer has."""
+    """Refuse ``privacy`` that is no mapping, or that has an argument of the Trainer."""
     if not isinstance(privacy, Mapping):
         raise ValueError(
             f"privacy is {privacy!r}; give arguments of tacit.make_private: "
@@ -43,7 +43,7 @@ def check_privacy(privacy: Any) -> None:
 
 
 def check_arguments(args: Any, collator: Any) -> None:
-    """Refuse settings that mix records, choose them by what is in them, or write what is not private to the logs."""
+    """Refuse settings that mix records, choose records by their content, or log exact numbers."""
     strategy = str(getattr(args, "train_sampling_strategy", "random"))
     _refuse(
         strategy not in ("random", "sequential") or bool(getattr(args, "group_by_length", False)),
@@ -77,8 +77,8 @@ def check_arguments(args: Any, collator: Any) -> None:
     )
     _refuse(
         bool(args.deepspeed or args.fsdp),
-        "DeepSpeed or FSDP is on: both put gradients together by themselves; use torchrun, or fully_shard with a loop "
-        "of your own (docs/scale.md).",
+        "DeepSpeed or FSDP is on: both combine gradients by themselves; use torchrun, or fully_shard with a loop of "
+        "your own (docs/scale.md).",
     )
     _refuse(
         bool(getattr(args, "use_liger_kernel", False)),

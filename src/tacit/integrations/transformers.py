@@ -173,7 +173,7 @@ class Private:
         return example_losses(self._inner(), outputs, inputs)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """Return nothing: before ``optimizer.step()`` there is no gradient that could be told."""
+        """Return None: before ``optimizer.step()`` there is no gradient to report."""
 
     _clip_grad_norm = _get_grad_norm
 
@@ -183,7 +183,10 @@ class Private:
         """Evaluate as ever; the numbers are those of the evaluation set, which no guarantee covers."""
         chosen = args[0] if args else kwargs.get("eval_dataset")
         if (self.eval_dataset if chosen is None else chosen) is self.train_dataset:
-            log.warning("the evaluation set is the training set: its numbers are not private, nor what they decide.")
+            log.warning(
+                "the evaluation set is the training set: its numbers are not private, nor is "
+                "anything that you choose by them. Give an eval_dataset of other records."
+            )
         self._evaluating = True
         try:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
@@ -191,7 +194,8 @@ class Private:
             self._evaluating = False
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what is private or public, not through a Trainer behind this mixin: TRL's adds exact numbers."""
+        """Log the private and the public numbers, without the `log` of a Trainer behind this mixin: TRL's adds exact
+        ones."""
         if self._evaluating or not hasattr(self, "run"):
             super().log(logs, *args, **kwargs)  # type: ignore[misc]
             return

@@ -1,4 +1,4 @@
-"""The privacy ledger: what was done to the records, written down before anything is released."""
+"""The privacy ledger: a record of every use of the data, written before anything is released."""
 
 from tacit.ledger.book import Gate, Ledger
 from tacit.ledger.budget import AdaptiveBudget, Budget, BudgetExceeded

@@ -1,4 +1,4 @@
-"""The ledger itself: record a step, get a receipt; read what was recorded."""
+"""The ledger itself: record a step and get a receipt; read the recorded steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Ledger:
 
     @property
     def path(self) -> Path | None:
-        """Where the journal is that this ledger writes, if it writes one."""
+        """The path of the journal that this ledger writes, or None."""
         return None if self._journal is None else self._journal.path
 
     @classmethod
@@ -93,9 +93,9 @@ class Ledger:
         return ledger
 
     def record(self, step: Step, *, secure: bool = True) -> Receipt:
-        """Write one step down, for good, and give the receipt that lets it be taken. Safe to call from any thread.
-
-        ``secure`` says whether the randomness that the step will use is; a ledger that promises so takes no other.
+        """Record one step for good, and return the receipt that allows the draw and the releases. Safe to call from
+        any thread. ``secure`` says whether the step's randomness is secure; a ledger that promises secure randomness
+        refuses other steps.
 
         If this raises, nothing may be released for the step; it may or may not be in the ledger (never the other way
         round), but it is not if a gate refused it.
@@ -180,7 +180,7 @@ class Ledger:
             yield step.sampling, step.queries, count
 
     def close(self) -> None:
-        """Close the file. What was recorded can still be read; nothing more can be recorded."""
+        """Close the file. The recorded steps can still be read; no further step can be recorded."""
         if os.getpid() != self._process:
             return
         with self._lock:

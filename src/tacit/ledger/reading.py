@@ -148,8 +148,8 @@ def _read_end(
     at = 2 + (contents.steps + 1) % 2
     damaged = corrupt(
         at,
-        f"the counter is damaged as no crash leaves it, and a line that only it counted may be gone; the other counter "
-        f"says {contents.steps} steps.",
+        "the counter is damaged, and not by a crash, so a line that only this counter names may be missing; the "
+        f"other counter says {contents.steps} steps.",
     )
     opened = _open(extra[0], contents.tail) if extra else None
     if opened is not None:

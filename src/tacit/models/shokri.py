@@ -61,7 +61,7 @@ def inputs(images: Tensor) -> Tensor:
 
 
 class L2Pool(nn.Module):
-    """The root of the mean square over 2×2 fields."""
+    """Pools by the root of the mean square over 2×2 fields."""
 
     def forward(self, x: Tensor) -> Tensor:
         # The root has no slope at zero; as in Torch7, nothing flows back through a field of zeros.

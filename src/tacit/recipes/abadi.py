@@ -49,9 +49,8 @@ def _level(epsilon: float) -> float:
 
 
 def tuned(epsilon: float) -> Recipe:
-    """The same idea with what is known since: large lots, one clip norm, tanh, momentum, and an average of weights.
-
-    The noise is solved for. Larger lots where there is less to spend.
+    """The same idea with later findings: large lots, one clip norm, tanh, momentum, and an average of weights. The run
+    solves for the noise. Small budgets get larger lots.
     """
     return Recipe(
         name="pca",

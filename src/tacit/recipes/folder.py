@@ -1,4 +1,4 @@
-"""The directory of a run: what is where, who may begin in it, and what can be gone on with."""
+"""The directory of a run: its files, and the checks before a run begins or resumes in it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Folder:
                 raise ValueError(f"{self.out} holds a finished run; choose another directory.")
             raise ValueError(f"{self.out} holds a run that was not finished; resume it, or choose another directory.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ValueError(f"{self.out} is in use by something else; choose another directory.")
+            raise ValueError(f"{self.out} holds other files; choose another directory.")
 
     def make(self) -> None:
         """Make the directory; one with anything in it is refused."""
@@ -49,7 +49,7 @@ class Folder:
 
     @property
     def work(self) -> Path:
-        """The directory for what is needed to go on, and gone when the run is finished."""
+        """The directory of the files that resuming needs; it is removed when the run is finished."""
         return self._work
 
     def saved(self, wanted: Mapping[str, Any], fixed: Sequence[str] = _FIXED) -> dict[str, Any]:
@@ -67,10 +67,12 @@ class Folder:
     def check_ledger(self) -> None:
         """Refuse to resume without the ledger: the run would forget what it cost."""
         if not self.ledger.exists():
-            raise ValueError(f"{self.ledger} is gone, and with it what the run has cost; put it back, or begin anew.")
+            raise ValueError(
+                f"{self.ledger} is missing, and only it has the cost of the run; restore it, or begin another run."
+            )
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Say what is begun, before anything is learned."""
+        """Write down the settings of the run before it learns anything."""
         write_json(self.facts, facts)
         self._work.mkdir(exist_ok=True)
 
@@ -94,14 +96,14 @@ class Folder:
         return self._work / f"average-{step}.safetensors"
 
     def discard(self) -> None:
-        """Take everything away again; only for a run that has not looked at anybody."""
+        """Remove all files again; only for a run that has not looked at any record."""
         shutil.rmtree(self.out)
         for place in self._made:
             if not any(place.iterdir()):
                 place.rmdir()
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """The run is complete: say so, then drop what was only needed to resume."""
+        """Mark the run as complete, then remove the files that only resuming needs."""
         write_json(self.facts, facts)
         shutil.rmtree(self._work, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that lets the step in hand finish, so that what was charged is also kept."""
+"""Let a Ctrl-C wait for the end of the step, so that the run keeps what it was charged for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pre-training on public images, at no privacy cost: the paper's CIFAR network, and the statistics of its layers.
 
-Batch normalisation and dropout help while it learns; afterwards the former is folded into the weights and the latter is
-gone, so that what is written is the paper's network and nothing else.
+Batch normalisation and dropout help while it learns; afterwards normalisation is folded into the weights and dropout
+is removed, so the file holds the paper's network and nothing else.
 """
 
 from __future__ import annotations

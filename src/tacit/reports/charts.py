@@ -1,4 +1,4 @@
-"""The charts of a report: which lines they have, and what is said under them."""
+"""The charts of a report, with the sentence under each."""
 
 from __future__ import annotations
 
@@ -129,8 +129,9 @@ def _powers(facts: Findings) -> str:
     powers = zip(RATES, facts.attack_power(RATES), strict=True)
     rows = [(f"{100 * rate:g} %", percent(power), rounded_up(power / rate)) for rate, power in powers]
     words = (
-        "An attacker looks at everything released and says of each record whether it was in the data. If it may be "
-        "wrong about so many of those that were not, it is right about at most so many of those that were."
+        "An attacker sees everything released and guesses for each record whether it was in the data. Each row gives "
+        "the share of absent records that the attacker accuses wrongly, and the largest share of present records that "
+        "it can then find."
     )
     head = ("accuses of the absent", "finds at most of those present", "times guessing")
     return f"<h3>The best attack in numbers</h3><p>{words}</p>{table(head, rows)}"
@@ -164,7 +165,7 @@ def _metrics(run: Run, history: Sequence[Said], *, accuracy: bool) -> str:
     return svg.lines(
         name="accuracy" if accuracy else "loss",
         title="Accuracy over the epochs" if accuracy else "Loss over the epochs",
-        description="From run.json. What is marked as not private has no noise and is not covered by the guarantee.",
+        description="From run.json. Lines marked as not private have no noise, and the guarantee does not cover them.",
         series=series,
         x=Axis(label="epochs" if by_epoch else "steps", low=0.0, high=_end(lines.values())),
         y=Axis(label="accuracy" if accuracy else "loss", high=1.0 if shares else None, percent=shares),
@@ -250,7 +251,7 @@ def _learning_rate(history: Sequence[Said]) -> str:
     return svg.lines(
         name="rate",
         title="Learning rate over the steps",
-        description="From run.json. It changes what is learned, not what is revealed.",
+        description="From run.json. The learning rate does not change the guarantee.",
         series=[Series(label="learning rate", points=thin(points), style=0)],
         x=Axis(label="steps of training", low=0.0, high=_end([points])),
         y=Axis(label="learning rate", low=0.0),

@@ -212,7 +212,7 @@ def _alarms(
         )
     if found is None:
         reasons = list(dict.fromkeys(refusals.values()))
-        alarms.append(f"NO GUARANTEE. No accountant has a proof for what the ledger lists: {' '.join(reasons)}")
+        alarms.append(f"NO GUARANTEE. No accountant has a proof for the steps in the ledger: {' '.join(reasons)}")
         return alarms
     claimed = said.number("result", "epsilon")
     if claimed is not None:
@@ -237,7 +237,7 @@ def _alarms(
     if audited is not None and audited > found.epsilon:
         alarms.append(
             f"REFUTED BY ITS AUDIT. The audit found ε of at least {audited:.4g}, more than the ledger's "
-            f"{rounded_up(found.epsilon)}: something in the run did not do what the ledger says."
+            f"{rounded_up(found.epsilon)}: a part of the run did not do what the ledger says."
         )
     elif said.value("audit", "violated") is True:
         alarms.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from html import escape
@@ -95,12 +96,17 @@ def _tiles(run: Run, facts: Findings) -> str:
 
 
 def _statement(run: Run, facts: Findings) -> str:
-    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in statement.lines(run, facts))
+    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{_prose(text)}</dd>" for name, text in statement.lines(run, facts))
     items = "".join(f"<li>{escape(item)}</li>" for item in statement.uncovered(run))
     return _section(
         "What is promised",
         f'<dl class="statement">{pairs}</dl><div class="uncovered"><h3>Not covered</h3><ul>{items}</ul></div>',
     )
+
+
+def _prose(text: str) -> str:
+    """Return a sentence as HTML, with commands between backticks in their type face."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _privacy(run: Run, facts: Findings) -> str:

@@ -1,7 +1,7 @@
 """The entry of a run in the public registry of deployments, and the privacy block of a Hugging Face model card.
 
-The ledger fills in what it records. Facts that only a person knows come from a TOML file, or
-stay blanks that are marked so: nothing is made up.
+The ledger fills in what it records. Facts that only a person knows come from a TOML file; without them the entry has
+marked blanks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PEOPLE_KNOW = (
     "justification",
     "sources",
 )
-"""Fields that come from the TOML file: the run cannot know them."""
+"""Fields of the TOML file, which the run cannot know."""
 
 
 def entry(run: Run, facts: Findings, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def entry(run: Run, facts: Findings, told: Mapping[str, Any]) -> dict[str, Any]:
             "access_type": "Non-interactive",
         },
         "accounting": {
-            "post_processing": "Whatever is computed from the released values alone.",
+            "post_processing": "Any value computed from the released values alone.",
             "composition": f"{words['Accounting']} {words['Covered']}",
         },
         "implementation": {
@@ -129,16 +129,18 @@ def metadata(run: Run, facts: Findings) -> dict[str, Any]:
 
 
 def read_told(path: Path | None) -> dict[str, Any]:
-    """Return what a person told in a TOML file; nothing without one."""
+    """Return the facts in a TOML file, or none without a file."""
     if path is None:
         return {}
     try:
         told = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {error}; it is a small TOML file.") from None
+        raise ValueError(
+            f"cannot read {path}: {error}; write a TOML file with the fields that docs/privacy-officers.md shows."
+        ) from None
     unknown = sorted(set(told) - set(PEOPLE_KNOW))
     if unknown:
-        raise ValueError(f"{path} has {unknown[0]!r}; an entry is told {', '.join(PEOPLE_KNOW)}.")
+        raise ValueError(f"{path} has {unknown[0]!r}; the fields of this file are {', '.join(PEOPLE_KNOW)}.")
     return told
 
 

@@ -1,4 +1,4 @@
-"""run.json, read without trust: anybody may have written it."""
+"""Read run.json as a file from anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a
 
 
 class Said:
-    """A JSON object, asked by name; what is missing or of another kind is None, an empty list or an empty object.
+    """A JSON object with typed look-ups; a missing value or one of another kind is None, an empty list or object.
 
     >>> said = Said({"dataset": {"name": "digits", "records": 1797}})
     >>> said.text("dataset", "name"), said.number("dataset", "records"), said.number("result", "epsilon")

@@ -1,4 +1,4 @@
-"""The privacy statement of a report: what published checklists ask for, in plain words, line by line.
+"""The privacy statement of a report: the answers to published checklists in plain words, line by line.
 
 (Ponomareva et al. 2023, "How to DP-fy ML", section 5.3; NIST SP 800-226, 2025.) The same lines make the HTML page and
 the model card; `tacit.training.statement` is the short form of a run that is still in memory.
@@ -25,7 +25,7 @@ _ADJACENCY = {
 
 
 def claim(found: Guarantee | None) -> str:
-    """The one line to quote; what it depends on is part of it."""
+    """Return the one line to quote, with everything that the numbers depend on."""
     if found is None:
         return "No privacy guarantee is proved for this run."
     sampled = found.sampling if "sampling" in found.sampling else f"{found.sampling} sampling"
@@ -70,7 +70,7 @@ def lines(run: Run, facts: Findings) -> list[tuple[str, str]]:
         (
             "Randomness",
             "AES-256 in counter mode, keyed by the operating system; the guarantee is against attackers who cannot "
-            "break it."
+            "break AES-256."
             if book.header.secure_randomness
             else "SEEDED, FOR DEBUGGING. This run is not private.",
         ),
@@ -156,8 +156,8 @@ def _exposed(metrics: object, released: frozenset[str]) -> list[str]:
 def _released(found: Guarantee | None) -> str:
     if found is not None and found.tuning:
         return (
-            "The noisy values outside the search, and the chosen run: its final model and all its checkpoints. NOT the "
-            "other runs, nor how many they were, nor what they scored: that must stay unseen for the guarantee to hold."
+            "The noisy values outside the search, and the chosen run: its final model and all its checkpoints. NOT "
+            "the other runs, their number or their scores: the guarantee holds only if these stay secret."
         )
     return (
         "Every noisy value that the ledger lists, and so everything computed from them: the final model and all "
@@ -185,13 +185,15 @@ def _tuning(run: Run) -> str:
         for query in step.queries:
             if isinstance(query, Selection):
                 return f"Charged: the ledger has {in_words(query)}."
-    return "Not charged: there is none in the ledger. Settings must have been fixed without looking at these records."
+    return (
+        "Not charged: the ledger lists no search. The settings must have been chosen without looking at these records."
+    )
 
 
 def _accounting(facts: Findings) -> str:
     found = facts.guarantee
     if found is None:
-        return "No accountant has a proof for what the ledger lists."
+        return "No accountant has a proof for the steps in the ledger."
     label = next(one.label for one in facts.spending if one.accountant == found.accountant)
     text = f"{label} ({found.accountant}), computed anew from the ledger for this report; ε is an upper bound."
     if found.epsilon_lower:
@@ -224,7 +226,7 @@ def _family(found: Guarantee, size: int = 4) -> str:
     except ValueError:  # no finite bound, or none that is proved
         epsilon = math.inf
     if not math.isfinite(epsilon):
-        return f"For {size} {unit}s together nothing is promised at this δ (`tacit account LEDGER --group {size}`)."
+        return f"For {size} {unit}s together there is no guarantee at this δ (`tacit account LEDGER --group {size}`)."
     return (
         f"For any {size} {unit}s together, a family or one person's several records, ε is {rounded_up(epsilon)} at the "
         f"same δ. For other numbers: `tacit account LEDGER --delta {found.delta:g} --group N`."

@@ -1,8 +1,8 @@
 """Samplers. A sampler draws only against a receipt: the ledger has the event before any record is chosen.
 
-A sampler knows how many records there are, not what is in them, and returns the numbers of the chosen ones.
-`Sampler.event` is what to record; `Sampler.draw` takes its parameters from the event that *was* recorded, and refuses
-one it would not be telling the truth about, so what the ledger says and what happened cannot differ.
+A sampler knows the number of records, not their content, and returns the numbers of the chosen ones. `Sampler.event`
+is the event to record; `Sampler.draw` takes its parameters from the event that *was* recorded, and refuses one it
+would not be telling the truth about, so what the ledger says and what happened cannot differ.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Private models of tables.
 
-model = tacit.tables.load_model("runs/people")   # the directory of a run of `tacit train FILE`
-model.predict(frame)                             # pandas, polars, pyarrow, or a mapping from names to arrays
-model.probabilities(frame)                       # a column for each of model.classes
-model.schema.to_json()                           # what the model knows of the columns
-model.provenance["age"]["origin"]                # where that is from: declared, discovered and charged, dropped
-tacit.tables.load_dataset("people.csv", "schema.json")   # a PyTorch data set of (features, target)
+    model = tacit.tables.load_model("runs/people")   # needs the directory alone
+    model.predict(frame)                             # pandas, polars, pyarrow, or a mapping from names to arrays
+    model.probabilities(frame)                       # a column for each of model.classes
+    model.schema.to_json()                           # what the model knows of the columns
+    model.provenance["age"]["origin"]                # where that is from: declared, discovered and charged, dropped
+    tacit.tables.load_dataset("people.csv", "schema.json")   # a PyTorch data set of (features, target)
+
+The directory is that of a run of ``tacit train FILE``.
 """
 
 from __future__ import annotations

@@ -156,7 +156,9 @@ def spellings(values: Sequence[str]) -> dict[str, int]:
     """
     found = {value: place for place, value in enumerate(values)}
     for place, value in enumerate(values):
-        others = (value.lower(), value.title(), value.upper()) if value.lower() in ("true", "false") else ()
+        others: tuple[str, ...] = ()
+        if value.lower() in ("true", "false"):
+            others = (value.lower(), value.title(), value.upper())
         if _WHOLE.fullmatch(value):
             others = (value.removesuffix(".0"), f"{value.removesuffix('.0')}.0")
         for other in others:

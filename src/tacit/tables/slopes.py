@@ -41,7 +41,7 @@ class Sloped(nn.Module):
     def put_in(self, layer: nn.Linear) -> None:
         """Set ``layer`` to the same function of the features alone."""
         lines = self.get_buffer("lines")
-        own, slopes = self.layer.weight.split(list(lines.shape), dim=1)
+        own, slopes = torch.split(self.layer.weight, list(lines.shape), dim=1)
         with torch.no_grad():
             layer.weight.copy_(own + slopes @ lines.T)
             layer.bias.copy_(self.layer.bias)

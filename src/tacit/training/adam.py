@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class AdamBC(torch.optim.Optimizer):
-    """Adam whose second moment is corrected for the noise (Tang, Shpilevskiy & Lécuyer 2024).
+    """Adam that subtracts the noise's variance from its second moment (Tang, Shpilevskiy & Lécuyer 2024).
 
-    The squared noisy gradient estimates g² plus the variance of the noise, which is public; it is subtracted, and what
-    is left is kept above ``floor``². A private run hands the variance to the optimizer at each step.
+    The squared noisy gradient estimates g² plus the variance of the noise. That variance is public: a private run
+    hands it to the optimizer at each step, the optimizer subtracts it, and the difference is at least ``floor``².
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Advice before training, from shapes and public numbers: settings that are allowed and will disappoint."""
+"""Advice before training, from shapes and public numbers: warn about settings that are allowed but rarely work."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MOST_NOISE = 20.0
 """The engine warns if the norm of a step's noise is above this many clip norms."""
 
 CLIP_NORMS = 1e-3, 100.0
-"""Clip norms below and above which nearly every gradient, or none, is clipped: losses of ordinary size are between."""
+"""Outside these clip norms nearly every gradient, or none, is clipped, for losses of ordinary size."""
 
 
 def advise(run: PrivateRun, dataset: Any) -> None:
-    """Log a warning for each setting that is likely to be a mistake; nothing of the records is looked at."""
+    """Log a warning for each setting that is likely to be a mistake, without a look at the records."""
     advice = noise_advice(run)
     if not isinstance(run.sampler, UserSampler):
         advice += data_advice(dataset)
@@ -43,22 +43,22 @@ def advise(run: PrivateRun, dataset: Any) -> None:
 
 
 def data_advice(dataset: Any) -> list[str]:
-    """Return a sentence if a `Subset` or a `ConcatDataset` lists a record twice: it is then protected half as well."""
+    """Return a sentence if a `Subset` or a `ConcatDataset` lists a record twice, which halves its protection."""
     places = _places(dataset)
     if places is None:
         return []
     if len(np.unique(places, axis=0)) == len(places):
         return []
-    # How many is not said: labels may have decided which records are repeated.
+    # The sentence gives no number, because labels may have decided which records are repeated.
     return [
-        "the data set has records more than once; the guarantee is for one entry, and a record that is k times in the "
-        "data is protected with k times the epsilon and a larger delta. Leave the repetitions out, or give the number "
-        "of each entry's record as users=."
+        "the data set lists some records more than once; the guarantee is for one entry, so a record with k entries "
+        "has k times the epsilon and a larger delta. Leave the repetitions out, or give the number of each entry's "
+        "record as users=."
     ]
 
 
 def _places(dataset: Any) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """For each entry the data set it comes from and its place there; None where that is not known."""
+    """Return for each entry its data set and its place there, or None if they are not known."""
     if isinstance(dataset, Subset):
         below, indices = _places(dataset.dataset), np.asarray(dataset.indices)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -84,7 +84,7 @@ def _length(dataset: Any) -> int:
 
 
 def noise_advice(run: PrivateRun) -> list[str]:
-    """Return sentences on clip norms and noise that leave nothing of the gradient; adaptive clip norms pass."""
+    """Return a sentence for each clip norm or noise that hides the gradient; adaptive clip norms have none."""
     step, clipping = run.next_step(), run.clipping()
     queries = {query.group: query for query in step.queries if isinstance(query, GaussianSum)}
     found = []
@@ -96,7 +96,7 @@ def noise_advice(run: PrivateRun) -> list[str]:
             )
             found.append(
                 f"the clip norm of {group.name} is {group.clip_norm:g}; "
-                f"{many if group.clip_norm < CLIP_NORMS[0] else few}. Begin with 1.0, or ask for "
+                f"{many if group.clip_norm < CLIP_NORMS[0] else few}. Begin with 1.0, or use "
                 "tacit.tuning.median_gradient_norm."
             )
             break
@@ -109,7 +109,7 @@ def noise_advice(run: PrivateRun) -> list[str]:
         trained = sum(group.dimension for group in clipping.groups)
         found.append(
             f"the noise of a step is {ratio:.0f} times as long as the longest gradient that a lot of {size} can have, "
-            f"for {trained} parameters are trained: the model will hardly learn. Take lots of "
+            f"because {trained} parameters are trained: the model will hardly learn. Choose lots of "
             f"{_upwards(4 * size * ratio / MOST_NOISE)} records or more, or train fewer parameters (a new head on a "
             "frozen model, LoRA)."
         )
@@ -117,7 +117,7 @@ def noise_advice(run: PrivateRun) -> list[str]:
 
 
 def _lasting(query: GaussianSum, steps: int) -> float:
-    """Return the deviation of independent noise that would do as much harm: later steps take correlated noise back."""
+    """Return the deviation of independent noise that does the same harm; correlated noise is taken back later."""
     if query.noise != "correlated":
         return query.noise_std
     error = prefix_sum_error((str(query.strategy), query.parameters or ()), steps)
@@ -125,13 +125,13 @@ def _lasting(query: GaussianSum, steps: int) -> float:
 
 
 def _upwards(value: float) -> int:
-    """Rounded up to one digit."""
+    """Return the value rounded up to one digit."""
     scale = 10 ** max(0, math.floor(math.log10(value)))
     return int(math.ceil(value / scale) * scale)
 
 
 def tell_first_step(run: PrivateRun) -> None:
-    """Log what the first step will be, before anything is spent; a step that cannot be asked for fails here."""
+    """Log the first step before it is charged. An impossible first step fails here."""
     first = run.next_step()
     log.info(
         "private run: %d steps, noise multiplier %.4g of a whole step; %s",

@@ -1,4 +1,4 @@
-"""Arguments of `make_private`: kinds and keywords, checked before anything is opened, attached or charged."""
+"""Check the kinds and keywords of `make_private`'s arguments before it opens, attaches or charges anything."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ELSEWHERE = {
     "batch_first": "write batch_dim=0 (the default) or batch_dim=1",
     "noise_generator": "leave it out: noise comes from a secure generator; seed= is for debugging",
     "criterion": "leave it out: compute the loss in your loop",
-    "grad_sample_mode": "leave it out: every operation of PyTorch is followed",
+    "grad_sample_mode": "leave it out: the engine follows every operation of PyTorch",
     "wrap_model": "leave it out: the model is not wrapped",
     "rand_on_empty": "leave it out: an empty lot is an empty batch",
     "secure_mode": "leave it out: noise comes from a secure generator",
@@ -51,7 +51,7 @@ _ELSEWHERE = {
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """Make ``function`` refuse keywords that it does not have with a sentence that says what to write."""
+    """Make ``function`` refuse unknown keywords with a sentence that says what to write."""
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""The devices of a run, and whether they compute as docs/finite-precision.md assumes: found out before any charge."""
+"""Check before any charge that the devices of a run compute as docs/finite-precision.md assumes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def devices(model: nn.Module) -> list[torch.device]:
 
 
 def missing_kernels(model: nn.Module) -> str | None:
-    """Return a sentence if a model on the CPU has to do without compiled kernels or wide registers, else None.
+    """Return a sentence if a model on the CPU lacks compiled kernels or wide registers, else None.
 
-    The premise that a record is rounded alike beside any others then holds for linear maps because the library was
-    found to compute them so, and no longer by construction.
+    Linear maps must round a record in the same way whatever the other records are. With the kernels this holds by
+    construction; without them it was only observed of PyTorch's own products.
     """
     if all(device.type != "cpu" for device in devices(model)):
         return None
@@ -38,17 +38,18 @@ def missing_kernels(model: nn.Module) -> str | None:
     else:
         return None
     return (
-        f"{found}. PyTorch's own kernels then compute the linear maps, and that they round a record alike beside any "
-        f"others was tested and does not hold by construction (docs/finite-precision.md); {remedy}"
+        f"{found}. PyTorch's own kernels then compute the linear maps. The proof needs kernels that round a record in "
+        "the same way whatever the other records are; PyTorch's did so in tests but do not promise it "
+        f"(docs/finite-precision.md); {remedy}"
     )
 
 
 @contextmanager
 def exact_arithmetic(model: nn.Module) -> Iterator[None]:
-    """Refuse devices for which nothing is proved, and make float32 products exact on the others within the block.
+    """Refuse devices without a proof, and switch off reduced-precision products on the others within the block.
 
-    All kinds of products are made exact, not only those of layers that the model has: a forward pass may call
-    ``F.conv2d`` without a layer. Settings that cannot be changed (denormal numbers flushed to zero) are refused.
+    This covers all kinds of products, because a forward pass may call ``F.conv2d`` without a layer. A setting that
+    cannot be changed (denormal numbers flushed to zero) is an error.
     """
     used = devices(model)
     for device in used:
@@ -59,12 +60,12 @@ def exact_arithmetic(model: nn.Module) -> Iterator[None]:
             )
         if device.type == "meta":
             raise ValueError(
-                "the model is on 'meta' and has no values; give it some first: model.to_empty(device='cpu') and its "
+                "the model is on 'meta' and has no values; give it values first: model.to_empty(device='cpu') and its "
                 "reset_parameters(), or load a state_dict with assign=True."
             )
     with ieee_float32(used) as needed:
         if needed:
-            log.info("for the proof float32 products are exact until the run is closed: %s", "; ".join(needed))
+            log.info("float32 products are exact until the run is closed, as the proof requires: %s", "; ".join(needed))
         for device in used:
             check_precision(device)
         yield

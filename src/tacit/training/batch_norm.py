@@ -1,8 +1,8 @@
 """Batch normalisation without mixing examples: the statistics are private releases.
 
-Ordinary batch normalisation divides an example's activations by statistics of the *other* examples, so that no
-example's gradient is its own. Here the statistics used in a step are those released in earlier steps, and each step
-releases an update from the same sample as the gradients, charged to the same ledger (McMahan, Andrew et al. 2019).
+Ordinary batch normalisation divides an example's activations by statistics of the *other* examples, so each example's
+gradient depends on all of them. This layer uses statistics that earlier steps released. Each step releases an update
+from the same sample as the gradients, charged to the same ledger (McMahan, Andrew et al. 2019).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 class PrivateBatchNorm(nn.Module):
     """Normalises channels by running statistics; parameters and buffers have the names of `torch.nn.BatchNorm2d`.
 
-    What one record contributes is, for each channel, how far its own mean and mean square (over positions) are from
-    the running ones, in running deviations: 2C numbers, clipped together to norm sqrt(2C) · ``bound``.
+    One record contributes, for each channel, the distance of its own mean and mean square (over positions) from the
+    running ones, in running deviations: 2C numbers, clipped together to norm sqrt(2C) · ``bound``.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class PrivateBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
     _rows: list[Tensor] | None = None
-    """The records' statistics, exact: only from `expect` to `collect` or `forget`, and in no copy or pickle."""
+    """The records' exact statistics. They exist from `expect` to `collect` or `forget` only, and in no copy or
+    pickle."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the records' statistics: `copy`, `pickle` and `torch.save` take the rest."""
+        """Return the state without the records' statistics, for `copy`, `pickle` and `torch.save`."""
         state: Any = super().__getstate__()  # type: ignore[no-untyped-call]
         return {name: value for name, value in state.items() if name != "_rows"}
 
@@ -81,7 +82,7 @@ class PrivateBatchNorm(nn.Module):
         return f"{self.channels}, eps={self.eps}, momentum={self.momentum}, bound={self.bound}"
 
     def tally(self, group: str, step_noise: float | None, contributions: int, *, discrete: bool = False) -> Tally:
-        """An empty sum of this layer's statistics for one lot."""
+        """Return an empty sum of this layer's statistics for one lot."""
         return Tally(
             group,
             bound=self.bound * math.sqrt(2 * self.channels),
@@ -93,22 +94,23 @@ class PrivateBatchNorm(nn.Module):
         )
 
     def expect(self) -> None:
-        """Keep the statistics of the records that come, which are those of one batch, until they are collected."""
+        """Keep the statistics of the next batch's records until they are collected."""
         self._rows = []
 
     def forget(self) -> None:
-        """Drop the records' statistics, and keep none of those that come."""
+        """Drop the records' statistics, and keep no further ones."""
         self._rows = None
 
     def collect(self, batch: int) -> Tensor:
-        """The statistics of the records of the batch, one row each; a layer used twice in a forward gives averages."""
+        """Return one row of statistics for each record of the batch; of a layer used twice in a forward pass,
+        averages."""
         rows = self._rows or []
         self.forget()
         for row in rows:
             if len(row) != batch:
                 raise ValueError(
-                    "batch normalisation saw another number of rows than the batch has records; one record must be "
-                    f"one row, for it is bounded row by row: keep other dimensions behind the {self.channels} channels."
+                    "the input of batch normalisation does not have one row for each record of the batch; the bound "
+                    f"is for rows, so keep other dimensions behind the {self.channels} channels."
                 )
         if not rows:
             return self.running_mean.new_zeros(0, 2, self.channels)
@@ -124,15 +126,15 @@ class PrivateBatchNorm(nn.Module):
 
 
 def _moments(normal: Tensor) -> Tensor:
-    """For each record and channel: the mean of z and of z² - 1 over positions."""
+    """Return for each record and channel the means of z and of z² - 1 over positions."""
     flat = normal.detach().flatten(2) if normal.ndim > 2 else normal.detach()[..., None]
     return torch.stack([flat.mean(dim=2), flat.square().mean(dim=2) - 1], dim=1).as_subclass(Tensor)
 
 
 def private_batch_norm(model: nn.Module, *, bound: float = 1.0, noise_multiplier: float | None = None) -> int:
-    """Replace every batch normalisation of ``model``, in place, keeping weights and statistics; returns how many.
+    """Replace every batch normalisation of ``model`` in place, and return their number.
 
-    Statistics already in the model are kept; they must come from public data, or be the untrained ones.
+    The new layers keep weights and statistics. The statistics must come from public data or from no training at all.
     """
     made: dict[nn.Module, PrivateBatchNorm] = {}  # a layer used in several places stays one layer
     for parent in list(model.modules()):

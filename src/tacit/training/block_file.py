@@ -1,13 +1,13 @@
-"""The keys of correlated noise in a file beside the ledger, so that a run can be resumed in the middle of a block.
+"""Keep the keys of correlated noise in a file beside the ledger, so that a run can resume in the middle of a block.
 
-The file is written with the first checkpoint and not before, for its owner only (mode 0600), and removed when the run
-has taken its last step. It is not part of the checkpoint, which holds nothing that must be kept secret: **a person
-with this file and the released gradients has the exact gradients**. Without it (or with a ledger in memory) a resumed
-run begins a new block, which is charged as another mechanism.
+The first checkpoint of a run writes the file, readable by its owner only (mode 0600), and the last step removes it.
+The file is not part of the checkpoint, because checkpoints hold no secrets: **a person with this file and the released
+gradients has the exact gradients**. Without it (or with a ledger in memory) a resumed run begins a new block, which is
+charged as another mechanism.
 
-What is resumed: the block's groups, and its past noise. Steps that the ledger has beyond the checkpoint keep their
-places in the block: they were released, and are charged. The noise to come has a key of its own (`tacit.block_keys`),
-so nothing that was released is drawn again, whatever the ledger says.
+A resumed run continues with the block's groups and its past noise. Steps that the ledger has beyond the checkpoint
+keep their places in the block, because they were released and charged. New noise has its own key (`tacit.block_keys`),
+so no released noise is drawn again, whatever the ledger says.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger("tacit")
 
 
 def key_file(ledger: Ledger) -> Path | None:
-    """Return where the keys are, for a ledger that is a file."""
+    """Return the path of the keys if the ledger is a file."""
     return None if ledger.path is None else ledger.path.with_name(f"{ledger.path.name}.noise-keys")
 
 
 def block_sampler(sampler: Sampler | UserSampler) -> CyclicSampler | None:
-    """Return what draws the groups that take turns, if that is how records are sampled."""
+    """Return the run's cyclic sampler, or None for other samplings."""
     base = sampler.base if isinstance(sampler, UserSampler) else sampler
     return base if isinstance(base, CyclicSampler) else None
 
@@ -47,7 +47,7 @@ def keep_keys(run: OpenRun) -> None:
 
 
 def write_keys(sampler: CyclicSampler, ledger: Ledger) -> None:
-    """Write the keys of the block at hand, in the place of those of an earlier one."""
+    """Write the keys of the current block over those of an earlier block."""
     path = key_file(ledger)
     if path is not None:
         write_whole(path, json.dumps(sampler.keys.written()).encode(), mode=0o600)
@@ -62,10 +62,9 @@ def remove_keys(ledger: Ledger) -> None:
 
 
 def resume_block(sampler: CyclicSampler, ledger: Ledger, state: dict[str, Any], step: Step, live: BlockKeys) -> None:
-    """Continue the block that a checkpoint was written in, if its keys are there; else the sampler has begun a new one.
-
-    ``step`` is what the run would record next, but for the block's name: a block consists of equal steps. ``live`` are
-    the keys that this process had before.
+    """Continue the block of a checkpoint if its keys are there; otherwise the sampler has begun a new block. ``step``
+    is the run's next step, apart from the block's name: all steps of a block are equal. ``live`` are the keys that this
+    process had before.
     """
     name, path = state.get("block"), key_file(ledger)
     keys = live if live.name == name else None
@@ -78,11 +77,13 @@ def resume_block(sampler: CyclicSampler, ledger: Ledger, state: dict[str, Any], 
         if isinstance(each.sampling, CyclicPoisson) and each.sampling.block == name
     ]
     if keys is None:
-        log.warning("the keys of the block's noise are not there; a new block begins, charged as another mechanism.")
+        log.warning(
+            "the file with the noise keys is missing; the run begins a new block, charged as another mechanism."
+        )
         return
     event = sampler.event()
     if any(each.queries != step.queries or not _alike(each.sampling, event) for each, _ in recorded):
-        log.warning("the steps to come differ from those of the block; a new block begins, charged on its own.")
+        log.warning("the next steps differ from those of the block; the run begins a new block, charged on its own.")
         return
     sampler.go_on(keys, sum(count for _, count in recorded))
     if path is not None and path.exists():

@@ -1,4 +1,4 @@
-"""Watching a model's buffers: what a forward pass writes there would leave the run without noise."""
+"""Watch a model's buffers, because values that a forward pass writes there would leave the run without noise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tacit.training.snapshot import Snapshot, members, put_back
 class WatchedBuffers:
     """The buffers that must not change, from the run's beginning to its end.
 
-    These are all but those of `PrivateBatchNorm`, which are released, and public ones. A public one may be written, but
-    not with a tensor that the engine knows to depend on the batch.
+    These are all buffers but those of `PrivateBatchNorm`, which are released, and the public ones. The model may write
+    to a public buffer, but not a tensor that the engine knows to depend on the batch.
     """
 
     def __init__(self, model: nn.Module, public: Sequence[str]) -> None:
@@ -30,16 +30,17 @@ class WatchedBuffers:
         self.hold()
 
     def hold(self) -> None:
-        """The buffers of now are right: the run begins, or a checkpoint was loaded."""
+        """Take the current buffers as the right ones: at the beginning of the run, or after a checkpoint was
+        loaded."""
         self._held = {name: Snapshot(buffer, copied=True) for name, buffer in self._find().items()}
 
     def _find(self) -> dict[str, Tensor]:
-        """All that are watched, read anew: an assignment in ``forward`` puts another object in a buffer's place."""
+        """Return the watched buffers, read anew, because an assignment in ``forward`` replaces a buffer's object."""
         found = members(self._model, "_buffers")
         return {name: buffer for name, buffer in found.items() if name not in self._released}
 
     def put_back(self) -> list[str]:
-        """Undo every change, and name the buffers that had one."""
+        """Undo every change, and return the names of the changed buffers."""
         found = self._find()
         for name, buffer in found.items():
             if type(buffer) is not Traced and any(fnmatchcase(name, pattern) for pattern in self._patterns):
@@ -51,11 +52,11 @@ class WatchedBuffers:
         return put_back(self._model, "_buffers", self._held, found)[0] if found or self._held else []
 
     def check(self) -> None:
-        """Put back, and refuse, a buffer that was written to."""
+        """Restore changed buffers, and raise an error if there are any."""
         changed = self.put_back()
         if changed:
             raise RuntimeError(
-                f"buffer {', '.join(map(repr, changed))} changed while training and was put back: it would carry "
-                "statistics of the records without noise. Use tacit.private_batch_norm, put such layers in eval mode, "
-                "or list the buffer in public_buffers if what is written to it does not depend on the records."
+                f"buffer {', '.join(map(repr, changed))} changed while training and was restored, because it would "
+                "carry statistics of the records without noise. Use tacit.private_batch_norm, put such layers in eval "
+                "mode, or list the buffer in public_buffers if its values do not depend on the records."
             )

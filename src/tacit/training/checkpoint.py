@@ -1,10 +1,10 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON; nothing is ever unpickled.
+"""Checkpoints keep tensors as safetensors and all other state as JSON; tacit never unpickles.
 
-A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state, where the ledger stood,
-and the state of what else is given by name: a learning-rate scheduler, an average of the weights. It never holds a key
-or a state of the random generator: after a resume noise and lots are drawn afresh, so nothing is replayed, and steps
-the ledger holds beyond the checkpoint stay charged. Keys of correlated noise, whose past the noise to come depends on,
-are in a file of their own beside the ledger (`tacit.training.block_file`).
+A checkpoint holds weights, optimizer state, the sampler's position, adaptive clipping state, the ledger's position,
+and the state of objects given by name (a learning-rate scheduler, an average of the weights). It never holds a key or a
+state of the random generator: a resumed run draws new noise and new lots, so it replays nothing, and steps that the
+ledger holds beyond the checkpoint stay charged. New correlated noise depends on past noise; its keys are in a separate
+file beside the ledger (`tacit.training.block_file`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Content:
 
 
 def collect(run: OpenRun, others: Mapping[str, Stateful]) -> Content:
-    """Return the content of a checkpoint. Shards are put together, the whole is kept in the first process only.
+    """Return the content of a checkpoint. Only the first process keeps the gathered shards.
 
     With shards, all processes must ask together.
     """
@@ -84,7 +84,7 @@ def collect(run: OpenRun, others: Mapping[str, Stateful]) -> Content:
 
 
 def save(content: Content, directory: str | Path) -> None:
-    """Write a checkpoint; an older one in ``directory`` is replaced only when this is complete."""
+    """Write a checkpoint. It replaces an older one in ``directory`` only when it is complete."""
     target = Path(directory)
     fresh, old = target.with_name(target.name + ".new"), target.with_name(target.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -107,8 +107,9 @@ def save(content: Content, directory: str | Path) -> None:
 
 
 def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) -> str:
-    """Continue from a checkpoint, in a run made with the same settings on the same ledger; returns what was read, in
-    short: each of several processes must have read the same.
+    """Continue from a checkpoint, in a run made with the same settings on the same ledger.
+
+    Returns a text that is the same in every process that read the same checkpoint.
     """
     run.between_steps()
     source = Path(directory)
@@ -131,7 +132,8 @@ def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) ->
         )
     if _digest(run.ledger, facts["ledger"]["steps"]) != facts["ledger"].get("digest"):
         raise ValueError(
-            f"the checkpoint in {str(directory)!r} belongs to another ledger; what it cost is not in this one."
+            f"the checkpoint in {str(directory)!r} belongs to another ledger; this ledger does not have its cost. Give "
+            "make_private the ledger that the checkpoint was written with."
         )
     undo = _undo(run, others)
     try:
@@ -165,8 +167,8 @@ def load(run: OpenRun, directory: str | Path, others: Mapping[str, Stateful]) ->
 def _tell(run: OpenRun, lost: int) -> None:
     log.log(
         logging.WARNING if lost else logging.INFO,
-        "resumed at step %d of %d; the ledger has %d steps that were charged after the checkpoint was written: what "
-        "they released is not in it, and they stay charged",
+        "resumed at step %d of %d; the ledger has %d steps that were charged after the checkpoint was written: the "
+        "checkpoint lacks their releases, and they stay charged",
         run.step,
         run.steps,
         lost,
@@ -174,7 +176,7 @@ def _tell(run: OpenRun, lost: int) -> None:
 
 
 def _undo(run: OpenRun, others: Mapping[str, Stateful]) -> Callable[[], None]:
-    """Puts everything that `load` changes back, but for the sampler, which takes a state whole or not at all."""
+    """Restores everything that `load` changes, except the sampler, which takes a whole state or none."""
     weights = {name: value.detach().clone() for name, value in run.model.state_dict().items()}
     optimizer = copy.deepcopy(run.optimizer.state_dict())
     step, settings, clipping = run.step, run.settings, run.clipping_state()
@@ -199,7 +201,7 @@ def _restore_clipping(run: OpenRun, state: dict[str, Any]) -> None:
 
 
 def _digest(ledger: Ledger, steps: int) -> str:
-    """The digest the ledger had after its first ``steps`` steps."""
+    """Return the digest that the ledger had after its first ``steps`` steps."""
     replay = Ledger(ledger.header)
     for step, count in ledger.entries:
         for _ in range(min(count, steps)):
@@ -209,7 +211,7 @@ def _digest(ledger: Ledger, steps: int) -> str:
 
 
 def _unshared(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The state without second names for the same tensor, which safetensors does not store."""
+    """Return the state without second names of a tensor, which safetensors does not store."""
     seen: set[int] = set()
     kept = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -267,7 +269,8 @@ def _join(tensors: dict[str, Tensor], plain: dict[str, dict[str, Any]]) -> dict[
 
 
 def _groups(run: OpenRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has no tuples: those of the live optimizer (betas) are put back, and so is what was not written down."""
+    """Restore the live optimizer's tuples (betas), which JSON does not have, and its settings that JSON cannot
+    hold."""
     live = run.optimizer.state_dict()["param_groups"]
     return [
         own | {name: _setting(name, value, own.get(name)) for name, value in group.items()}

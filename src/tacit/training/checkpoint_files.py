@@ -1,4 +1,4 @@
-"""Reading the files of a checkpoint: nothing in them is trusted before it was checked."""
+"""Read and check the files of a checkpoint, which may come from anywhere."""
 
 from __future__ import annotations
 

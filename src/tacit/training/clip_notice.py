@@ -38,7 +38,7 @@ def _clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if any(id(parameter) in watched for parameter in listed):
             watched.clear()
             log.warning(
-                "clip_grad_norm_ has no effect in a private run: each record's gradient is clipped, as clipping= of "
-                "make_private says, and the sum reaches the optimizer inside optimizer.step(). Leave the call out."
+                "clip_grad_norm_ has no effect in a private run: make_private clips each record's gradient to "
+                "clipping=, and the sum reaches the optimizer inside optimizer.step(). Leave the call out."
             )
     return _original(listed, *args, **kwargs)

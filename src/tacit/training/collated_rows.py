@@ -15,12 +15,13 @@ Description = tuple[Any, ...]
 
 
 class NotRows(Exception):
-    """A batch that holds records otherwise than as rows (packed sequences) cannot be cut."""
+    """Raised for a batch that cannot be cut, because its records are not rows (packed sequences)."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the records of a collated batch are: ``each`` rows a record, along ``dim`` (None if it is not known)."""
+    """The place of the records in a collated batch: ``each`` rows a record, along ``dim`` (None if it is not
+    known)."""
 
     each: int = 1
     dim: int | None = 0
@@ -30,7 +31,8 @@ class Rows:
         return [record * self.each + row for record in records for row in range(self.each)]
 
     def cut(self, batch: Any, size: int, records: Sequence[int]) -> Any:
-        """Return the rows of ``records`` out of a batch of ``size`` records; what has no row for each stays whole."""
+        """Return the rows of ``records`` from a batch of ``size`` records; parts without a row for each record stay
+        whole."""
         if self.dim is None:
             raise NotRows
         return self._cut(batch, size * self.each, self.of(records))
@@ -45,7 +47,7 @@ class Rows:
     def agree(self, whole: Any, size: int, part: Any, records: Sequence[int]) -> bool:
         """Return True if ``records`` have the same rows, shapes included, in a batch of ``size`` and in ``part``.
 
-        What cannot be compared (packed sequences, objects of the caller's own) counts as the same.
+        Parts that cannot be compared (packed sequences, objects of the caller's own) count as the same.
         """
         if self.dim is None:
             return True
@@ -77,7 +79,7 @@ class Rows:
 
 
 def describe(batch: Any) -> Description:
-    """Return what tells one record's batch from others': how many entries, the shapes, and numbers that stand alone.
+    """Return a key that differs between records: the number of entries, the shapes, and single numbers.
 
     To be sorted by: the longest record is last, and among records of one shape that with the largest label.
     """
@@ -112,7 +114,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same container with every part changed; anything else as it is."""
+    """Return the container with ``change`` applied to every part, and anything else as it is."""
     if isinstance(value, Mapping):
         pairs = {key: change(part) for key, part in value.items()}
         try:

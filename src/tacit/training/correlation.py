@@ -1,4 +1,4 @@
-"""Runs with correlated noise: refused where there is no proof, and fitted to the run otherwise."""
+"""Refuse runs with correlated noise that have no proof, and fit the strategy to the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_correlated(
     processes: int,
     shards: bool,
 ) -> Correlation | None:
-    """Return the strategy of correlated noise, if ``noise`` is one; refuse by name what has no proof beside it."""
+    """Return the strategy of correlated noise, if ``noise`` is one; refuse settings without a proof beside it."""
     if noise == "correlated":
         noise = SparseInverse()
     if not isinstance(noise, Correlation):
@@ -66,7 +66,8 @@ def grouped(
     budget: Budget | AdaptiveBudget | None,
     noise_multiplier: Any,
 ) -> tuple[Correlation, int]:
-    """Return the strategy with its number of groups, chosen for the budget where the noise is solved for from it."""
+    """Return the strategy with its number of groups; a run with a budget and no noise multiplier chooses the
+    number."""
     if noise_multiplier is None and isinstance(budget, Budget):
         noise = choose_groups(
             noise,

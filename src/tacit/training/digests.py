@@ -1,4 +1,4 @@
-"""Digests of tensors: other values have another one, but for a probability of 2^-27, by a key of this process.
+"""Keyed digests of tensors: different values have different digests, except with probability 2^-27.
 
 Off the CPU a digest stays on its device until it is compared: the digests of a whole model cost a few kernels,
 and comparing them with earlier ones makes the host wait once, however many tensors there are.
@@ -78,7 +78,7 @@ def _read(part: Tensor) -> tuple[int, ...]:
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a wrapper around others (a quantised weight, say) consists of; any other by itself."""
+    """Return the tensors inside a wrapper (a quantised weight, say), or the tensor itself."""
     if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -133,7 +133,7 @@ def _by_arrays(several: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 @dataclass(frozen=True)
 class _Tray:
     pieces: tuple[tuple[int, int, int], ...]
-    """(tensor, first word, last word) of what is summed together."""
+    """(tensor, first word, last word) of each piece of a sum."""
     sums: Tensor
     """To which sum each row belongs."""
     factors: Tensor

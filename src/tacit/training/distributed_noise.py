@@ -35,9 +35,8 @@ class SeededReducedNoise(SeededSource):
 
 
 def _joined(noisy: Tensor, add_up_: Callable[[Tensor], None]) -> Tensor:
-    """``noisy`` with the parts of all processes; in float64, so that putting them together rounds nothing that counts.
-
-    In float32 the sum of the processes' parts would be rounded at each of them, in size with the noise as a whole.
+    """Return the sum of ``noisy`` over all processes, in float64. In float32 each addition would round by an amount
+    that grows with the whole noise.
     """
     if noisy.dtype != torch.float32:
         add_up_(noisy)

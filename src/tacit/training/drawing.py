@@ -1,4 +1,4 @@
-"""The records of a lot: drawn, put in random order, shared among processes, and handed out in batches."""
+"""Draw the records of a lot, put them in random order, share them among processes, and hand out batches."""
 
 from __future__ import annotations
 

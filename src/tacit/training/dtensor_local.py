@@ -58,7 +58,8 @@ def cut_like(value: Any, like: Any) -> Any:
 
 
 def rows_of(length: int, rank: int, size: int) -> slice:
-    """Which rows of ``length`` are those of one of ``size`` processes: equal parts, the last ones shorter or empty.
+    """Return the rows of ``length`` that belong to process ``rank`` of ``size``: equal parts, the last shorter or
+    empty.
 
     >>> [rows_of(5, rank, 4) for rank in range(4)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 5, None)]

@@ -31,9 +31,9 @@ def fit(
 ) -> PrivateRun:
     """Train ``model`` on ``dataset`` (pairs of input and target) and return the finished run.
 
-    ``settings`` are those of `tacit.make_private`. The declared metrics, which are private, go to ``loggers`` and the
-    progress bar, with ε spent. Accounting may take a twentieth of the time: where steps are quick, ε is on some of the
-    lines only, and always on the last. A loss is shown only if it is declared: ``metrics={"loss": Metric(bound=5.0)}``.
+    ``settings`` are those of `tacit.make_private`. ``loggers`` and the progress bar get the declared metrics, which
+    are private, and ε spent. Accounting takes at most a twentieth of the time: if steps are quick, only some of the
+    lines have ε, the last one always. Declare the loss to see it: ``metrics={"loss": Metric(bound=5.0)}``.
     """
     others = sorted(set(settings.get("metrics") or {}) - {"loss"})
     if others:

@@ -1,7 +1,7 @@
-"""State made of plain values, as JSON with the tensors beside it: what a checkpoint can hold of foreign objects.
+"""Turn the state of foreign objects into JSON and tensors, for a checkpoint.
 
-Numbers, text, None, lists, tuples, dictionaries, counters and tensors come back as they were; anything else is refused
-when it is saved, by name. Nothing is pickled, and nothing that is read can be more than these.
+Numbers, text, None, lists, tuples, dictionaries, counters and tensors come back as they were. `pack` refuses other
+values and names them. There is no pickle, and a checkpoint can contain no other kinds of values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Stateful(Protocol):
-    """A scheduler, an average of weights: anything that gives and takes its state as a dictionary of plain values."""
+    """An object with ``state_dict`` and ``load_state_dict`` of plain values: a scheduler, an average of weights."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -1,4 +1,4 @@
-"""Data sets in the forms that people have them: which can be sampled privately, and what is taken from a DataLoader."""
+"""Accept data sets and DataLoaders, and refuse those that cannot be sampled privately."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ def reading(
     pin_memory: bool | None,
     collate_fn: Callable[[list[Any]], Any] | None,
 ) -> Reading:
-    """Return what is to be read; a DataLoader gives its data set, and its collate_fn, num_workers and pin_memory too.
-
-    An argument that was given, which is not None, is used instead of the loader's.
+    """Return the data set and how to read it. A DataLoader gives its data set, collate_fn, num_workers and pin_memory;
+    an argument that is not None is used instead of the loader's.
     """
     inner = getattr(dataset, "_dataloader", None)
     if type(dataset).__name__ == "_FabricDataLoader" and isinstance(inner, data.DataLoader):
@@ -80,7 +79,7 @@ _EVEN = (data.RandomSampler, data.SequentialSampler, data.DistributedSampler)
 
 
 def _check_loader(loader: data.DataLoader[Any]) -> None:
-    """Refuse a loader that does more than go through its data set: what it does would be lost."""
+    """Refuse a loader that does more than go through its data set, because a private run would not do it."""
     if isinstance(loader.dataset, data.IterableDataset):
         return  # refused as a data set
     if loader.batch_sampler is None:
@@ -106,7 +105,7 @@ def _check_loader(loader: data.DataLoader[Any]) -> None:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Refuse a sampler that leaves records out, repeats them or prefers some: what it does would be lost."""
+    """Refuse a sampler that leaves records out, repeats or prefers some, because a private run would not do it."""
     if isinstance(sampler, data.WeightedRandomSampler):
         raise ValueError(
             "the DataLoader has a WeightedRandomSampler; no proof here covers records that are drawn with different "

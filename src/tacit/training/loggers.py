@@ -1,4 +1,4 @@
-"""Where a run's numbers go. Each number says whether it was released privately.
+"""Write a run's numbers to files. Each number says whether it was released privately.
 
 A logger is anything with ``log(step, values, private)``; the two here are small on purpose.
 """

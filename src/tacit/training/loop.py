@@ -118,7 +118,7 @@ def epochs(run: OpenRun, *, whole_lots: bool) -> Iterator[Epoch]:
 
 
 def epoch_ends(settings: RunSettings, records: int, *, whole_lots: bool) -> list[int]:
-    """Return after how many steps each epoch is over: as soon as its lots have as many records as there are.
+    """Return the step after which each epoch ends: the first at which its lots have as many records as the data set.
 
     With ``whole_lots`` an epoch is a partition of the records into lots, of which the last may be smaller.
 

@@ -47,12 +47,12 @@ class Lot:
                 "batch_size= how many of them are in memory at once."
             )
         raise RuntimeError(
-            "optimizer.step() was not called for the last batch; call it after every batch, it acts once a lot. "
-            "(Leaving out a batch because of what is in it lets one record decide about others.)"
+            "optimizer.step() was not called for the last batch; call it after every batch, it acts once a lot. (If "
+            "the loop leaves out a batch because of its records, one record decides about others.)"
         )
 
     def check_observed(self) -> None:
-        """Refuse to release as a metric what would be noise alone, or noise and a part of the lot."""
+        """Refuse to release a metric that misses some batches of the lot."""
         declared = {name.removeprefix("metrics/") for name in self.queries.tallies if name.startswith("metrics/")}
         missing = sorted(declared - self.observed)
         if missing:
@@ -69,7 +69,7 @@ class Lot:
             raise ValueError(f"metric {name!r} was not declared; make_private was given metrics: {known or 'none'}.")
         if name in self.observed:
             raise RuntimeError(
-                f"metric {name!r} was already observed for this batch; a record is counted, and charged for, once."
+                f"metric {name!r} was already observed for this batch; call run.observe once for each batch."
             )
         if rows.shape != (self.size,):
             what = "another length than the batch" if rows.ndim == 1 else f"{rows.ndim} dimensions instead of one"

@@ -71,7 +71,9 @@ class Lots:
                 self.forget()
             if not lot.done:
                 self.abandoned += 1
-                log.warning("a lot was drawn but its step not completed; it stays charged (%d so far)", self.abandoned)
+                log.warning(
+                    "a lot was drawn but its step not completed; it stays charged (%d such lots so far)", self.abandoned
+                )
             if not left_as_found and self.open:
                 self._watched.undo()
 

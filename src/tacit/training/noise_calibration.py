@@ -1,4 +1,4 @@
-"""How strong the noise of each step is: as given, or the least that fits a budget."""
+"""Determine the noise of each step: the given noise, or the least noise that fits a budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEVELS = 40  # different lot sizes that the noise is solved for; each takes an 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedNoise:
-    """The noise of each step, and the noise multiplier if it was solved for."""
+    """The noise of each step, and the noise multiplier if the run solved for it."""
 
     noise: Callable[[int], Allocation]
     allocate: Callable[[float], Allocation] | None = None
@@ -70,7 +70,7 @@ def least_noise(
     if budget is None:
         raise ValueError("give a budget, from which the noise is solved, or a noise_multiplier.")
     if isinstance(budget, AdaptiveBudget):
-        raise ValueError("an AdaptiveBudget only says when to stop; give noise_multiplier too.")
+        raise ValueError("an AdaptiveBudget only decides when to stop; give noise_multiplier too.")
     sizes = Counter(lot_size(step) for step in range(steps)) if callable(lot_size) else Counter({lot_size: steps})
     if len(sizes) == 1:
         return plan(
@@ -137,7 +137,10 @@ def _least(fits: Callable[[float], bool], guess: float) -> float:
     while not fits(high):
         high, factor = high * factor, factor**2
         if high > 1e9:
-            raise ValueError("no noise fits the budget; what the ledger already holds leaves too little of it.")
+            raise ValueError(
+                "no noise fits the budget, because the steps already in the ledger leave too little of it; raise the "
+                "budget."
+            )
     low, factor = high / 1.25, 1.25
     while low > 1e-4 and fits(low):
         high, low, factor = low, low / factor**2, factor**2

@@ -1,4 +1,4 @@
-"""Watching a model's parameters while a batch is worked on: only the optimizer may change them, with noise."""
+"""Watch a model's parameters from a batch to its ``optimizer.step()``: only the optimizer may change them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class WatchedParameters:
     """The parameters as they were when a batch was handed out.
 
     The window ends with ``optimizer.step()``: what the caller does with released weights after it (clamping, averaging)
-    is post-processing. They are compared by their digests and not copied, being most of a model's memory. The values of
-    one that was written to are lost then, and overwritten, so that nothing of the records stays.
+    is post-processing. The window compares digests, because a copy would double the model's memory. So the values of a
+    changed parameter are lost; they are overwritten with NaN, so that no value of the records stays.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -54,13 +54,13 @@ class WatchedParameters:
         return changed
 
     def check(self) -> None:
-        """Refuse a parameter that was written to by anything but the optimizer."""
+        """Raise an error if anything but the optimizer changed a parameter."""
         changed = self.put_back()
         if changed:
             raise RuntimeError(
-                f"parameter {', '.join(map(repr, changed))} changed between the batch and optimizer.step() and was put "
-                f"back{self.what_is_lost()}: what is written there leaves without noise. Leave the parameters to the "
-                "optimizer, or write to them after optimizer.step(), with nothing that depends on the records."
+                f"parameter {', '.join(map(repr, changed))} changed between the batch and optimizer.step() and was "
+                f"restored{self.what_is_lost()}: values written there would leave without noise. Leave the parameters "
+                "to the optimizer, or write to them after optimizer.step(), with nothing that depends on the records."
             )
 
     def refuse_lost(self) -> None:

@@ -42,7 +42,7 @@ class Owned:
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """The records: how many, what one of them is, and which two data sets are neighbours."""
+    """The records of a run: their number, their unit, and which data sets are neighbours."""
 
     records: int
     unit: str

@@ -80,70 +80,73 @@ def make_private(
     trial: bool = True,
     seed: int | None = None,
 ) -> PrivateRun:
-    """Train ``model`` with ``optimizer`` on ``dataset`` so that no record shows.
+    """Return a `PrivateRun` that trains ``model`` with ``optimizer`` on ``dataset`` and hides each single record.
 
-    * ``dataset`` has a length and ``dataset[i]``. Of a DataLoader the data set is taken, and ``collate_fn``,
-      ``num_workers`` and ``pin_memory`` unless they are given here; its sampler and batch size are replaced.
-    * How long: ``epochs`` or ``steps``; how many records a lot has on average: ``lot_size`` (of users, with ``users``).
-    * How much noise: ``noise_multiplier`` is z of a whole step, shared among the clipping groups by ``noise``
-      (``"proportional"``, ``"dimension-adjusted"`` or an `Allocation`). Without it, z is solved for so that all steps,
-      and what the ledger already holds, fit the ``budget``. With both, the run ends before the step that would overrun.
-    * ``noise="discrete"`` shares like ``"proportional"`` and adds discrete Gaussian noise, exact to the last bit, to
-      sums rounded to a lattice, here and in everything else that the steps release (`tacit.mechanisms.Discrete`).
-    * ``noise="correlated"``, or a strategy of `tacit.mechanisms.strategies`, with ``sampling="cyclic"``: the noise of a
-      step takes back part of the noise of earlier ones. The noise multiplier is that of each step's fresh noise. Past
-      noise is made again from a key, which ``run.save`` keeps in a file beside the ledger, for a resumed run.
-    * ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy.
-    * ``clipping``, ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
-    * ``sampling``: ``"poisson"``, ``"fixed-size"`` (replace-one), ``"allocation"`` (each record in exactly
-      ``participations`` lots of an epoch, which its own coins choose: as cheap as shuffling, and about as private as
-      Poisson sampling), ``"shuffled"`` (each record once an epoch; no amplification claimed), or ``"cyclic"`` (groups
-      of records that take turns, for correlated noise).
-    * ``max_lot_size`` makes all batches of the run one shape, for accelerators: of a larger Poisson lot the excess is
-      dropped, which adds the chance of that to δ; a smaller one is filled up with examples of weight zero. A batch has
-      then exactly ``batch_size`` rows; ``run.real_rows`` says how many of them count.
-    * ``users`` gives the user of each example: the unit is then the user, with at most ``examples_per_user`` examples
-      in a lot, each clipped alone and charged together.
-    * ``owners`` lists the owners of each example, one or several: the unit is then the owner, of whom at most
-      ``records_per_owner`` examples take part in the run, each by its own coin. With ``ownership="public"`` who owns
-      which example is taken to be known, examples beyond the bound are left out, and neighbours differ in what is in
-      the examples of one owner. With ``"private"`` every owner must have so few already (`tacit.sampling.owners`).
-    * ``microbatch_size`` m makes a microbatch of m consecutive examples the record: fixed before sampling, sampled as a
-      whole (``lot_size`` counts microbatches), its average gradient clipped. The guarantee's unit is then the
-      microbatch; a change of one example replaces one, which costs as much as removing one and adding another. An
-      example added or removed shifts all later ones to other microbatches: about that nothing is promised.
-    * ``isolate``: a module that the engine cannot follow (it reads values of the batch, has a custom autograd function)
-      runs one example at a time, which is exact and slower; which ones is planned with the first batch, logged, and in
-      ``run.engine.isolated``. Names of modules add to the plan, ``True`` isolates the whole model (for gradient
-      penalties in the loop), ``False`` refuses what cannot be followed.
-    * ``split`` divides an argument of the model that is one object for the whole batch (graphs in one list of nodes)
-      into one object for each example. Batches of ``torch_geometric`` divide themselves.
-    * ``batch_size`` bounds what is in memory at once and changes nothing else. Batches are at most 2048 records.
-    * ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model with all of them: the
-      same lots, ledger and noise as in one process. Each reads its share of a lot. The parameters may be sharded
-      (`fully_shard`), and the model wrapped in `DistributedDataParallel`, which then only passes batches on.
-    * ``seed`` is for debugging: the run is then marked as not private.
-    * PyTorch's switches for TF32 and bfloat16 products are off on the model's devices until the run is closed, because
-      no sensitivity is proved for such products.
-    * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write because what it writes does
-      not depend on the records (a counter, the vectors of a spectral norm).
-    * ``trial``: the first lot of at least four records begins with three batches that count for nothing. They hold up
-      to seven of the lot's records, together and in two parts, and the loop treats them like any batch. If a record's
-      gradient or observed value depends on the others, the loop is refused with a ValueError. ``run.in_trial`` tells
-      them from others. Nothing of them stays: learning-rate schedules of PyTorch, buffers, statistics and random
-      numbers go on as if they had not been. ``trial=False`` leaves them out, for a loop that was tried before and is
-      driven by a program that counts batches.
+    * **Data.** ``dataset`` has a length and ``dataset[i]``. From a DataLoader the run takes the data set and, unless
+      given, ``collate_fn``, ``num_workers`` and ``pin_memory``; it replaces sampler and batch size.
+    * **Length.** Give ``epochs`` or ``steps``. ``lot_size`` is the expected number of records of a step (of users, if
+      you give ``users``). ``batch_size`` bounds the records in memory, at most 2048, and changes nothing else.
+    * **Noise.** ``noise_multiplier`` is z of a whole step. Without it, the run solves for z, so that all steps and the
+      steps already in the ledger fit the ``budget``. With both, the run ends before the step that would overrun.
+        * ``noise`` divides the noise among the groups: ``"proportional"``, ``"dimension-adjusted"`` or an `Allocation`.
+        * ``noise="discrete"`` divides like ``"proportional"`` and adds exact discrete Gaussian noise to every sum
+          that the steps release, rounded to a lattice (`tacit.mechanisms.Discrete`).
+        * ``noise="correlated"``, or a strategy of `tacit.mechanisms.strategies`, needs ``sampling="cyclic"``: a step
+          takes back part of the noise of earlier steps. The noise multiplier is that of each step's fresh noise.
+          ``run.save`` keeps the key of past noise in a file beside the ledger.
+    * **Clipping.** ``clipping`` is a clip norm S, which means ``Flat(S)``, or a strategy. ``clipping``,
+      ``noise_multiplier``, ``noise`` and ``lot_size`` may be functions of the step's number.
+    * **Sampling.** One of
+        * ``"poisson"``: each record takes part by its own coin; ``"fixed-size"``: lots of one size (replace-one);
+        * ``"allocation"``: each record is in exactly ``participations`` lots of an epoch, chosen by its own coins; as
+          cheap as shuffling, and about as private as Poisson sampling;
+        * ``"shuffled"``: each record is in one lot of an epoch; no amplification is claimed;
+        * ``"cyclic"``: groups of records take turns, for correlated noise.
+    * ``max_lot_size`` gives all batches the same ``batch_size`` rows, for accelerators: the run drops the excess of a
+      larger Poisson lot, whose probability is added to δ, and fills up smaller lots with examples of weight zero. The
+      first ``run.real_rows`` rows are records.
+    * **Unit.** One example, unless you give one of
+        * ``users``, the user of each example: the unit is the user, with at most ``examples_per_user`` examples in a
+          lot, each clipped alone and all charged together;
+        * ``owners``, a list of owners for each example: the unit is the owner, of whom at most ``records_per_owner``
+          examples take part in the run, each by its own coin. With ``ownership="public"`` the owners of the examples
+          are assumed public, the run leaves out examples beyond the bound, and neighbours differ in the content of one
+          owner's examples. With ``"private"`` every owner must have at most so many examples (`tacit.sampling.owners`);
+        * ``microbatch_size`` m: the unit is a microbatch of m consecutive examples, fixed before sampling. ``lot_size``
+          counts microbatches, and the run clips the average gradient of each. A changed example replaces one
+          microbatch, which costs as much as a removal and an addition. An example added or removed shifts all later
+          ones to other microbatches, so the guarantee says nothing about it.
+    * **Model.** The engine refuses a model that mixes examples.
+        * ``isolate``: the engine runs a module that it cannot follow (it reads values of the batch, or has a custom
+          autograd function) one example at a time, which is exact and slower. It plans these modules with the first
+          batch, logs them and lists them in ``run.engine.isolated``. Names of modules add to the plan, ``True``
+          isolates the whole model (for gradient penalties in the loop), and ``False`` refuses modules that the engine
+          cannot follow.
+        * ``split`` divides an argument of the model that is one object for the whole batch (graphs in one list of
+          nodes) into one object for each example. Batches of ``torch_geometric`` need no ``split``.
+        * ``public_buffers`` lists buffers, by name or pattern, that the forward pass may write, because their values do
+          not depend on the records (a counter, the vectors of a spectral norm).
+        * The run switches PyTorch's TF32 and bfloat16 products off on the model's devices until it is closed, because
+          no sensitivity is proved for such products.
+    * **Several processes.** ``parallel=Parallel()``, in each of several processes (see `torchrun`), trains one model
+      with all of them: the same lots, ledger and noise as in one process. Parameters may be sharded (`fully_shard`),
+      and the model may be wrapped in `DistributedDataParallel`, which then only passes batches on.
+    * **Trial.** The first lot of at least four records begins with three batches that count for nothing. They hold up
+      to seven of the lot's records, together and in two parts, and your loop treats them like any batch;
+      ``run.in_trial`` is then True. If a record's gradient or observed value depends on the other records, the run
+      raises a ValueError. Afterwards it restores schedules of PyTorch, buffers, statistics and random numbers.
+      ``trial=False`` omits the trial. ``seed``, for debugging, marks the run as not private.
 
-    What the caller owes: a row of a batch is one record and is made from that record alone, in the data set, in
-    ``collate_fn`` and in the loop before the model (no mixing of examples, no padding to the longest of others, no
-    decision for all examples because of one). The engine follows the batch from `run.batches` on and refuses mixing,
-    but not what happens in the data set, in ``collate_fn`` or by way of NumPy or Python numbers: the trial finds that
-    in the first lot, where it does not depend on chance, and not in later ones.
-    Nothing of a batch may stay in the model: buffers are compared by value with what they were, all through the run,
-    and parameters from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); what is written is
-    undone and refused. Not watched: ordinary attributes of modules, public buffers written by way of NumPy or Python
-    numbers, and parameters written between ``optimizer.step()`` and the next batch, which must not use the records.
-    The number of records (or users) is taken to be public.
+    Your part of the guarantee: a row of a batch is one record, and is computed from that record alone in the data
+    set, in ``collate_fn`` and in the loop before the model: no mixing of examples, no padding to the longest example,
+    no decision for all examples because of one. The engine follows the batch from `run.batches` on and refuses mixing,
+    but it does not see the data set, ``collate_fn``, NumPy or Python numbers. The trial finds mixing there in the first
+    lot, unless it depends on chance, and not in later lots.
+    No value of a batch may stay in the model. The run compares buffers by value all through the run, and parameters
+    from the batch to ``optimizer.step()`` (frozen ones by a sum of their bits); it restores changed values and raises
+    an error. It does not watch ordinary attributes of modules, public buffers written by way of NumPy or Python
+    numbers, or parameters written between ``optimizer.step()`` and the next batch; these must not use the records. The
+    number of records (or users) is assumed public.
     """
     check_kinds(
         model=model,

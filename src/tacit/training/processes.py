@@ -1,4 +1,4 @@
-"""The processes of a `torch.distributed` group as one team: messages of the first, and sums over all of them."""
+"""The processes of a `torch.distributed` group as one team: the first sends messages, all add up sums."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Processes:
         self._tell("done", {})
 
     def add_up_(self, values: Tensor) -> None:
-        """Put the sum over all processes in the place of ``values``, the same in every one of them to the bit."""
+        """Replace ``values`` by their sum over all processes, the same to the bit in each of them."""
         there = values.to(self._device)  # the same tensor where it is there already
         self._together(lambda: dist.all_reduce(there, group=self._group))
         if there is not values:

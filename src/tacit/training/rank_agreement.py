@@ -1,4 +1,4 @@
-"""Facts that several processes must have alike before they train one model, as text to be compared by its hash."""
+"""Describe the facts that several processes must share before they train one model, as text to compare by hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXAMPLES = 32
 
 
 def data_facts(dataset: Any, users: Sequence[int] | Integers | None) -> str:
-    """Some examples, evenly spaced, and the users, or which records take part: another order would show.
+    """Describe evenly spaced examples and the users, or the records that take part, so that another order shows.
 
     In another order one person would be record 3 here and record 7 there, and be counted twice. Examples that are not
     the same when they are read twice (random augmentation) cannot be compared.
@@ -40,7 +40,7 @@ def data_facts(dataset: Any, users: Sequence[int] | Integers | None) -> str:
 
 
 def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Names, shapes and types, what is trained, and how."""
+    """Describe parameters and buffers (names, shapes, dtypes), which of them train, and the optimizer."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     shapes = [(name, tuple(each.shape), str(each.dtype), each.requires_grad, is_shard(each)) for name, each in tensors]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -48,7 +48,7 @@ def model_facts(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def plan_facts(run: OpenRun, *, parallel: Parallel | None, secure: bool) -> str:
-    """Return what is asked of the records, how often, with how much noise and by whom."""
+    """Describe the queries, the number of steps, the noise and the budget."""
     first, settings, header = run.next_step(), run.settings, run.ledger.header
     asked = [
         (query.group, query.clip_norm, f"{query.noise_std:.6g}", query.noise, query.lattice)

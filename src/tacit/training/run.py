@@ -130,7 +130,7 @@ class PrivateRun:
 
     @property
     def abandoned(self) -> int:
-        """How many lots were drawn and charged but not released."""
+        """The number of lots that were drawn and charged but not released."""
         return self._lots.abandoned
 
     @property
@@ -139,17 +139,18 @@ class PrivateRun:
 
     @property
     def steps(self) -> int:
-        """How many steps are planned; `step` is how many are taken."""
+        """The number of planned steps; `step` is the number of steps taken."""
         return self.settings.steps
 
     @property
     def lot_finished(self) -> bool:
-        """True if the last batch ended its lot, so that ``optimizer.step()`` has acted: the time for a scheduler's."""
+        """True if the last batch ended its lot, so that ``optimizer.step()`` has acted; step a scheduler then."""
         return self._lot is None or self._lot.done
 
     @property
     def real_rows(self) -> int:
-        """How many rows of the batch at hand are records; the rest fill it up (``max_lot_size``). Private."""
+        """The number of rows of the current batch that are records; the others fill it up (``max_lot_size``).
+        Private."""
         return 0 if self._lot is None else self._lot.real
 
     @property
@@ -158,7 +159,7 @@ class PrivateRun:
         return self._lot is not None and self._lot.last and not self._lot.done
 
     def lot(self) -> Iterator[Any]:
-        """The batches of one lot, for loops of one's own. Raises `BudgetExceeded` before anyone is drawn."""
+        """Yield the batches of one lot, for your own loop. Raises `BudgetExceeded` before a record is drawn."""
         if self._attached and self._lot is None:
             self._watched.buffers.check()
         yield from self.following_lot()
@@ -172,7 +173,10 @@ class PrivateRun:
         self._watched.weights.refuse_lost()
         queries = self._query_maker.at(self.step, self.settings)
         if self.abandoned and self.team.size > 1:
-            raise RuntimeError("a lot was left half-way in this process; the others cannot go on without it. Resume.")
+            raise RuntimeError(
+                "this process left a lot half-way, and the other processes cannot go on without it. Resume the run "
+                "from a checkpoint."
+            )
         receipt = self.team.record(self.ledger, queries.step, lambda: state_facts(self))
         yield from self._lots.batches(Lot(receipt=receipt, queries=queries), self._updates, self.settings)
 
@@ -204,21 +208,21 @@ class PrivateRun:
 
     @property
     def noise_multiplier(self) -> float:
-        """z of the step as a whole, the current one or else the next, all its queries taken together."""
+        """z of the current step, or else of the next one, with all its queries together."""
         return (self.next_step() if self._lot is None else self._lot.receipt.step).noise_multiplier
 
     @property
     def contributions(self) -> int:
-        """How many examples a record can bring to a lot."""
+        """The largest number of examples that a record can bring to a lot."""
         return self._query_maker.contributions
 
     def next_step(self) -> Step:
-        """Return what will be recorded for the next lot, if nothing changes before."""
+        """Return the step that the ledger will record for the next lot, if no setting changes before."""
         self.between_steps()
         return self._query_maker.at(self.step, self.settings).step
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """Return what everything in the ledger costs so far, other runs on the same ledger included."""
+        """Return the guarantee of all steps in the ledger, including those of other runs."""
         if delta is None:
             if self.budget is None:
                 raise ValueError("give delta (for example 1e-5); the run has no budget to take it from.")
@@ -226,7 +230,7 @@ class PrivateRun:
         return account(self.ledger, delta=delta, accountant=self.accountant, budget=self.budget)
 
     def statement(self, delta: float | None = None) -> str:
-        """The guarantee in full sentences, for a report or a model card."""
+        """Return the guarantee in full sentences, for a report or a model card."""
         return statement(
             self.guarantee(delta),
             self.ledger,
@@ -240,8 +244,8 @@ class PrivateRun:
     def save(self, directory: str | Path, **others: Stateful) -> None:
         """Write a checkpoint between two lots (see `tacit.training.checkpoint`).
 
-        ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must be
-        made of plain values and tensors, and of nothing the records could be read from.
+        ``others`` are saved with it under their names: ``run.save(path, scheduler=scheduler)``. Their state must
+        consist of plain values and tensors, and must not contain values of the records.
         """
         self.between_steps(saving=True)
         self._trial.put_back_schedule()
@@ -274,13 +278,13 @@ class PrivateRun:
         return clipping.state() if isinstance(clipping, AdaptiveClipping) else {}
 
     def renew_randomness(self) -> None:
-        """A seeded source begins again with each process; what the ledger has seen must not be drawn again."""
+        """A seeded source begins again with each process, so skip the draws of the steps in the ledger."""
         for source in (self._source, self._sums.source):
             if isinstance(source, SeededSource):
                 source.branch(f"after {len(self.ledger)} steps")
 
     def close(self) -> None:
-        """Leave model and optimizer as they were found, and close a ledger that was given as a path."""
+        """Give model and optimizer back as they were, and close a ledger that was given as a path."""
         if not self._attached:
             return
         self._trial.stop()

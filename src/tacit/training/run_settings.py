@@ -42,7 +42,7 @@ class RunSettings:
         return replace(self, noise=lambda step: noise, solved=noise_multiplier)
 
     def check_schedules(self) -> None:
-        """Ask for every step's clipping and noise now, so that a wrong one is found before the first is charged."""
+        """Evaluate every step's clipping and noise, to find a wrong one before the first step is charged."""
         for step in range(self.steps):
             self.clipping(step), self.noise(step)
 
@@ -53,7 +53,7 @@ def by_step(value: Any) -> Callable[[int], Any]:
 
 
 def length(epochs: float | None, steps: int | None, records: int, lot_size: Schedule[int]) -> int:
-    """How many steps: as many as given, or enough for ``epochs`` passes; nothing is lost to rounding."""
+    """Return the number of steps: as given, or enough for ``epochs`` passes, rounded up."""
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs is {epochs!r} and steps is {steps!r}; give one of them.")
     if steps is not None:
@@ -76,7 +76,7 @@ def length(epochs: float | None, steps: int | None, records: int, lot_size: Sche
 
 
 def check_sizes(lot_size: Schedule[int], steps: int, records: int, *, sampling: str) -> None:
-    """Refuse, before anything is charged, a lot size that some step of the run could not have."""
+    """Refuse lot sizes that some step of the run could not have."""
     if not callable(lot_size):
         _check_size(lot_size, records, None)
         return

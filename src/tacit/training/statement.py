@@ -1,4 +1,4 @@
-"""The privacy statement: what is promised, on which assumptions, and what is not covered."""
+"""The privacy statement: the guarantee, its assumptions, and the uses of the data that it does not cover."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ADJACENCY = {
 def statement(
     found: Guarantee, ledger: Ledger, *, records: int, isolated: Sequence[str] = (), missing: str | None = None
 ) -> str:
-    """The facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226).
+    """Return the facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226).
 
     ``isolated`` are the modules that ran one example at a time; ``missing`` says which compiled code was not there.
     """
@@ -55,7 +55,7 @@ def statement(
         "the number of records itself), unless they are in this ledger; logs and metrics marked as not private; "
         "side channels such as running time.",
         "Assumed of the training code: each row of a batch is one record, made from that record alone before it "
-        "reaches the model; a lot is not abandoned because of what is in it.",
+        "reaches the model; the loop leaves no lot because of its records.",
         "An example's loss is the one it has alone: a mean over the tokens of a batch counts as the mean over examples "
         "of each one's own mean.",
         *([f"Run one example at a time: {_listed(isolated)}."] if isolated else []),
@@ -99,7 +99,7 @@ def statement(
 
 
 def _arithmetic(entries: Sequence[tuple[Step, int]]) -> str:
-    """How far the claim reaches down to the bits."""
+    """Return the sentences about arithmetic."""
     queries = [query for step, _ in entries for query in step.queries]
     if any(query.group.split("/")[0] == "gradients" for query in queries):
         return f"{_noise(queries)} {_SUMS}"
@@ -107,11 +107,11 @@ def _arithmetic(entries: Sequence[tuple[Step, int]]) -> str:
 
 
 _SUMS = (
-    "The S of gradients include a margin for what rounding in norm, clip factor and sum over the lot can add to what "
-    "one record does (unless the ledger was begun before tacit had one). Premise, assumed and not checked: what the "
-    "kernels of the forward and backward pass make of a record is, to the last bit, a function of that record and its "
-    "own coins, not of its place in a batch, the other rows or their number; and how many positions the sequences of a "
-    "batch have is public: pad to a fixed length, do not pack (docs/finite-precision.md)."
+    "The S of gradients include a margin for rounding in norm, clip factor and sum over the lot (unless the ledger "
+    "was begun before tacit had one). Premise, assumed and not checked: the kernels of the forward and backward pass "
+    "compute the values of a record, to the last bit, from that record and its own coins alone, not from its place in "
+    "a batch, the other rows or their number; and the number of positions of a batch's sequences is public: pad to a "
+    "fixed length, do not pack (docs/finite-precision.md)."
 )
 
 
@@ -132,14 +132,14 @@ def _tuning(found: Guarantee) -> str:
     if not found.tuning:
         return "Tuning: charged if, and only if, its steps are in this ledger."
     return (
-        f"Tuning: included. The claim pays for {found.tuning}. It holds for the chosen run (setting, score and model), "
-        "not for anyone who learns how many runs there were, the others' settings, scores or models, or how long it "
-        "all took."
+        f"Tuning: included. The claim pays for {found.tuning}. It holds for the chosen run (setting, score and model). "
+        "It does not hold if an attacker learns the number of runs, the others' settings, scores or models, or the "
+        "time that they took."
     )
 
 
 def _charges(entries: Sequence[tuple[Step, int]], delta: float) -> list[str]:
-    """Noise, sampling, length and groups of steps."""
+    """Return lines on noise, sampling, length and groups of steps."""
     multipliers = sorted({_multiplier(step.queries) for step, _ in entries} - {math.inf})
     noise = []
     if multipliers:
@@ -149,7 +149,7 @@ def _charges(entries: Sequence[tuple[Step, int]], delta: float) -> list[str]:
 
 
 def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
-    """q and T for every kind of sampling."""
+    """Return q and T for every kind of sampling."""
     counts: dict[str, int] = {}
     for step, count in entries:
         event = step.sampling
@@ -165,8 +165,10 @@ def _samplings(entries: Sequence[tuple[Step, int]]) -> list[str]:
 
 def _ownership(event: OwnedPoisson) -> str:
     neighbours = {
-        "public": "who owns which record is taken to be public, and neighbours differ in what one owner's records hold",
-        "private": "every owner is promised to have so few, and neighbours differ in an owner and all of their records",
+        "public": "the owners of each record are assumed public, and neighbours differ in the content of one owner's "
+        "records",
+        "private": "the data set is assumed to have no owner with more, and neighbours differ in an owner and all of "
+        "their records",
     }
     return f"Owners: at most {event.most} records of each take part; {neighbours[event.ownership]}."
 
@@ -180,7 +182,7 @@ def _dealt(event: Sampling) -> str:
 
 
 def _queries(entries: Sequence[tuple[Step, int]]) -> list[str]:
-    """Clip norm and noise of every group; the range where they changed."""
+    """Return clip norm and noise of every group, or their range if they changed."""
     found: dict[str, list[GaussianSum]] = {}
     for step, _ in entries:
         for query in step.queries:
@@ -202,7 +204,7 @@ def _lattice(queries: Sequence[GaussianSum]) -> str:
 
 
 def _others(entries: Sequence[tuple[Step, int]]) -> list[str]:
-    """Return what has other noise than Gaussian, each kind once."""
+    """Return a line for each kind of query with other noise than Gaussian."""
     lines: dict[str, None] = {}
     for query in (query for step, _ in entries for query in step.queries):
         if isinstance(query, LaplaceSum):

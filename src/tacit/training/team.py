@@ -1,10 +1,9 @@
 """Several processes training one private model: one ledger, one lot, one noise (`torch.distributed` underneath).
 
-The processes belong together and are trusted alike; what leaves them is what is protected. The first of them keeps the
-ledger and draws every lot; each process reads, and clips, the records that are its own: the one at place p of the lot's
-random order is the business of process p mod W, so one record more or fewer changes what is at two places. The noise
-is added *before* the sums of the processes are put together, by the first of them alone or by each a W-th of the
-variance: the whole sum without noise is nowhere, though parts of it travel.
+The processes trust each other; the guarantee is about values that leave them. The first process keeps the ledger and
+draws every lot. Process p mod W reads and clips the record at place p of the lot's random order, so one record more or
+fewer changes two places. The noise is added *before* the sums of the processes are put together, by the first of them
+alone or by each a W-th of the variance: no process ever holds the whole sum without noise, though parts of it travel.
 
 Where the parameters are cut into shards (`tacit.training.shards`), the sums are all-reduced shard by shard, each in the
 process that holds the shard; this one then adds the noise of it, all of it.
@@ -62,7 +61,7 @@ class Team(Protocol):
         """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
 
     def record(self, ledger: Ledger, step: Step, state: Callable[[], str]) -> Receipt:
-        """Write the step down in the one ledger; only then does anybody go on, and only in the same ``state``."""
+        """Record the step in the one ledger; then all processes go on, if they have the same ``state``."""
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
         """The examples of the lot, drawn once, that are this process's own."""
@@ -120,7 +119,7 @@ class Alone:
 
 
 def own_source(seed: int | None, rank: int) -> Source:
-    """Not the stream of `Team.source`: noise must not be what lots, or other noise, were drawn with."""
+    """Another stream than that of `Team.source`, because lots and noise must not share random words."""
     if seed is None:
         return SecureSource()
     source = SeededSource(seed)

@@ -1,9 +1,9 @@
-"""The trial: the first lot's loop is run on a few records together and in parts, and must do the same to each.
+"""The trial: run the first lot's loop on a few records together and in parts, and compare each record's result.
 
 The engine follows every operation on the batch, but only what PyTorch shows it. A loop can still let records influence
-each other before the model, or through the batch's size: a loss divided by ``len(x)`` entry by entry, a mean taken of a
-NumPy copy, padding to the longest, a size that data decided. None of it can be run again by the library, which does not
-own the loop. So the first lot of at least four records begins with three batches that count for nothing: a few of its
+each other before the model, or through the batch's size: a loss divided by ``len(x)`` entry by entry, a mean of a NumPy
+copy, padding to the longest, a size that data decided. The library cannot run such code again, because it does not own
+the loop. So the first lot of at least four records begins with three batches that count for nothing: a few of its
 records, which are charged already, together (W) and in two parts (A and B), each part in reversed order. Every record's
 gradient norm for every parameter, every observed value, and the sum of the gradients over W against those over A and B
 must agree. Nothing of these batches stays: no gradient, no statistics, no buffer.
@@ -40,24 +40,24 @@ CANDIDATES = 64
 """Records of its first batch from which those of the trial are chosen."""
 
 _ROWS = (
-    "the collate function gives a record another row beside other records (it pads to the longest of the batch, say), "
-    "and "
+    "the collate function gives a record different rows in different batches (it pads to the longest of the batch, "
+    "say), and "
 )
 
 _FOUND = (
-    "{} in the first lot, when a few of its records were run together and in two parts: one record can then move the "
-    "others' gradients, beyond what the clip norm bounds. Compute every example's loss, and every observed value, from "
-    "that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by one (take "
-    "the mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken before the "
-    "model, of a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a fixed length "
-    "with tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an attention mask "
-    "that it honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
+    "{} in the first lot, when a few of its records were run together and in two parts: one record can then change "
+    "the others' gradients, which the clip norm does not bound. Compute every example's loss, and every observed "
+    "value, from that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by "
+    "one (take the mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken "
+    "before the model, of a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a "
+    "fixed length with tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an "
+    "attention mask that it honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
 )
 
 _RANDOM = (
-    "the gradients of the first lot could not be compared with those of its parts, because the loop is random: the "
-    "same records had other gradients when they were run again. Records that influence each other before the model, or "
-    "through the batch's size, are not found."
+    "the trial could not compare the gradients of the first lot with those of its parts, because the loop is random: "
+    "the same records had different gradients in a second run. So the trial cannot find records that influence each "
+    "other before the model, or through the batch's size."
 )
 
 _NEIGHBOURS = (

@@ -1,4 +1,4 @@
-"""What the trial measures of some records, and how two measurements of the same records differ."""
+"""Measure some records in the trial, and compare two measurements of the same records."""
 
 from __future__ import annotations
 

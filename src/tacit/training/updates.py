@@ -1,4 +1,4 @@
-"""The optimizer in a run: which one fits, and how its step is made to wait for the end of the lot."""
+"""Check the optimizer of a run, and hold its step back until the end of the lot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Take = Callable[[Callable[[], Any] | None], Any]
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
-    """The optimizer must update exactly what the engine sees: nothing un-noised, nothing paid for in vain."""
+    """Refuse an optimizer whose parameters are not exactly the trainable parameters of the model."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates its closure several times a step; each would be a release. Use another one.")
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}

@@ -1,4 +1,4 @@
-"""`validate` lists what stands in the way of training a model privately; `fix` replaces what has a counterpart."""
+"""`validate` lists the problems of a model with private training; `fix` replaces layers that have a counterpart."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _GROUPS, _CHANNELS = 32, 4
 
 
 def validate(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) -> list[str]:
-    """Return a sentence for each problem of ``model`` with private training, as it is in training mode; none is good.
+    """Return a sentence for each problem of ``model`` with private training, in training mode; [] if there is none.
 
-    With arguments of the model, a batch of eight examples or so, the model is also run once, every operation followed,
-    which finds operations that mix examples. Give made-up or public examples: what is found may quote their shapes.
-    The model itself is left as it is.
+    If you give arguments of the model (a batch of about eight examples), `validate` also runs a copy of the model once
+    and follows every operation, to find operations that mix examples. Give made-up or public examples, because the
+    sentences may quote their shapes. The model does not change.
 
     >>> import torch
     >>> validate(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))  # doctest: +ELLIPSIS
@@ -58,7 +58,7 @@ def validate(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) ->
         return [
             *problems,
             *module_problems(inner),
-            f"the model cannot be copied ({type(error).__name__}), nor run here",
+            f"the model cannot be copied ({type(error).__name__}), so validate cannot run it",
         ]
     if not twin.training:
         twin.train()  # the modules' own modes say nothing where all are in evaluation mode
@@ -75,7 +75,7 @@ def validate(model: nn.Module, *args: Any, batch_dim: Any = 0, **kwargs: Any) ->
 
 
 def _problems_of_running(twin: nn.Module, args: Any, kwargs: Any, batch_dim: Any) -> list[str]:
-    """Run the copy on a batch, with what can be replaced replaced, to see what else there is."""
+    """Run a fixed copy of the model on a batch, to find further problems."""
     if module_problems(twin):
         _replace(twin, "group")
     if module_problems(twin) or not any(parameter.requires_grad for parameter in twin.parameters()):
@@ -92,15 +92,15 @@ def _problems_of_running(twin: nn.Module, args: Any, kwargs: Any, batch_dim: Any
 
 
 def fix(model: nn.Module, *, batch_norm: Literal["group", "private"] = "group") -> list[str]:
-    """Replace, in place, what has a counterpart for private training, and return a sentence for each replacement.
+    """Replace layers that have a counterpart for private training, in place; return a sentence for each.
 
     * Batch normalisation becomes `nn.GroupNorm`, which costs no privacy, or with ``batch_norm="private"``
       `tacit.training.PrivateBatchNorm`, which keeps statistics of pre-training and releases new ones with noise.
       Weights and biases stay the same objects, so that an optimizer made before still holds them.
     * Instance normalisation keeps no running statistics; embeddings lose ``max_norm`` and ``scale_grad_by_freq``.
 
-    What `validate` still lists afterwards is for you to change. Layers in evaluation mode inside a model in training
-    mode stay: they use fixed statistics.
+    Change the problems that `validate` still lists afterwards yourself. Layers in evaluation mode inside a model in
+    training mode stay: they use fixed statistics.
     """
     if batch_norm not in ("group", "private"):
         raise ValueError(f"batch_norm is {batch_norm!r}; choose 'group' or 'private'.")
@@ -141,7 +141,7 @@ def _replace(model: nn.Module, batch_norm: str) -> list[str]:
 
 
 def _counterpart(child: nn.Module, batch_norm: str, training: bool) -> tuple[nn.Module, str]:
-    """Return what takes the place of a module, itself if nothing does, and what to say of it."""
+    """Return the replacement of a module, or the module itself, and a sentence about it."""
     mixing = child.training or not training or not getattr(child, "track_running_stats", True)
     if not isinstance(child, _BatchNorm) or not mixing or not child.num_features:
         return child, ""

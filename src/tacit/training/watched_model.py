@@ -1,4 +1,4 @@
-"""A model's parameters and buffers, watched together: nothing of a batch may stay in the model without noise."""
+"""Watch a model's parameters and buffers, so that no value of a batch stays in the model without noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WatchedModel:
         self.buffers, self.weights = WatchedBuffers(model, public_buffers), WatchedParameters(model)
 
     def check(self) -> None:
-        """Refuse a buffer or a parameter that was written to; both are put back."""
+        """Restore written buffers and parameters, and raise an error if there are any."""
         try:
             self.buffers.check()
         finally:

@@ -1,4 +1,4 @@
-"""Wrappers that put the gradients of several processes together: what becomes of them in a private run."""
+"""Handle wrappers that all-reduce the gradients of several processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, AbstractContextManager[None]
     ]
     if found:
         raise ValueError(
-            f"the model is or has a {found[0]}, which would put raw values of all processes together; "
-            "give make_private the inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
+            f"the model is or has a {found[0]}, which would combine raw values of all processes; give make_private the "
+            "inner model (model.module) and parallel=tacit.Parallel(): it does that itself."
         )
     return inner, quiet

@@ -20,8 +20,14 @@ const element = (id) => document.getElementById(id);
 const state = { free: "noise", id: 0, plan: Object.fromEntries(FIELDS.map((field) => [field.key, field.value])) };
 
 const plain = (value) => (value >= 1e6 || Number.isInteger(value) ? String(Math.round(value)) : String(+value.toPrecision(6)));
-const show = (value) => (value < 1e-3 ? value.toExponential(2).replace("e-", "e-").replace(/\.?0+e/, "e") : plain(+value.toPrecision(4)));
-// Never below the bound: ε and σ are rounded up.
+const show = (value) => (value < 1e-3 ? value.toExponential(2).replace(/\.?0+e/, "e") : plain(+value.toPrecision(4)));
+// A command must plan what the page shows: twelve digits, where `show` keeps three or four.
+const exact = (value) => (value < 1e-3 ? value.toExponential(11).replace(/\.?0+e/, "e") : String(+value.toPrecision(12)));
+// Never below the bound: ε, δ and σ are rounded up.
+const deltaUp = (value) => {
+  const unit = 10 ** (Math.floor(Math.log10(value)) - 2);
+  return show(Math.ceil(value / unit - 1e-9) * unit);
+};
 const roundedUp = (value, digits = 2) => (Math.ceil(value * 10 ** digits - 1e-9) / 10 ** digits).toFixed(digits);
 const eight = (value, sign) => (value + sign * 5e-8 * value).toPrecision(8);
 
@@ -103,7 +109,7 @@ function answer({ solved, steps, interval, curve, growth, error }) {
     element("claim").classList.remove("refused");
     state.plan = solved; state.steps = steps; state.interval = interval;
     FIELDS.forEach((field) => place(field));
-    element("claim").textContent = `(ε ≤ ${roundedUp(interval.upper)}, δ = ${show(solved.delta)}) example-level, add/remove, Poisson: ` +
+    element("claim").textContent = `(ε ≤ ${roundedUp(interval.upper)}, δ = ${deltaUp(solved.delta)}) example-level, add/remove, Poisson: ` +
       `σ = ${roundedUp(solved.noise, 4)}, ${steps} steps of ${solved.lot} of ${solved.records} records.`;
     element("interval").textContent = state.free === "delta" ? "δ is a certified upper bound."
       : interval.lower === null ? "Only the Rényi bound is in reach of this page here; the command below gives the tight interval."
@@ -133,10 +139,11 @@ function advise(plan, interval) {
 }
 
 function copies(plan, steps) {
-  const given = { "--records": plan.records, "--lot-size": plan.lot, "--steps": steps, "--noise-multiplier": plain(plan.noise), "--epsilon": plain(plan.epsilon), "--delta": show(plan.delta) };
+  const delta = state.free === "delta" ? deltaUp(plan.delta) : exact(plan.delta);
+  const given = { "--records": plan.records, "--lot-size": plan.lot, "--steps": steps, "--noise-multiplier": exact(plan.noise), "--epsilon": exact(plan.epsilon), "--delta": delta };
   const name = { lot: "--lot-size", epochs: "--steps", noise: "--noise-multiplier", epsilon: "--epsilon", delta: "--delta" }[state.free];
   element("command").textContent = "tacit plan " + Object.entries(given).filter(([key]) => key !== name).map(([key, value]) => `${key} ${value}`).join(" ");
-  const budget = state.free === "epsilon" ? `noise_multiplier=${plain(plan.noise)}` : `budget=tacit.Budget(epsilon=${plain(plan.epsilon)}, delta=${show(plan.delta)})`;
+  const budget = state.free === "epsilon" ? `noise_multiplier=${exact(plan.noise)}` : `budget=tacit.Budget(epsilon=${exact(plan.epsilon)}, delta=${delta})`;
   element("python").textContent = `run = tacit.make_private(\n    model, optimizer, dataset,\n    lot_size=${plan.lot}, steps=${steps}, clipping=1.0,\n    ${budget},\n)`;
 }
 
