@@ -15,7 +15,7 @@ def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
 
 
-def test_what_is_random_begins_with_the_seed_and_goes_on_as_before() -> None:
+def test_draws_begin_with_the_seed_and_go_on_as_before_afterwards() -> None:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     expected = draw()
     random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])  # noqa: NPY002
