@@ -92,16 +92,24 @@ def _window(losses: SampledGaussians, epsilon: float) -> Window:
         return epsilon - saddle.at
 
     guess, tilt, closeness = 1e-5, _first_tilt(losses, 12.0), EXCESS
+    window: Window | None = None
     for _ in range(8):
-        cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
-        window = Window(cut, saddle, closeness)
-        found = window.delta(epsilon)
+        try:
+            cut, saddle = _without_tail(losses, guess, excess, tilt, 0)
+            finer = Window(cut, saddle, closeness)
+            found = finer.delta(epsilon)
+        except OutOfReach:
+            if window is None:
+                raise
+            break  # the bounds of the last one hold
+        window = finer
         if cut.infinite > 1e-5 * found.upper and guess > 1e-290:
             guess, tilt = max(min(found.upper, guess**2), 1e-295), saddle.tilt  # what was cut off is felt: cut off less
         elif found.upper - (found.lower or 0.0) > _CLOSE * found.upper and closeness > 1e-14:
             closeness *= math.exp(min(math.log(found.upper) - saddle.log_delta_at(epsilon), -3.0))
         else:
             break
+    assert window is not None
     return window
 
 
