@@ -84,7 +84,7 @@ DIVIDED: dict[str, tuple[Loop, dict[str, Any]]] = {
 @pytest.mark.parametrize("how", DIVIDED)
 def test_losses_and_metrics_divided_by_the_size_of_the_batch_are_refused(make: Any, how: str) -> None:
     loop, settings = DIVIDED[how]
-    with pytest.raises(ValueError, match="changed with the (other|number of) examples in the first lot"):
+    with pytest.raises(ValueError, match=r"changed with the (other|number of) examples in the first lot"):
         go(make, loop, **settings)
 
 
