@@ -33,7 +33,7 @@ from tacit.gradients.layers.loss_mean import scales
 from tacit.gradients.layout import Layout, Total
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
-from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.problems import CannotCut, Refused, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
@@ -192,7 +192,7 @@ def attempt(
 
 def _in_short(error: Exception) -> str:
     """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
-    if isinstance(error, ValuesRead):
+    if isinstance(error, (Refused, ValuesRead)):
         return error.short
     return (
         str(error) if isinstance(error, (CannotCut, Mixes)) else f"it raised {type(error).__name__} on followed tensors"
