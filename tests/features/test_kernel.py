@@ -21,7 +21,6 @@ FRONT = GaussianKernel(
     patches=Patches(first=16, second=32),
     directions=200,
 )
-CENTRED = replace(FRONT, statistics=Statistics(sampling_rate=1.0, noise_multiplier=0.01))
 
 
 def images(count: int) -> torch.Tensor:
@@ -63,29 +62,25 @@ def test_a_rotation_keeps_lengths_and_angles_and_mixes_all_entries() -> None:
     assert torch.equal(Rotation(40)(rows), turned), "the same everywhere"
 
 
-def test_the_mean_is_charged_and_taken_out() -> None:
-    book, pictures = ledger(), images(40)
-    fitted = CENTRED.fit(pictures, ledger=book, source=SeededSource(0))
-    assert [step for step, _ in book.entries] == list(CENTRED.charges(40)) != []
-    assert torch.allclose(fitted.state()["mean"], fitted.unit(pictures).mean(dim=0), atol=0.01)
-    plain = FRONT.fit(pictures, ledger=(free := ledger()), source=SeededSource(0))
-    assert not free.entries and FRONT.charges(40) == ()
-    cosines = [F.normalize(each.transform(pictures)) for each in (fitted, plain)]
-    assert (cosines[0] @ cosines[0].T).mean() < 0.5 * (cosines[1] @ cosines[1].T).mean()
-
-
-def test_a_saved_front_makes_the_same_rows_and_another_is_refused() -> None:
-    fitted = CENTRED.fit(images(10), ledger=ledger(), source=SeededSource(0))
-    again = CENTRED.restore(fitted.state(), SHAPE)
+def test_nothing_is_learned_and_a_saved_front_makes_the_same_rows() -> None:
+    book = ledger()
+    fitted = FRONT.fit(images(10), ledger=book, source=SeededSource(0))
+    assert not book.entries and FRONT.charges(40) == ()
+    again = FRONT.restore(fitted.state(), SHAPE)
     assert torch.equal(again.transform(images(3)), fitted.transform(images(3)))
-    with pytest.raises(ValueError, match="the saved mean has shape None"):
-        CENTRED.restore({}, SHAPE)
+    with pytest.raises(ValueError, match="lacks the dictionary 'first' of 16 patches"):
+        FRONT.restore({}, SHAPE)
 
 
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="sharpness is 0; it must be"):
         replace(FRONT, sharpness=0)
-    with pytest.raises(ValueError, match="scattering has statistics of its own"):
+    with pytest.raises(ValueError, match="scattering learns statistics of records"):
         replace(FRONT, scattering=Scattering(normalisation=Whitened(statistics=Statistics())))
-    with pytest.raises(ValueError, match="dimensions is 5000"):
-        replace(FRONT, directions=5000).features(SHAPE)
+    with pytest.raises(ValueError, match="dimensions is 0"):
+        replace(FRONT, directions=0)
+
+
+def test_there_are_no_more_features_than_directions_of_the_rotation() -> None:
+    assert FRONT.wide(SHAPE) == 240
+    assert replace(FRONT, directions=5000).features(SHAPE) == (256,) and FRONT.features(SHAPE) == (200,)

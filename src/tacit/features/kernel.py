@@ -2,10 +2,10 @@
 
 Rows x of unit length become random Fourier features (Rahimi and Recht 2007)
 
-    (cos(√γ ω·x) - exp(-γ/2), sin(√γ ω·x)) for many directions ω, scaled to a fixed length,
+    √2 sin(√γ ω·x + π/4) - exp(-γ/2) for many directions ω, scaled to a fixed length,
 
 whose inner products are close to exp(-γ |x - x'|²/2) - exp(-γ). The directions are rows of a random rotation, made of
-signs and of phases of the spectrum, so that all of them together cost two Fourier transforms (Yu et al. 2016).
+signs and of phases of the spectrum, so that all of them together cost two pairs of Fourier transforms (Yu et al. 2016).
 """
 
 from __future__ import annotations
@@ -22,111 +22,91 @@ from torch import Tensor
 from tacit.features.front import Fitted, Shape, check_dimensions, image_shape, pieces
 from tacit.features.patches import Patches
 from tacit.features.scattering import Scattering
-from tacit.features.statistics import Statistics
 from tacit.ledger import Ledger, Step
-from tacit.randomness import Integers, Source
+from tacit.randomness import Source
 
 _ROUNDS = 2  # of the rotation
-_ROWS = 512
+_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianKernel:
-    """Features of ``scattering`` and of ``patches``, each row of unit length, in ``directions`` directions.
+    """Features of ``scattering`` and of ``patches``, each row of unit length, under a Gaussian kernel.
 
+    * ``directions``: how many features there are, or fewer: no more than make up one rotation.
     * ``sharpness`` is γ of the module: near 0 the kernel is linear.
     * ``length`` is the norm of each row of features.
-    * ``statistics``: the mean of the two side by side is released privately and taken out; None: it stays.
 
-    Formal guarantee: but for ``statistics``, which are charged to the ledger, nothing is learned from the records, and
-    each row is made from one record alone.
+    Formal guarantee: nothing is learned from the records, and each row is made from one record alone.
 
     >>> GaussianKernel(scattering=Scattering(), patches=Patches(), directions=3000).features((3, 32, 32))
-    (6000,)
+    (3000,)
     """
 
     scattering: Scattering
     patches: Patches
-    directions: int = 4096
+    directions: int = 16384
     sharpness: float = 1.0
     length: float = 10.0
-    statistics: Statistics | None = None
 
     def __post_init__(self) -> None:
         check_dimensions(self.directions)
         if not 0 < self.sharpness < math.inf:
             raise ValueError(f"sharpness is {self.sharpness!r}; it must be a finite number above 0.")
         if self.scattering.charges(1):
-            raise ValueError("scattering has statistics of its own; give them to the kernel instead.")
+            raise ValueError("scattering learns statistics of records; leave them out: the kernel needs none.")
 
     def features(self, shape: Shape) -> Shape:
-        check_dimensions(self.directions, _power(self.wide(shape)))
-        return (2 * self.directions,)
+        return (min(self.directions, _power(self.wide(shape))),)
 
     def wide(self, shape: Shape) -> int:
         """The dimensions of scattering and patches together."""
         return math.prod(self.scattering.features(shape)) + math.prod(self.patches.features(shape))
 
     def charges(self, records: int) -> tuple[Step, ...]:
-        return () if self.statistics is None else self.statistics.charges(records)
+        return ()
 
     def fit(self, images: Tensor, *, ledger: Ledger, source: Source) -> Lifted:
         shape = image_shape(images)
         self.features(shape)
-        parts = (
-            self.scattering.fit(images, ledger=ledger, source=source),
-            self.patches.fit(images, ledger=ledger, source=source),
-        )
-        wide = self.wide(shape)
-        fitted = Lifted(self, parts, torch.zeros(wide))
-        if self.statistics is None:
-            return fitted
-
-        def rows(chosen: Integers) -> Tensor:
-            return fitted.unit(images[torch.from_numpy(chosen)])[:, :, None] * math.sqrt(wide)
-
-        mean = self.statistics.release(rows, channels=wide, records=len(images), ledger=ledger, source=source)
-        return Lifted(self, parts, mean / math.sqrt(wide))
+        return Lifted(self, shape, self.patches.fit(images, ledger=ledger, source=source))
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Lifted:
-        mean, wide = state.get("mean"), self.wide(shape)
-        if mean is None or tuple(mean.shape) != (wide,):
-            found = None if mean is None else tuple(mean.shape)
-            raise ValueError(f"the saved mean has shape {found}; this front needs {(wide,)}.")
-        return Lifted(self, (self.scattering.restore({}, shape), self.patches.restore(state, shape)), mean)
+        return Lifted(self, shape, self.patches.restore(state, shape))
 
 
 class Lifted:
     """Two fronts under a kernel; made by `GaussianKernel`."""
 
-    def __init__(self, front: GaussianKernel, parts: tuple[Fitted, Fitted], mean: Tensor) -> None:
-        self._front, self._parts, self._mean, self._rotation = front, parts, mean, Rotation(len(mean))
+    def __init__(self, front: GaussianKernel, shape: Shape, patches: Fitted) -> None:
+        self._front, self._patches, self._scattering = front, patches, front.scattering.restore({}, shape)
+        self._rotation, self._shape = Rotation(front.wide(shape)), front.features(shape)
 
     @property
     def shape(self) -> Shape:
-        return (2 * self._front.directions,)
+        return self._shape
 
     def state(self) -> dict[str, Tensor]:
-        return {"mean": self._mean} | self._parts[1].state()
+        return self._patches.state()
 
     def transform(self, images: Tensor) -> Tensor:
         rows = torch.empty(len(images), *self.shape)
-        for start, piece in zip(range(0, len(images), _ROWS), pieces(images, _ROWS), strict=True):
-            rows[start : start + _ROWS] = self.lifted(F.normalize(self.unit(piece) - self._mean))
+        for start, piece in zip(range(0, len(images), _ROWS), pieces(images, _ROWS)):
+            rows[start : start + _ROWS] = self.lifted(self.unit(piece))
         return rows
 
     def unit(self, images: Tensor) -> Tensor:
-        """Both parts side by side as rows of norm 1, before anything that is learned from records."""
-        found = [F.normalize(part.transform(images).flatten(1)) for part in self._parts]
+        """Both parts side by side, as rows of norm 1."""
+        found = [F.normalize(part.transform(images).flatten(1)) for part in (self._scattering, self._patches)]
         return torch.cat(found, dim=1) / math.sqrt(len(found))
 
     def lifted(self, rows: Tensor) -> Tensor:
         """Random Fourier features of rows of norm 1."""
         gamma = self._front.sharpness
         # A rotated unit row of d entries has entries of mean square 1/d.
-        angles = self._rotation(rows)[:, : self._front.directions] * math.sqrt(gamma * self._rotation.wide)
-        lifted = torch.cat([angles.cos() - math.exp(-gamma / 2), angles.sin()], dim=1)
-        return F.normalize(lifted).mul_(self._front.length)
+        angles = self._rotation(rows)[:, : self._shape[0]] * math.sqrt(gamma * self._rotation.wide)
+        waves = (angles + math.pi / 4).sin_().mul_(math.sqrt(2)).sub_(math.exp(-gamma / 2))
+        return F.normalize(waves).mul_(self._front.length)
 
 
 class Rotation:
