@@ -122,8 +122,8 @@ tutorials and papers write them; those of `stranger`, half of the adapters, nine
 of `torch_geometric` were written down before the engine was tried on them. What that found was repaired: gradient hooks
 of parameters (`peft-osf`), draws of gamma and Poisson distributions, a last batch of one for `perceiver`.
 `gradient-penalty` and `physics-informed` run with `isolate=True`, as the error says; `kl-distillation`,
-`loss-over-accumulation` and `chunked-cross-entropy` with `reduction="mean"`, which `make_private` need not be told: its
-trial learns the scale.
+`loss-over-accumulation`, `chunked-cross-entropy` and `trainer-smoothing` with `reduction="mean"`, which `make_private`
+need not be told: its trial learns the scale.
 
 Honest models that are refused get a remedy: a model that was scripted or traced by `torch.jit` hides its operations
 (give the module it was made of), and `peft-cpt` writes to its parameters in the forward pass (write to them after

@@ -51,7 +51,10 @@ def filled(h: Tensor) -> Tensor:
 
 def gathered(h: Tensor) -> Tensor:
     best = h.detach().argmax(-1, keepdim=True)
-    return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0)], -1)
+    steps = (
+        torch.linspace(0, 1, 6, dtype=h.dtype).gather(-1, best[:, 0, 0]).view(-1, 1, 1)
+    )  # a constant for each example
+    return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0) + steps], -1)
 
 
 def masked_scattered(h: Tensor) -> Tensor:
