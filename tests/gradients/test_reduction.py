@@ -172,6 +172,7 @@ PICKED: dict[str, Any] = {
     "loss of the library": lambda o, y, kept: F.mse_loss(o.sum(-1)[kept], y[kept]),
     "binary cross-entropy": lambda o, y, kept: F.binary_cross_entropy_with_logits(o[kept][:, 0], y[kept]),
     "divided by the count": lambda o, y, kept: (o.sum(-1) - y)[kept].square().sum() / kept.sum(),
+    "mean over the mean": lambda o, y, kept: (o.sum(-1).square() * kept).mean() / kept.to(o.dtype).mean(),
     "one row each": lambda o, y, kept: (o[:, 0].sum(-1) * kept.any(1)).sum() / (1 - (~kept.any(1)).long()).sum(),
 }  # fmt: skip
 """Losses of the rows that a mask has picked."""

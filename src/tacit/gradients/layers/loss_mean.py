@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.layers.own_means import Share
 from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import simple_fraction
 from tacit.gradients.torch_internals import without_subclasses
-from tacit.gradients.traced import plain
+from tacit.gradients.traced import Traced, plain
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +61,18 @@ def averaged(
     """
     assert recorder.batch is not None
     data: Tensor = plain(x)
+    shares = None
     if own is None:
+        if type(x) is Traced and layout.owner is None and not keepdim and len(dims) in (0, x.ndim):
+            shares = Share(x, layout, recorder.batch, mean=True)
         own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
     out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
     if out.dtype not in (torch.float32, torch.float64):  # where the sum itself may overflow
         with torch.no_grad():
             out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(own * recorder.batch))
-        return _told(recorder, out, x, layout, own)
-    return mean_of_sum(recorder, out, x, layout, own)
+    else:
+        out.data.div_(own * recorder.batch)
+    return _told(recorder, out, x, layout, own, shares)
 
 
 def mean_of_own_means(
@@ -106,8 +111,10 @@ def mean_of_sum(recorder: Recording, total: Tensor, x: Tensor, layout: Layout, o
     return _told(recorder, total, x, layout, own)
 
 
-def _told(recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
-    recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
+def _told(
+    recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int, shares: Share | None = None
+) -> Tensor:
+    recorder.tag_outputs(mean, Total("mean", shares), [(x, layout)])
     if own > 1:
         with without_subclasses():
             mean.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ _SCALING = words("div true_divide floor_divide remainder fmod")
 def own_share(call: Call) -> Callable[[], Tensor] | None:
     """Return what computes each example's share of a sum over the batch, or of a function of one such sum.
 
-    Known for a sum over all entries of the batch, and for functions of that number and of Python's that need no
+    Known for a sum or mean over all entries of the batch, and for functions of that number and of Python's that need no
     gradient (a count with a lower limit). Not for a count that is divided, or multiplied by the number of examples,
     with which each one's own mean would then grow. Not for weights of which examples have one each: the mean
     of a single entry would lose its weight.
@@ -36,11 +36,10 @@ def own_share(call: Call) -> Callable[[], Tensor] | None:
     if others or not isinstance(t, Tensor):
         return None
     if isinstance(tag, Layout):
-        whole = call.name == "sum" and call.out.ndim == 0 and "dtype" not in call.kwargs
+        known = call.name == "sum" or (call.name == "mean" and tag.owner is None)
+        whole = known and call.out.ndim == 0 and "dtype" not in call.kwargs
         several = (t.numel() > call.batch and tag.owner is None) or t.requires_grad
-        if not whole or (not several and t.is_floating_point()):
-            return None
-        return Share(t, tag, call.batch, counts=not several)
+        return Share(t, tag, call.batch, counts=not several, mean=call.name == "mean") if whole else None
     if isinstance(tag, Only) or tag.own is None or t.requires_grad or call.main() is not t:
         return None
     if call.name not in POINTWISE or call.name in _SCALING:
@@ -50,7 +49,7 @@ def own_share(call: Call) -> Callable[[], Tensor] | None:
     if not isinstance(share, Share) or not isinstance(call.out, Tensor):
         return None
     if call.name == "rsub":  # how many entries there are, less those that do not count: of each example its own
-        if of is not share or rest != (share.x.numel(),) or share.layout.owner is not None:
+        if of is not share or rest != (share.x.numel(),) or share.layout.owner is not None or share.mean:
             return None
         own = share.x.numel() // call.batch
         return Function(share, lambda: own - share())
@@ -85,15 +84,16 @@ class Weighted(Exception):
 
 @dataclass(frozen=True)
 class Share:
-    """Computes the sum over every example's entries, [batch]. If it only `counts`, every entry must be 0 or 1."""
+    """Computes the sum or mean over every example's entries, [batch]; what `counts` must be 0 or 1 everywhere."""
 
     x: Tensor
     layout: Layout
     batch: int
     counts: bool = False
+    mean: bool = False
 
     def __call__(self) -> Tensor:
-        if self.counts and self.x.numel() and not 0 <= int(plain(self.x).min()) <= int(plain(self.x).max()) <= 1:
+        if self.counts and bool(((plain(self.x) != 0) & (plain(self.x) != 1)).any()):
             raise Weighted
         if self.layout.owner is not None and type(self.x) is Traced:
             rows = plain(self.x).movedim(self.layout.dim, 0)
@@ -102,7 +102,8 @@ class Share:
             return mark(sums, self.x._recorder, Layout(0))
         whole = self.x.movedim(self.layout.dim, 0)
         parts = whole.reshape(-1, self.batch, self.layout.inner, *whole.shape[1:]).transpose(0, 1)
-        return parts.reshape(self.batch, -1).sum(1)
+        parts = parts.reshape(self.batch, -1)
+        return parts.mean(1) if self.mean else parts.sum(1)
 
 
 @dataclass(frozen=True)
