@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tacit.accounting import Composition, direct, discretised, inversion, lower_law, nested, upper_law
+from tacit.accounting import Composition, direct, discretised, inversion, lattice_bounds, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Gaussian, Policy, Term
 from tacit.accounting.convolution import TiltedSum
@@ -235,6 +235,6 @@ def test_a_crossing_is_never_below_where_a_function_becomes_nothing():
         (lambda x: math.log(1e30) - 50 * x, math.log(1e30) / 50),
         (lambda x: 5.0 if x < 0.5 else -700.0, 0.5),
     ):
-        found = discretised._crossing(excess, 0.0, 10.0, excess(0.0))
+        found = lattice_bounds._crossing(excess, 0.0, 10.0, excess(0.0))
         assert excess(found) <= 0
         assert found == pytest.approx(where, rel=2e-8)
