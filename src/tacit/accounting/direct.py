@@ -75,7 +75,9 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
             return 1.0
         rough = nested.total(Upwards(), pairs, size, near, _ROUGH, weight)
         found = upper_law.delta(rough, epsilon)
-        if 2 * rough.infinite > found and near > _LEAST:  # what was left out is felt: leave out far less
+        if 2 * rough.infinite > found:  # what was left out is felt
+            if near <= _LEAST:
+                return found
             near = max(min(found, near * near), _LEAST)
             continue
         before, size = size, max(epsilon, rough.width / 8)
