@@ -16,7 +16,7 @@ from tacit.accounting.lattice import pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
-from tacit.accounting.relative import convolved
+from tacit.accounting.relative import both_convolved, convolved
 from tacit.accounting.sides import sides
 from tacit.accounting.upper_law import Upwards
 from tacit.ledger import Adjacency
@@ -231,6 +231,18 @@ def test_convolution_is_accurate_relative_to_every_mass_and_never_below():
     assert (found >= plain * (1 - 1e-12)).all()
     assert (found <= plain * (1 + 1e-6)).all()
     assert convolved(a, a, same=True) == pytest.approx(np.convolve(a, a), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [300, 2500])
+def test_two_measures_convolved_together_are_what_each_is_alone(size):
+    rng = np.random.default_rng(4)
+    p, q = (np.exp(-np.abs(np.linspace(-30, 40, n))) * rng.uniform(0.5, 1, n) for n in (size, size + 200))
+    w, v = 1e-5 * p * rng.uniform(0.5, 1, len(p)), 1e-5 * q * rng.uniform(0.5, 1, len(q))
+    found = both_convolved(np.stack([p, w]), np.stack([q, v]))
+    assert found[0] == pytest.approx(np.convolve(p, q), rel=1e-6)
+    assert found[1] == pytest.approx(np.convolve(p, v) + np.convolve(w, q + v), rel=1e-4)
+    alone = both_convolved(np.stack([p, w]), np.stack([p, w]), same=True)
+    assert alone[1] == pytest.approx(np.convolve(p, w) + np.convolve(w, p + w), rel=1e-4)
 
 
 def test_a_crossing_is_never_below_where_a_function_becomes_nothing():
