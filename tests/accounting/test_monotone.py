@@ -124,6 +124,15 @@ def test_bounds_are_certified_and_rise_beyond_a_million_rarely_sampled_steps():
     assert 0.92249 < found[0] < found[0] * (1 + 7e-5) < found[1] < 0.92258
 
 
+def test_a_hundred_million_steps_are_bounded_closely_and_never_below_what_inversion_certifies():
+    rate, noise, steps, delta = 1e-6, 1.0, 10**8, 1e-8
+    losses = SampledGaussians(np.array([rate]), np.array([noise]), np.array([float(steps)]), 0.0, False)
+    exact = inversion.epsilon(losses, delta)
+    with limited(math.inf):
+        law = nested.total(Upwards(), [(Removed(GaussianLoss(1 / noise), rate), steps)], exact.upper, delta, 800)
+    assert exact.lower <= upper_law.epsilon(law, delta) <= exact.upper * (1 + 1e-4)
+
+
 def test_mass_that_rounding_adds_is_taken_away_again():
     """It was added at every step, and grew with their number: after five million, 5e-6 of ε."""
     pair = Removed(GaussianLoss(1 / 0.516), 5.5e-8)
