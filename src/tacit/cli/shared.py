@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Epochs = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Exchanges of each participant.")]
 Download = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="θ_d: of the parameters, downloaded in an exchange.")
+    float,
+    typer.Option(parser=number, metavar="FRACTION", help="θ_d: share of the parameters downloaded in an exchange."),
 ]
 Selected = Annotated[
     str, typer.Option(help="largest, threshold or random; sparse-vector and gaussian make their own choice.")
@@ -45,9 +46,9 @@ ClipNorm = Annotated[
 ]
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
 Model = Annotated[str, typer.Option(help="mlp or cnn: the networks of the paper.")]
-Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="How many take part.")]
+Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="Number of participants.")]
 Upload = Annotated[
-    float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: of the parameters, uploaded in an exchange.")
+    float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: share of the parameters uploaded in an exchange.")
 ]
 Seed = Annotated[
     int | None,

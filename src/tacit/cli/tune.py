@@ -27,7 +27,7 @@ def tune(
         tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Predict a number between these.")
     ] = None,
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help="The target's classes; found if not.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="What its columns are; FILE.schema.json if left out.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The types of the columns; FILE.schema.json if left out.")] = None,
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Share of the records that runs are compared on.")
     ] = 0.2,
