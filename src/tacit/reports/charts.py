@@ -113,7 +113,7 @@ def _attack(facts: Findings) -> str:
     bound = list(zip(rates, facts.attack_power(rates), strict=True))
     return svg.lines(
         name="attack",
-        title="What an attacker could at best do",
+        title="The best possible attack",
         description="No membership attack, whatever it knows, has a point above the line. On the diagonal it guesses.",
         series=[
             Series(label="bound on any attack", points=bound, style=0),
