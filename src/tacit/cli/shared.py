@@ -81,7 +81,7 @@ def private(
     clip_norm: float | None,
     normalisation: float | None,
 ) -> Settings:
-    """The settings with the mechanism that the options ask for, if they do."""
+    """Return the settings, with a mechanism if the options ask for one."""
     from dataclasses import replace
 
     from tacit import collaboration
@@ -105,7 +105,7 @@ def credentials_of(keys: Path | None, name: str, insecure: bool) -> Credentials 
 
 
 def warn_of_expiry(credentials: Credentials | None) -> None:
-    """Say in time which certificates expire; refuse to begin with one that has."""
+    """Warn of certificates that expire soon; refuse to begin with an expired one."""
     import logging
 
     for warning in [] if credentials is None else credentials.warnings():

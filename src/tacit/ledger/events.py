@@ -205,7 +205,7 @@ def _names(union: Any) -> str:
 
 
 def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
-    """A plain dictionary with a ``kind``, ready for ``json.dumps``; `from_json` is its inverse."""
+    """Return a plain dictionary with a ``kind``, ready for ``json.dumps``; `from_json` is the inverse."""
     if isinstance(event, Step):
         return {
             "kind": "step",
@@ -225,7 +225,7 @@ def to_json(event: Header | Sampling | Query | Step) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Any:
-    """The event that `to_json` wrote. Anything unknown, missing or out of range is a ValueError that names it."""
+    """Return the event that `to_json` wrote; a ValueError names anything unknown, missing or out of range."""
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError(f"not an event: {str(data)[:80]!r}.")
     kind, values = data["kind"], {key: value for key, value in data.items() if key != "kind"}
