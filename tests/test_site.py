@@ -108,8 +108,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, caplog: pytest.LogCap
     with contextlib.suppress(Abort), caplog.at_level(logging.WARNING, "mkdocs"):
         build(config)
     assert not caplog.messages
-    pages = (tmp_path / "site").rglob("*.html")
-    assert {"index.html", "tacit-planner.html", "glossary.html"} <= {page.name for page in pages}
+    pages = {page.name: page.read_text("utf-8") for page in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "tacit-planner.html", "glossary.html"} <= set(pages)
+    assert not [name for name, text in pages.items() if "\n: " in text]  # lists that this Markdown does not have
 
 
 def shown_commands(page: Path) -> Iterator[tuple[str, bool]]:
