@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 FORMAT = 1
+"""The format of the ledger that this version writes and reads."""
 
 
 class Adjacency(StrEnum):
@@ -134,6 +135,7 @@ class Selection:
 
 
 Query = GaussianSum | LaplaceSum | SparseVector | Selection | ThresholdedCounts
+"""Any query that a step can answer."""
 
 
 @dataclass(frozen=True)
