@@ -1,4 +1,4 @@
-"""Add to the site what no page has: the planner, doctests as code, functions named as modules."""
+"""Add to the site what no page has: the planner, doctests as code, functions in rooms."""
 
 import re
 
