@@ -119,17 +119,18 @@ class _State:
         return state
 
 
-_ARRAYS = ("counts", "bend", "shape", "measured", "precision")
+_ARRAYS = ("counts", "bend", "shape", "seen", "measured")
 
 
 def _plain(one: Fitted) -> dict[str, Any]:
     arrays = {name: getattr(one, name).tolist() for name in _ARRAYS}
-    return {"places": list(one.term.places), "groups": [list(group) for group in one.term.groups], **arrays}
+    groups = [list(group) for group in one.term.groups]
+    return {"places": list(one.term.places), "groups": groups, "looks": one.looks, **arrays}
 
 
 def _fitted(facts: dict[str, Any], work: Boosting) -> Fitted:
     term = Term(places=tuple(facts["places"]), groups=tuple(tuple(group) for group in facts["groups"]))
     arrays = {name: np.array(facts[name]) for name in _ARRAYS}
-    found = Fitted(term, arrays["counts"], arrays["bend"], work.prior(term), arrays["shape"])
-    found.measured, found.precision = arrays["measured"], arrays["precision"]
+    found = Fitted(term, arrays["counts"], arrays["bend"], work.priors(term), arrays["shape"], arrays["seen"])
+    found.measured, found.looks = arrays["measured"], float(facts["looks"])
     return found
