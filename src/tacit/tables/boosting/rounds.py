@@ -28,7 +28,6 @@ from tacit.mechanisms import SumQuery
 from tacit.randomness import Source
 from tacit.tables.boosting.cells import Cells, add_sums, merged
 from tacit.tables.boosting.loss import Array, Loss
-from tacit.tables.boosting.plan import MOST_PAIRS
 from tacit.tables.boosting.shapes import Term, alone
 from tacit.tables.boosting.smoothing import Prior, bends, evidence, neighbours, of_pair, settled_counts, smoothed
 from tacit.tables.encoding import UNKNOWN
@@ -219,13 +218,16 @@ class Boosting:
         for here, codes in self.cells.chunks(*term.places):
             self.scores[here] += change.astype(np.float32)[term.flat(codes)]
 
-    def pairs(self, fitted: Sequence[Fitted], finest: int) -> list[Fitted]:
-        """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells."""
+    def pairs(self, fitted: Sequence[Fitted], finest: int, most: int) -> list[Fitted]:
+        """Choose pairs of columns by their residuals in coarse cells, and release the counts of their finer cells.
+
+        There are at most ``most`` pairs, and ``finest`` cells a column.
+        """
         columns = self.cells.axes
         strongest = sorted(range(len(fitted)), key=lambda place: -fitted[place].strength())
         used = sorted(strongest[:_COLUMNS_PAIRED])
         coarse, fine = (
-            {place: merged(columns[place], fitted[place].counts, most) for place in used} for most in (_COARSE, finest)
+            {place: merged(columns[place], fitted[place].counts, size) for place in used} for size in (_COARSE, finest)
         )
         terms = [Term(places=pair, groups=(coarse[pair[0]], coarse[pair[1]])) for pair in combinations(used, 2)]
         loud = self.noise["pairs"] * math.sqrt(len(terms))
@@ -252,7 +254,7 @@ class Boosting:
                 )
             )
             first += term.cells
-        best = sorted(range(len(terms)), key=lambda place: -gains[place])[:MOST_PAIRS]
+        best = sorted(range(len(terms)), key=lambda place: -gains[place])[:most]
         chosen = [terms[place].places for place in best if gains[place] > self.loss.least_evidence]
         if not chosen:
             return []
