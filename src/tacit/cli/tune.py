@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from tacit.cli.output import number
-from tacit.cli.train_table import TableOptions, Target, from_standard_input, is_table, train_table
+from tacit.cli.table_file import Features, Target, from_standard_input, is_table
+from tacit.cli.train_table import TableOptions, train_table
 
 
 def tune(
@@ -30,6 +31,10 @@ def tune(
         tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Predict a number between these.")
     ] = None,
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help="The target's classes; found if not.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="A,B,…", help="Columns that are not used.")] = None,
+    keep_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Use columns named like row numbers: id, Unnamed: 0.")
+    ] = False,
     schema: Annotated[Path | None, typer.Option(help="What its columns are; FILE.schema.json if left out.")] = None,
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Share of the records that runs are compared on.")
@@ -59,6 +64,7 @@ def tune(
     options = TableOptions(
         schema=schema,
         target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+        features=Features(ignore=ignore, keep_ids=keep_ids),
         test=None,
         test_fraction=test_fraction,
         by=None,
