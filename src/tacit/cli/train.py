@@ -9,10 +9,14 @@ from typing import Annotated
 import typer
 
 from tacit.cli.output import number, whole
+from tacit.cli.table_file import Features, Target, from_standard_input, is_table
 from tacit.cli.train_images import ImageOptions, train_images
-from tacit.cli.train_table import TableOptions, Target, from_standard_input, is_table, train_table
+from tacit.cli.train_table import TableOptions, train_table
 
-_FOR_TABLES = ("schema", "target", "test", "task", "target_bounds", "classes", "test_fraction", "by", "data_name")
+_FOR_TABLES = (
+    *("schema", "target", "test", "task", "target_bounds", "classes", "ignore", "keep_ids", "test_fraction"),
+    *("by", "data_name"),
+)
 _FOR_IMAGES = ("recipe", "norms", "accountant")
 
 
@@ -55,6 +59,10 @@ def train(
     classes: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Of a table: the target's classes, rare ones too; found if not.")
     ] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="A,B,…", help="Of a table: columns that are not used.")] = None,
+    keep_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Of a table: use columns named like row numbers: id, Unnamed: 0.")
+    ] = False,
     schema: Annotated[
         Path | None, typer.Option(help="Of a table: the types of its columns; FILE.schema.json if left out.")
     ] = None,
@@ -108,6 +116,7 @@ def train(
             options = TableOptions(
                 schema=schema,
                 target=Target(name=target, task=task, bounds=target_bounds, classes=classes),
+                features=Features(ignore=ignore, keep_ids=keep_ids),
                 test=test,
                 test_fraction=test_fraction,
                 by=by,
