@@ -247,8 +247,6 @@ def test_first_states_of_ones_own_but_not_of_earlier_batches(frozen: bool, packe
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_batch_of_one_may_be_a_step_of_a_decoder(batch_first: bool, naive: Any, compare: Any) -> None:
-    """Its size tells neither where the example is nor where the step is."""
-
     class Decoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -279,8 +277,6 @@ STEPS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_sequence_of_one_place_may_come_with_a_batch_of_one(name: str, naive: Any, compare: Any) -> None:
-    """Time first: the size of one is the sequence's in every batch, and the batch's too in some."""
-
     class Step(nn.Module):
         def __init__(self) -> None:
             super().__init__()
