@@ -96,7 +96,7 @@ def shares(rows: list[Row]) -> str:
     lists = [row for row in honest if row["name"].startswith("pyg-")]
     others = [row for row in honest if row not in lists]
     ratios = [row["time"]["ratio"] for row in honest if "ratio" in row.get("time", {})]
-    several = f"{_fast(honest)}; graphs that are batched into one list of nodes (`pyg-`) have no dimension that belongs"
+    several = f"{_fast(honest)} honest models are fast; graphs that are batched into one list of nodes (`pyg-`) have no dimension that belongs"
     several += f" to them and run one at a time, and of the other models {_fast(others)}."
     if ratios:
         several += f" The median ratio of {len(ratios)} models is {statistics.median(ratios):.2f}."
@@ -105,7 +105,7 @@ def shares(rows: list[Row]) -> str:
 
 def _fast(rows: list[Row]) -> str:
     fast = sum(outcome(row, "tacit") == "fast" for row in rows)
-    return f"{fast} of {len(rows)} honest models are fast ({100 * fast / max(len(rows), 1):.1f} %)"
+    return f"{fast} of {len(rows)} ({100 * fast / max(len(rows), 1):.1f} %)"
 
 
 def _commits(rows: list[Row], part: str) -> str:
