@@ -96,8 +96,10 @@ def shares(rows: list[Row]) -> str:
     lists = [row for row in honest if row["name"].startswith("pyg-")]
     others = [row for row in honest if row not in lists]
     ratios = [row["time"]["ratio"] for row in honest if "ratio" in row.get("time", {})]
-    several = f"{_fast(honest)} honest models are fast; graphs that are batched into one list of nodes (`pyg-`) have no dimension that belongs"
-    several += f" to them and run one at a time, and of the other models {_fast(others)}."
+    several = (
+        f"{_fast(honest)} honest models are fast; graphs that are batched into one list of nodes (`pyg-`) have no "
+        f"dimension that belongs to them and run one at a time, and of the other models {_fast(others)}."
+    )
     if ratios:
         several += f" The median ratio of {len(ratios)} models is {statistics.median(ratios):.2f}."
     return several
