@@ -74,10 +74,10 @@ class Patches:
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Patched:
         layers = []
         for name in ("first", "second"):
-            parts = [state.get(f"{name}.{part}") for part in ("weight", "bias", "dictionary")]
-            if any(part is None for part in parts) or parts[2].shape[0] != getattr(self, name):  # type: ignore[union-attr]
+            weight, bias, words = (state.get(f"{name}.{part}") for part in ("weight", "bias", "dictionary"))
+            if weight is None or bias is None or words is None or len(words) != getattr(self, name):
                 raise ValueError(f"the saved front end lacks the dictionary {name!r} of {getattr(self, name)} patches.")
-            layers.append(Layer(*parts, threshold=self.threshold))  # type: ignore[arg-type]
+            layers.append(Layer(weight, bias, words, self.threshold))
         wanted = ((self.first + self.second) // 2, shape[1] // _BLOCK, shape[2] // _BLOCK)
         centre = state.get("centre")
         if centre is None or tuple(centre.shape) != wanted:
