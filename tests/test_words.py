@@ -23,6 +23,7 @@ PLAIN_ROOMS = [
     "data",
     "features",
     "flare",
+    "gradients",
     "integrations",
     "ledger",
     "mechanisms",

@@ -131,7 +131,7 @@ class Outer(Contribution):
 
     @property
     def bytes_each(self) -> int:
-        """Return what forming one example's gradient takes, its windows included."""
+        """Return the cost of forming one example's gradient, its windows included."""
         return 4 * (self.blocks * self.positions * (self.width_in + self.width_out) + self.size)
 
     def squares(self) -> Tensor:

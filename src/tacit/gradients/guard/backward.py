@@ -128,7 +128,7 @@ def custom_node(roots: Iterable[Any], before: Container[Any] = ()) -> Any:
 
 
 def _refuse_custom(roots: list[Any]) -> None:
-    """A custom function's forward is followed like any code, but nobody sees what its backward does with gradients."""
+    """A custom function's forward is followed like any code; its backward is not."""
     node = custom_node(roots)
     if node is None:
         return

@@ -27,7 +27,7 @@ HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-"""Hooks that somebody listens with; what computes a weight (`weight_norm`) is an object."""
+"""Kinds of hooks that only listen; a hook that computes a weight (`weight_norm`) is an object."""
 
 
 def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
@@ -49,7 +49,7 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
 
 
 def silenced(twin: nn.Module) -> nn.Module:
-    """A copy to which nobody else listens, without dropout."""
+    """Take dropout and other code's hooks out of a copy."""
     if any(global_forward_hooks):
         raise NotCompared("a hook for all modules is set")
     own = {id(module) for module in twin.modules()}
@@ -63,9 +63,9 @@ def silenced(twin: nn.Module) -> nn.Module:
 
 
 def _is_anothers(hook: Any, own: set[int]) -> bool:
-    """Return whether somebody else listens with a hook: not the model, with a method of its own.
+    """Return whether a hook belongs to other code: not a method of the model's own modules.
 
-    Nor `transformers`, whose models collect their hidden states with hooks that they set only once.
+    `transformers` collects hidden states with hooks that it sets only once: these stay.
     """
     if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
         return False

@@ -214,7 +214,7 @@ def outputs_of(value: Any, depth: int = 0) -> Iterator[Tensor]:
 def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | None = None) -> bool:
     """Return whether the parts of the examples have the outputs that they have in the whole.
 
-    The recorder is told which outputs are a mean or a sum over examples of losses that keep their scale, whatever
+    The recorder learns which outputs are a mean or a sum over examples of losses that keep their scale, whatever
     their number.
     """
     parts = [part for split in splits for part in split]

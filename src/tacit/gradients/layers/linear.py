@@ -1,4 +1,4 @@
-"""Linear maps with trainable weights, and what all rules for trainable operations share.
+"""Linear maps with trainable weights, and the parts that all rules for trainable operations share.
 
 Each runs the operation on detached parameters, so that autograd computes activation gradients only, and keeps
 (input, output gradient), from which every example's gradient follows.
