@@ -6,6 +6,7 @@ import copy
 import functools
 import random
 import types
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ HIDDEN_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 """Modules that hand their dropout to code that shows no dropout."""
 
 
+_CONTAINERS = (dict, OrderedDict, set)
+
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 """Kinds of hooks that only listen; a hook that computes a weight (`weight_norm`) is an object."""
 
@@ -39,7 +42,11 @@ def copied(model: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
             owner = getattr(hook, "__self__", None)  # of a method, which would be copied with it
             if not isinstance(owner, nn.Module):
                 shared[id(owner)] = owner
-        for value in tensors(list(vars(module).values())):
+        values = list(vars(module).values())
+        for value in values:
+            if type(value) in _CONTAINERS and not value:  # most of a module's; `deepcopy` takes long over each
+                shared[id(value)] = type(value)()
+        for value in tensors(values):
             if value.grad_fn is not None:  # a weight that a hook computes anew, or what it kept of the batch before
                 shared[id(value)] = value
     twin = copy.deepcopy(model, shared)
