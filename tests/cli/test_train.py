@@ -91,7 +91,7 @@ def test_without_a_name_and_without_mnist_it_is_the_digits_and_says_so(
     monkeypatch.setattr(tacit.data, "load", load)
     code, out, err = run(capsys, "--epochs", "1", "--json")
     assert (code, json.loads(out)["dataset"]) == (0, "digits")
-    assert "scikit-learn's small digits instead: mnist is nowhere." in err
+    assert "so this trains on scikit-learn's small digits: mnist is nowhere." in err
     code, out, err = run(capsys, "mnist")
     assert (code, out, err) == (2, "", "tacit: mnist is nowhere.\n")
 
@@ -134,7 +134,7 @@ def test_a_directory_in_use_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
     code, _, err = run(capsys, *QUICK, "--out", "mine")
-    assert code == 2 and "mine is in use by something else; choose another directory." in err
+    assert code == 2 and "mine holds other files; choose another directory." in err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 

@@ -116,8 +116,8 @@ class Recording(ABC):
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
         """True if a module is running on one example, and nothing is followed."""
-        self.penalised = False
-        """True if the model adds a term of its parameters alone to a mean over examples."""
+        self.penalties: list[Tensor] = []
+        """The values of terms of parameters alone that this batch's losses add to a mean over examples."""
         self.in_backward = False
         """True if the backward of a custom autograd function is running."""
         self.strangers = False
@@ -158,7 +158,7 @@ class Recording(ABC):
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases, self.inner_seeds, self.output_seeds, self.trail = [], [], [], []
+        self.aliases, self.inner_seeds, self.output_seeds, self.trail, self.penalties = [], [], [], [], []
         self.divided = False
         self.problems.forget()
 

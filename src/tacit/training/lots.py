@@ -72,7 +72,8 @@ class Lots:
             if not lot.done:
                 self.abandoned += 1
                 log.warning(
-                    "a lot was drawn but its step not completed; it stays charged (%d such lots so far)", self.abandoned
+                    "a lot was drawn but its step not completed; it stays charged (such lots so far: %d)",
+                    self.abandoned,
                 )
             if not left_as_found and self.open:
                 self._watched.undo()

@@ -48,8 +48,9 @@ _FOUND = (
     "{} in the first lot, when a few of its records were run together and in two parts: one record can then change "
     "the others' gradients, which the clip norm does not bound. Compute every example's loss, and every observed "
     "value, from that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by "
-    "one (take the mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken "
-    "before the model, of a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a "
+    "one (take the mean of all losses at once, F.cross_entropy(…) or each.mean()); penalties divided by "
+    "len(x) (divide by a constant); statistics of the batch taken before the model, of a copy or by way of NumPy (use "
+    "constants); padding to the longest of the batch (pad to a "
     "fixed length with tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an "
     "attention mask that it honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
 )
@@ -243,7 +244,7 @@ class Trial:
         self.stop()
         self._buffers.put_back()
         part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
-        part.names = tuple(engine.shapes)
+        part.names, part.penalties = tuple(engine.shapes), engine.penalties
         if part.sign == 0:
             engine.discard()
             return

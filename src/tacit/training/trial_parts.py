@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.run_in_parts import is_same, tolerance
+from tacit.gradients.guard.same_values import are_equal, is_same, tolerance
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Part:
     names: tuple[str, ...] = ()  # of the parameters; none before it was measured
     dtype: torch.dtype = torch.float64
     observed: dict[str, Tensor] = field(default_factory=dict)
+    penalties: Sequence[Tensor] = ()
 
 
 def difference(together: Part, parts: Sequence[Part], sums: Mapping[str, Tensor]) -> str | None:
@@ -45,6 +46,8 @@ def difference(together: Part, parts: Sequence[Part], sums: Mapping[str, Tensor]
 def own_differences(whole: Part, part: Part) -> str | None:
     """Return what the records of ``part`` have otherwise than in ``whole``, for a message."""
     records, coarsest = list(part.records), _coarser(whole, part)
+    if not are_equal(whole.penalties, part.penalties):
+        return "a penalty on the parameters changed with the number of examples"
     mine = whole.norms[records]
     if not is_same(mine, part.norms, coarsest=coarsest):
         off = (mine - part.norms).abs().nan_to_num(0, 0, 0).amax(0)
