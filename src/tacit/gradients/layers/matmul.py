@@ -11,16 +11,7 @@ from torch import Tensor
 from tacit.gradients.factors.contribution import Contribution
 from tacit.gradients.factors.outer import Outer
 from tacit.gradients.layers.generic import fallback, finish
-from tacit.gradients.layers.registry import (
-    Call,
-    layout_of,
-    mixes,
-    operation,
-    pairs,
-    rule,
-    trainable,
-    unknown,
-)
+from tacit.gradients.layers.registry import Call, layout_of, mixes, operation, pairs, rule, trainable, unknown
 from tacit.gradients.layout import Layout, Tag, by_example
 from tacit.gradients.nested import detached, replaced
 from tacit.gradients.recording import Recording

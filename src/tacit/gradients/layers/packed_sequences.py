@@ -6,13 +6,7 @@ from typing import Any
 
 import torch
 
-from tacit.gradients.layers.registry import (
-    BESIDE,
-    Call,
-    in_order,
-    mixes,
-    rule,
-)
+from tacit.gradients.layers.registry import BESIDE, Call, in_order, mixes, rule
 from tacit.gradients.layout import Layout, Mixed, owners, same_everywhere, steps_agree
 
 

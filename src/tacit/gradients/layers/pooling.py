@@ -19,14 +19,7 @@ from torch.autograd.function import once_differentiable
 from tacit._compiled import Kernels, kernels
 from tacit._threads import threads
 from tacit.gradients.kernels.loops import readable
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    bound,
-    layout_of,
-    leading,
-    operation,
-    rule_of_one,
-)
+from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, leading, operation, rule_of_one
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import OWN, differentiates_forward
 from tacit.gradients.traced import plain

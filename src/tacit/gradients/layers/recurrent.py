@@ -15,15 +15,7 @@ from tacit.gradients.factors.outer import Outer
 from tacit.gradients.kernels.batch_invariant_matmul import LINE
 from tacit.gradients.layers import rnn_steps
 from tacit.gradients.layers.pointwise import personal
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    in_order,
-    layout_of,
-    operation,
-    rule,
-    trainable,
-    unknown_form,
-)
+from tacit.gradients.layers.registry import ALWAYS, in_order, layout_of, operation, rule, trainable, unknown_form
 from tacit.gradients.layout import Layout, Mixed, by_example, owners, steps_agree, warn_of_lengths
 from tacit.gradients.nested import detached
 from tacit.gradients.recording import Recording
