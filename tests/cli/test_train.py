@@ -145,7 +145,7 @@ def test_a_seed_is_said_to_be_not_private(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tacit.cli", "train", "digits", "--epochs", "60", "--out", "run"]
+    command = [sys.executable, "-m", "tacit.cli", "train", "digits", "--epochs", "40", "--out", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tacit.data.__file__).parents[2])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         deadline = time.monotonic() + 120
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert "Traceback" not in said
     line = next(line for line in said.splitlines() if line.startswith("stopped; nothing is lost"))
     words = shlex.split(line.split("Resume with: ")[1])
-    assert words == ["tacit", "train", "digits", "--epochs", "60", "--out", "run", "--resume"]
+    assert words == ["tacit", "train", "digits", "--epochs", "40", "--out", "run", "--resume"]
     before = steps(tmp_path / "run/ledger.jsonl")
     planned = json.loads((tmp_path / "run/run.json").read_text())["plan"]["steps"]
     assert before < planned

@@ -95,6 +95,8 @@ class Recording(ABC):
         """The kinds and scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
         self.learned_factors: frozenset[float] = frozenset()
         """The factors of the parts of a mean that they have shown, which all batches must have; empty if none."""
+        self.factors = set[int]()
+        """Numbers by which counts are multiplied, and which are not the number of examples (`layers.own_means`)."""
         self.divided = False
         """True if a sum over the examples of this batch was divided by their number."""
         self.divides: bool | None = None

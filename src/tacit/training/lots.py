@@ -45,7 +45,7 @@ class Lots:
     ) -> None:
         self.current: Lot | None = None
         self.abandoned = 0
-        """Lots that were drawn and charged but not released."""
+        """The number of lots that were drawn and charged but not released."""
         self.open = True
         self._engine, self._optimizer, self._sums, self._layers = engine, optimizer, sums, layers
         self._watched, self._drawing, self._trial, self._source = watched, drawing, trial, source
@@ -87,7 +87,7 @@ class Lots:
         self._engine.discard()
 
     def close(self) -> None:
-        """Leave the model as it was found."""
+        """Restore the model's state from before the lot."""
         try:
             if self.current is not None:
                 self._watched.undo()
