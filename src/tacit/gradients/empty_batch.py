@@ -1,4 +1,4 @@
-"""Batches with nobody in them."""
+"""Batches without examples."""
 
 from __future__ import annotations
 

@@ -18,15 +18,7 @@ from tacit.gradients.layers.pointwise import lift, penalised, with_one_parameter
 from tacit.gradients.layers.registry import ALWAYS, FROZEN, OPERATIONS, Call, Operation
 from tacit.gradients.layout import Layout, Mixed, Only, Tag, Total, same_everywhere
 from tacit.gradients.libraries import data_independent
-from tacit.gradients.names import (
-    EXPORTS,
-    NUMBERS,
-    PRINTS,
-    READS,
-    SHOWN,
-    tells_no_number,
-    writes,
-)
+from tacit.gradients.names import EXPORTS, NUMBERS, PRINTS, READS, SHOWN, tells_no_number, writes
 from tacit.gradients.nested import detached, tensors
 from tacit.gradients.problems import EARLIER, FAILED, TRANSFORMED, CannotCut
 from tacit.gradients.recording import Guard, Recording, Reduction

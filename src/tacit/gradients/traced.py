@@ -83,7 +83,7 @@ def _find(args: Any) -> Recording | None:
         if type(arg) is Traced:
             recorder: Recording | None = getattr(arg, "_recorder", None)
             if recorder is not None and not recorder.active:
-                recorder = recorder.planned_for  # a tensor of the plan that somebody has kept
+                recorder = recorder.planned_for  # a tensor that was kept from the plan
             if recorder is not None and recorder.active:
                 return recorder
         elif isinstance(arg, (tuple, list)):

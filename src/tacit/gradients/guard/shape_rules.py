@@ -10,17 +10,7 @@ from torch import Tensor
 from tacit.gradients.guard.assignment import written
 from tacit.gradients.guard.indexing import indexed
 from tacit.gradients.guard.picked_examples import picked, whole
-from tacit.gradients.layers.registry import (
-    ELSEWHERE,
-    Call,
-    aligned,
-    mixes,
-    pairs,
-    removed,
-    rule,
-    rule_of_one,
-    unknown,
-)
+from tacit.gradients.layers.registry import ELSEWHERE, Call, aligned, mixes, pairs, removed, rule, rule_of_one, unknown
 from tacit.gradients.layout import Layout, Only, Tag, Total, owners, reshaped
 from tacit.gradients.nested import tensors
 

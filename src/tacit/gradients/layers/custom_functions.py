@@ -32,7 +32,7 @@ from tacit.gradients.traced import Traced, mark, plain
 
 
 class Context(FunctionCtx):
-    """The `ctx` of a followed function. What it saves stays marked as tensors of the batch, outputs too."""
+    """The `ctx` of a followed function. Tensors that it saves stay marked as tensors of the batch, outputs too."""
 
     def __init__(self, needs: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs
@@ -54,7 +54,7 @@ class Context(FunctionCtx):
 
 
 class Call:
-    """One call of a function: what it was given and returned, and what its backward may answer."""
+    """One call of a function: arguments, outputs, and the shapes that its backward may return."""
 
     def __init__(self, recorder: Recording, function: Any, args: tuple[Any, ...], layouts: list[Layout | None]) -> None:
         self.recorder, self.function, self.layouts = recorder, function, layouts
@@ -80,7 +80,7 @@ class Call:
         return type(given) is Traced and given._tag is not before._tag
 
     def backward(self, *grads: Tensor | None) -> list[Tensor | None]:
-        """Run the function's backward on gradients of the batch, followed, and return what it answers."""
+        """Run the function's backward on gradients of the batch, followed, and return its result."""
         recorder = self.recorder
         shown = [
             g if g is None or place is None else mark(plain(g).detach(), recorder, place)

@@ -8,15 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.empty_batch import run_empty
-from tacit.gradients.layers.registry import (
-    ALWAYS,
-    BESIDE,
-    Call,
-    in_order,
-    mixes,
-    operation,
-    rule,
-)
+from tacit.gradients.layers.registry import ALWAYS, BESIDE, Call, in_order, mixes, operation, rule
 from tacit.gradients.layout import Layout, Mixed, owners, same_everywhere, steps_agree
 from tacit.gradients.recording import Recording
 from tacit.gradients.traced import plain
