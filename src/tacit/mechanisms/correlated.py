@@ -25,12 +25,12 @@ import numpy as np
 import torch
 
 from tacit.block_keys import BlockKeys
+from tacit.keyed_noise import KeyedSource, Mixture, Past, Recursion
 from tacit.ledger.correlation import inverse_coefficients, lags, nodes_after
 from tacit.ledger.events import CyclicPoisson, GaussianSum, Query
 from tacit.mechanisms.allocation import Allocation, Sensitivity
 from tacit.mechanisms.noise import Noisy, add_mixture_
 from tacit.mechanisms.noise_ahead import PIECE
-from tacit.randomness import KeyedSource, Mixture, Past, Recursion
 
 
 @dataclass(frozen=True)

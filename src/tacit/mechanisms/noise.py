@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from tacit.keyed_noise import Mixture, Recursion
 from tacit.mechanisms.noise_ahead import PIECE as _PIECE
-from tacit.randomness import Drawn, Mixture, Recursion, Source
+from tacit.randomness import Drawn, Source
 
 _GRID_BITS = 14
 
