@@ -1,4 +1,4 @@
-"""What the site needs beside its pages: the planner as the command writes it, and doctests shown as code."""
+"""Add to the site what no page has: the planner, and doctests shown as code."""
 
 import re
 
@@ -14,11 +14,12 @@ def on_files(files, config, **kwargs):
 
 
 class Doctests(griffe.Extension):
-    """Fence the paragraphs of a docstring that begin with >>>, which Markdown takes for quotations."""
+    """Fence doctests, which Markdown takes for quotations."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.docstring:
             parts = re.split(r"\n\s*\n", obj.docstring.value)
             obj.docstring.value = "\n\n".join(
-                f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part for part in parts
+                f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part
+                for part in parts
             )

@@ -20,16 +20,18 @@ PLAIN_ROOMS = [
     "accounting",
     "audit",
     "cli",
+    "collaboration",
     "data",
     "features",
     "flare",
+    "flower",
     "integrations",
     "ledger",
     "mechanisms",
     "models",
 ]
 PLAIN_ROOMS += ["recipes", "reports", "sampling", "sklearn", "tables", "training", "tuning"]
-LATER_PAGES = {"accounting.md", "architecture.md", "collaboration.md", "tables.md", "zoo.md"}
+LATER_PAGES = {"accounting.md", "architecture.md", "tables.md", "zoo.md"}
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

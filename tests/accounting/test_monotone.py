@@ -10,7 +10,9 @@ import pytest
 from tacit.accounting import Composition, direct, discretised, inversion, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Gaussian, Policy, Term
+from tacit.accounting.convolution import TiltedSum
 from tacit.accounting.effort import limited
+from tacit.accounting.lattice import pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
@@ -25,8 +27,6 @@ KINDS = {
     "fixed size": (Adjacency.REPLACE_ONE, Policy.FIXED_SIZE),
 }
 MOST = 1e-6
-UNCERTIFIED = 0.01
-"""Beyond a million steps a bound that no lower one certifies has the rounding of one transform: 0.0023 was seen."""
 SECONDS = 10
 
 
@@ -68,9 +68,7 @@ def check(kind, less, more, delta, backwards):
     else:
         before, after = (interval(kind, *query, epsilon=before.upper) for query in (less, more))
         after = after.upper
-    certified = before.lower is not None and before.upper <= before.lower * (1 + MOST)
-    most = MOST if certified or less[2] <= 10**6 else UNCERTIFIED
-    assert after >= before.upper * (1 - most)
+    assert after >= before.upper * (1 - MOST)
 
 
 @pytest.mark.slow
@@ -107,6 +105,32 @@ def test_effort_is_left_for_lattices_of_several_steps_in_the_second_direction():
     found = [bound("add/remove", rate, 0.5911403651662278, 23, delta=3.5207e-8) for rate in rates]
     assert found[0] * (1 - MOST) <= found[1] < 9.4e-4
     assert found[0] > bound("add/remove", rates[0], 0.5911403651662278, 1, delta=3.5207e-8)  # has a closed form
+
+
+def test_rounding_is_charged_to_an_epsilon_far_below_the_tilted_mean():
+    """Squares of its weights left the doubles and were cut, so that ε was 8e-4 below the truth."""
+    pair, steps, delta = Replaced(GaussianLoss(1 / 0.516), 5.5e-8), 5_109_646, 9e-17
+    lattice = pessimistic(pair, sketch(pair).without_tails(1e-30), 1e-3)
+    total = TiltedSum([(lattice, steps)], 12.18, 2**22)
+    found = total.epsilon_above(delta)
+    assert found is None or total.delta_above(found) <= delta * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_bounds_are_certified_and_rise_beyond_a_million_rarely_sampled_steps():
+    """They fell by 7e-4: one was below the truth, and the other loose."""
+    rates = 5.5105101417591854e-08, 5.5110611927733616e-08
+    found = [bound("replace-one", rate, 0.5163563935148481, 5_109_646, delta=9.129348482915805e-17) for rate in rates]
+    assert 0.92249 < found[0] < found[0] * (1 + 7e-5) < found[1] < 0.92258
+
+
+def test_mass_that_rounding_adds_is_taken_away_again():
+    """It was added at every step, and grew with their number: after five million, 5e-6 of ε."""
+    pair = Removed(GaussianLoss(1 / 0.516), 5.5e-8)
+    with limited(math.inf):
+        law = nested.total(Upwards(), [(pair, 5_109_646)], 0.93, 9e-17, 160)
+    mass = math.fsum([law.infinite, *(float(p) for part in law.parts.values() for p in part.p[0])])
+    assert 1 <= mass <= 1 + 1e-14
 
 
 def test_a_first_bound_far_above_the_truth_does_not_keep_lattices_of_several_steps_away():

@@ -67,7 +67,7 @@ def test_an_epoch() -> None:
     assert ann.parameters.vector.tolist() == expected.tolist()
     ann.train()
     upload = ann.finish()
-    assert (upload.participant, upload.sequence, upload.whole) == ("ann", 0, False)
+    assert (upload.participant, upload.sequence) == ("ann", 0)
     assert upload.indices.tolist() == [0, 3]
     assert upload.values.dtype == np.float32 and upload.values[1] == -1.0  # bounded
     assert upload.values[0] == pytest.approx(0.5, abs=1e-6)
@@ -84,7 +84,7 @@ def test_everything_can_be_uploaded() -> None:
     ann.begin(Download(indices=None, values=np.zeros(8, dtype=np.float32)))
     ann.train()
     upload = ann.finish()
-    assert upload.whole and upload.size == 32 and upload.values.tolist() == [0.5] + [0] * 7
+    assert upload.indices is None and upload.size == 32 and upload.values.tolist() == [0.5] + [0] * 7
 
 
 def test_training_that_diverges_uploads_no_poison() -> None:

@@ -42,7 +42,7 @@ def test_largest_is_by_size_not_sign() -> None:
     change = np.array([0.1, -5.0, 3.0, -0.2], dtype=np.float32)
     assert Largest(fraction=0.5).choose(change, SOURCE).tolist() == [1, 2]
     assert Largest(fraction=0.01).choose(change, SOURCE).tolist() == [1]
-    assert Largest(fraction=1.0).choose(change, SOURCE).tolist() == [0, 1, 2, 3]
+    assert Largest(fraction=1.0).choose(change, SOURCE) is None
 
 
 def test_above_the_threshold_and_no_more_than_the_fraction() -> None:

@@ -109,7 +109,7 @@ def columns_of_one_step(patch: Patch) -> None:
 
 @mutant(
     "what the noise has in common beyond a group's next turn costs nothing",
-    "tests/accounting/test_correlated.py::test_what_reaches_beyond_the_next_turn_is_charged_enough",
+    "tests/accounting/test_correlated.py::test_noise_that_reaches_beyond_the_next_turn_is_charged_enough",
     "tests/accounting/test_correlated.py::test_a_column_is_divided_at_each_of_the_groups_turns",
 )
 def heads_without_tails(patch: Patch) -> None:

@@ -206,7 +206,7 @@ def test_a_run_whose_ledger_is_gone_is_not_resumed(images: Images, recipe: Make,
     with pytest.raises(KeyboardInterrupt):
         train(recipe(), images, budget=BUDGET, out=tmp_path, progress=stop_at(30))
     (tmp_path / "ledger.jsonl").unlink()
-    with pytest.raises(ValueError, match="is gone"):
+    with pytest.raises(ValueError, match="is missing"):
         train(recipe(), images, budget=BUDGET, out=tmp_path, resume=True)
     assert not (tmp_path / "ledger.jsonl").exists()
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tacit.accounting import lower_law, nested, upper_law
 from tacit.accounting.convolution import cumulants
 from tacit.accounting.effort import OutOfReach, searching
 from tacit.accounting.lattice import LARGEST_LOSS, sketch
-from tacit.accounting.losses import Pair
+from tacit.accounting.losses import Array, Pair
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.nested import Law
 from tacit.accounting.upper_law import Upwards
@@ -28,22 +30,24 @@ _ROUGH, _FIRST, _MOST = 800, 4_000, 64_000
 
 # A δ below this is answered by it: products of masses so small would no longer be ordinary numbers, and slow.
 _LEAST = 1e-130
+_LEAST_DELTA = 1e-300
 
 Pairs = Sequence[tuple[Pair, int]]
 
 
 def epsilon_above(pairs: Pairs, delta: float, near: float) -> float:
     """An ε with δ(ε) <= ``delta`` for sure, infinite if a loss is beyond the lattices; ``near`` is about ε or above."""
-    near = min(near, LARGEST_LOSS / 4)
+    near, weight = min(near, LARGEST_LOSS / 4), None
     for _ in range(6):
         if not 0 < near <= LARGEST_LOSS / 4:
             return math.inf
-        rough = nested.total(Upwards(), pairs, near, delta, _ROUGH)
+        rough = nested.total(Upwards(), pairs, near, delta, _ROUGH, weight)
         found = upper_law.epsilon(rough, delta)
         if not 0 < found < math.inf:
             return found
         # An ε far below the spread of the losses needs no finer lattice than they do.
         before, near = near, max(found, rough.width / 8)
+        weight = _weight(rough, found, near)
         if 0.8 * before < near < 1.25 * before:
             break
     if searching():
@@ -53,6 +57,7 @@ def epsilon_above(pairs: Pairs, delta: float, near: float) -> float:
         near,
         delta,
         found,
+        weight,
         lambda law: upper_law.epsilon(law, delta),
         lambda law, upper: lower_law.epsilon(law, delta, upper),
     )
@@ -61,16 +66,18 @@ def epsilon_above(pairs: Pairs, delta: float, near: float) -> float:
 def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
     """A bound on δ(``epsilon``); ``near`` is one already, which decides what is next to no mass."""
     size = max(epsilon, min(_spread(pairs), LARGEST_LOSS / 4))  # a lattice coarser than it need be costs little
+    weight = None
     for _ in range(6):
         if not size <= LARGEST_LOSS / 4 or not near > 1e-250:
             return 1.0
-        rough = nested.total(Upwards(), pairs, size, near, _ROUGH)
+        rough = nested.total(Upwards(), pairs, size, near, _ROUGH, weight)
         found = upper_law.delta(rough, epsilon)
         if 2 * rough.infinite > found and near > _LEAST:  # what was left out is felt: leave out far less
             near = max(min(found, near * near), _LEAST)
             continue
         before, size = size, max(epsilon, rough.width / 8)
         enough, near = found > 0.1 * near, found
+        weight = _weight(rough, epsilon, size)
         if enough and 0.8 * before < size < 1.25 * before:
             break
     if searching():
@@ -80,6 +87,7 @@ def delta_above(pairs: Pairs, epsilon: float, near: float) -> float:
         size,
         near,
         found,
+        weight,
         lambda law: upper_law.delta(law, epsilon),
         lambda law, _: lower_law.delta(law, epsilon),
     )
@@ -90,11 +98,19 @@ def _spread(pairs: Pairs) -> float:
     return math.sqrt(cumulants([(sketch(pair), count) for pair, count in pairs], 0.0).variance)
 
 
+def _weight(law: Law, epsilon: float, near: float) -> Callable[[Array], Array]:
+    """How much likelier it is that one summand is x where the sum is near ε: about D(ε - x) / D(ε), D the law's δ."""
+    away = near * np.linspace(-1.0, 2.0, 193)
+    log = np.log([max(upper_law.delta(law, epsilon - x), _LEAST_DELTA) for x in [0.0, *away]])
+    return lambda x: np.exp(np.minimum(np.interp(x, away, log[1:] - log[0]), 600.0))
+
+
 def _certified(
     pairs: Pairs,
     near: float,
     delta: float,
     upper: float,
+    weight: Callable[[Array], Array] | None,
     above: Callable[[Law], float],
     below: Callable[[Law, float], float],
 ) -> float:
@@ -102,10 +118,10 @@ def _certified(
     points, lower = _FIRST, 0.0
     while True:
         try:
-            upper = min(upper, above(nested.total(Upwards(), pairs, near, delta, points)))
+            upper = min(upper, above(nested.total(Upwards(), pairs, near, delta, points, weight)))
             if not upper > 0:
                 return upper
-            lower = max(lower, below(nested.total(Merged(), pairs, near, delta, points), upper))
+            lower = max(lower, below(nested.total(Merged(), pairs, near, delta, points, weight), upper))
         except OutOfReach:
             return upper
         gap = upper / lower - 1 if lower > 0 else math.inf

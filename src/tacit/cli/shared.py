@@ -44,8 +44,15 @@ ClipNorm = Annotated[
     ),
 ]
 Delta = Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the honest ε.")]
-
-
+Model = Annotated[str, typer.Option(help="mlp or cnn: the networks of the paper.")]
+Participants = Annotated[int, typer.Option(parser=whole, metavar="WHOLE", help="How many take part.")]
+Upload = Annotated[
+    float, typer.Option(parser=number, metavar="FRACTION", help="θ_u: of the parameters, uploaded in an exchange.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(parser=whole, metavar="WHOLE", help="Repeatable, for debugging: the noise gives no protection."),
+]
 DAY = 86400.0
 Keys = Annotated[
     Path | None, typer.Option("--keys", help="The folder with the certificates that `tacit collaborate keys` made.")
@@ -54,8 +61,6 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure-loopback", help="Without TLS, for a test on this machine: names are believed as given."),
 ]
-
-
 Normalisation = Annotated[
     float | None,
     typer.Option(

@@ -56,7 +56,7 @@ class Architecture:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the lines."""
+        """Return the SHA-256 of the lines."""
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
     def difference(self, other: Architecture) -> str | None:

@@ -3,23 +3,23 @@
 Formal guarantee
 ----------------
 *Record*: a participant, with everything it ever holds; neighbouring federations have one participant more or fewer
-(a slot that is taken or empty). One node is one participant: somebody who runs two is two.
+(a slot that is taken or empty). One node is one participant: an organisation that runs two nodes is two.
 
 *Sensitivity*: in a round a participant adds at most one vector, which the *server* clips to L2 norm S; one that is not
 finite counts as zero, and so does one that was drawn and did not answer. So a participant moves the sum by at most S.
 
 *Theorem*: each participant has a slot of its own and is drawn with probability q = lot_size / population, independently
-of the others and of other rounds, however many there are (nobody has another's slot, so that somebody who leaves lets
-nobody in), and the sum gets Gaussian noise of standard deviation z·S: the Poisson-sampled Gaussian
+of the others and of other rounds, however many there are (no slot is given to another, so that one who leaves lets none
+in), and the sum gets Gaussian noise of standard deviation z·S: the Poisson-sampled Gaussian
 mechanism, composed over rounds by Tacit's accountant. All else is post-processing: the sum is divided by the public
 lot_size, never by how many answered, and moves the parameters. Who is absent can depend on anything that was
 released before, since absence only takes a bounded vector away.
 
 *Trusted*: the server (the process of the ServerApp, the SuperLink and its database), which sees the vectors without
-noise and who was drawn. It must show neither: to whoever can see where messages go, on the network or in logs, sampling
-hides nothing, and the guarantee is that of q = 1. Flower shows it too: ``flwr list`` counts bytes and seconds, and
-``flwr log`` repeats what a ServerApp logs; both are for those who are trusted. *Not trusted*: participants, and whoever
-sees every released model. They can spoil the model, but not what is promised to others. *Not covered*: when a round
+noise and who was drawn. It must show neither: for a reader who sees where messages go, on the network or in logs,
+sampling hides nothing, and the guarantee is that of q = 1. Flower shows it too: ``flwr list`` counts bytes and seconds,
+and ``flwr log`` repeats what a ServerApp logs; both are for those who are trusted. *Not trusted*: participants, and all
+readers of released models. They can spoil the model, but not what is promised to others. *Not covered*: when a round
 ends, which depends on who answers and how fast.
 
 Noise by the participants
@@ -27,14 +27,14 @@ Noise by the participants
 With ``noise_by="participants"`` the server is not trusted with the changes either: each participant clips its own, adds
 its share of discrete noise and masks it (`tacit.collaboration.network.masking`), and the server learns one sum over at
 least t participants, t >= ``least``, with the noise of all of them. *Record*, *sensitivity* and *theorem* are those of
-`tacit.mechanisms.shared_noise`: neighbouring federations have a participant's change, or zeros in its place; nobody is
-sampled; each adds 1/(least - colluding) of the variance σ², so that the noise of those who remain suffices whoever
-vanishes and if ``colluding`` of them know or tell theirs. One participant that reads the released models knows its own
-noise, so with ``colluding`` 0 the guarantee holds against the server and outsiders only; 1, the default, covers each
-single participant too. *Trusted*: that at most so many collude, and the authority that tells participants apart; for a
-server that does not keep to the protocol also least > (population + colluding) / 2. Every participant charges a ledger
-of its own before it sends. *Not trusted*: the server. A dishonest participant can send a vector that is too long: that
-spoils the model, and weakens nobody else's guarantee.
+`tacit.mechanisms.shared_noise`: neighbouring federations have a participant's change, or zeros in its place; there is
+no sampling; each adds 1/(least - colluding) of the variance σ², so that the noise of those who remain suffices when
+others vanish and if ``colluding`` of them know or tell theirs. One participant that reads the released models knows its
+own noise, so with ``colluding`` 0 the guarantee holds against the server and outsiders only; 1, the default, covers
+each single participant too. *Trusted*: that at most so many collude, and the authority that tells participants apart;
+for a server that does not keep to the protocol also least > (population + colluding) / 2. Every participant charges a
+ledger of its own before it sends. *Not trusted*: the server. A dishonest participant can send a vector that is too
+long: that spoils the model, and weakens no other guarantee.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Averaging:
     ``learning_rate`` times itself.
 
     State and ledger are in ``folder``. The first round waits for ``least`` nodes, a round for ``patience`` seconds at
-    most. With a ``seed`` everything is repeatable and protects nobody; the ledger says so.
+    most. With a ``seed`` everything is repeatable and gives no protection; the ledger says so.
 
     ``noise_by`` "participants" needs masks, and so our own service: every round has at least ``least`` participants, of
     whom ``colluding`` may tell the server everything; all take part in every round (``lot_size`` is the population).
@@ -126,7 +126,7 @@ class Averaging:
         check_people(self.population, least=self.least, colluding=self.colluding)
 
     def shared_sum(self, parameters: int) -> SharedSum:
-        """The sum of a round in which participants add the noise."""
+        """Return the sum of a round in which participants add the noise."""
         return SharedSum(
             group="update",
             clip_norm=self.clip_norm,
@@ -137,7 +137,7 @@ class Averaging:
 
     @property
     def noise(self) -> float:
-        """The noise multiplier z."""
+        """Return the noise multiplier z."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         return plan(
@@ -174,7 +174,7 @@ class Round:
         self._total.add(torch.from_numpy(change)[None])
 
     def release(self, source: Source) -> torch.Tensor:
-        """The noisy sum; once."""
+        """Return the noisy sum; once."""
         return self._total.release(self._receipt, source)
 
 

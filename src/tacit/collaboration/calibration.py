@@ -44,8 +44,8 @@ def calibrate(public: Problem, settings: Settings, *, records: int, close: float
     """Choose γ, then τ, by collaborations on public records that look like the private ones.
 
     ``settings`` are those of the collaboration to come; as many participants are simulated as the public records allow
-    with ``records`` each (at least two). No privacy mechanism runs: nobody is to be protected. γ is the smallest that
-    comes within ``close`` of the best accuracy: noise grows with it, so that 0 is for uploads without noise.
+    with ``records`` each (at least two). No privacy mechanism runs, because the records are public. γ is the smallest
+    that comes within ``close`` of the best accuracy: noise grows with it, so that 0 is for uploads without noise.
     """
     if not 0 <= close <= 1:
         raise ValueError(f"close is {close!r}; it is a difference of accuracies, from 0 to 1.")
@@ -97,7 +97,7 @@ class _Seen:
             self._norms.append(float(np.linalg.norm(change)))
 
     def quantile(self, share: float) -> float:
-        """The median over changes of their quantiles."""
+        """Return the median over changes of their quantiles."""
         if not self._quantiles:
             raise ValueError("nothing changed in training; raise the learning rate or the number of epochs.")
         return float(np.interp(share, self._levels, np.median(np.stack(self._quantiles), axis=0)))

@@ -15,7 +15,7 @@ STALE = 0.5
 
 class Protocol(StrEnum):
     """Round robin: one after the other in fixed order. Random order: one at a time, under a lease, in an order drawn
-    anew each epoch. Asynchronous: nobody waits, so that what was downloaded may be outdated.
+    anew each epoch. Asynchronous: participants do not wait, so that a download may be outdated.
     """
 
     ROUND_ROBIN = "round-robin"
@@ -32,7 +32,7 @@ class Turn:
 
 
 def turns(protocol: Protocol, participants: int, source: Source) -> Iterator[Turn]:
-    """The exchanges of one epoch of a simulation; everybody has one."""
+    """Yield the exchanges of one epoch of a simulation; everybody has one."""
     if protocol is Protocol.ROUND_ROBIN:
         yield from (Turn(number) for number in range(participants))
         return
@@ -52,9 +52,9 @@ class Lease:
     Time is whatever the caller's clock says, in seconds or anything else that does not go back. Tokens are numbered
     from ``first``: one that was given out before a restart must mean nothing afterwards.
 
-    Nobody gets it twice while somebody else waits, so that nobody can keep it by asking for it faster: whoever asks
-    again and again, at least every ``patience`` seconds, has it after each other one had it once. (Of those who wait,
-    the one whose last turn was longest ago is never sent away.)
+    No participant gets it twice while another waits, so asking faster is of no use: a participant that asks again and
+    again, at least every ``patience`` seconds, has it after each other one had it once. (Of those that wait, the one
+    whose last turn was longest ago is never sent away.)
     """
 
     def __init__(self, duration: float, *, first: int = 0, patience: float = 10.0) -> None:
@@ -95,7 +95,7 @@ class Lease:
         self._waiting[participant] = (since if now - asked < self._patience else self._turns, now)
 
     def check(self, participant: str, token: int, *, now: float) -> None:
-        """Refuse to go on if the lease has expired or passed to somebody else since."""
+        """Refuse to go on if the lease has expired or passed to another participant since."""
         if self._holder != participant or token != self._token or now >= self._expires:
             raise LeaseHeld("the lease has expired or was given back; acquire it and download again.")
 
@@ -125,9 +125,9 @@ class Lease:
 class Rota:
     """The lease of the round robin: handed on in the order of ``names``, past those who do not come.
 
-    Whoever is next has ``patience`` to ask for its turn; if it does not, the turn passes to the next who has asked, and
-    one that was passed over is not waited for again until it asks. Whoever has the turn keeps it for ``duration``; one
-    that lets it lapse loses its place, and is not waited for either until it asks again.
+    The next participant has ``patience`` to ask for its turn; if it does not, the turn passes to the next that has
+    asked, and the others do not wait for it again until it asks. A turn lasts ``duration``; a participant that lets it
+    lapse loses its place, and the others do not wait for it either until it asks again.
     """
 
     def __init__(self, names: Sequence[str], duration: float, *, patience: float, first: int = 0) -> None:
@@ -141,7 +141,7 @@ class Rota:
         self._since: float | None = None  # when it became free
 
     def acquire(self, participant: str, *, now: float) -> int:
-        """The turn, if it is this participant's."""
+        """Return the turn, if it is this participant's."""
         if participant not in self._names:
             self._names.append(participant)
         self.take_lapsed(now)

@@ -57,7 +57,7 @@ def invert_uploads(
 ) -> list[Inverted]:
     """Attack uploads of the largest ``fractions`` of the parameters, and whole private uploads of each ε.
 
-    The pictures are dead leaves, nobody's data; the network is an MLP with one hidden layer of 64.
+    The pictures are dead leaves, made up; the network is an MLP with one hidden layer of 64.
     """
     pictures = dead_leaves(images, (1, _SIDE, _SIDE), seed=11)
     kinds: list[tuple[str, float, float | None]] = [(f"the largest {part:.0%}", part, None) for part in fractions]
@@ -79,7 +79,9 @@ def _attack(
     known = copy.deepcopy(model)  # the attacker knows what was downloaded
     upload, layout = _upload(model, picture, label, part, epsilon, seed)
     values = np.full(sum(int(np.prod(shape)) for _, shape in layout), np.nan, dtype=np.float32)
-    values[upload.indices] = -upload.values / _RATE  # the gradient, as far as it was uploaded
+    values[slice(None) if upload.indices is None else upload.indices] = (
+        -upload.values / _RATE
+    )  # the gradient, as far as it was uploaded
     sizes = [int(np.prod(shape)) for _, shape in layout]
     parts = torch.split(torch.from_numpy(values), sizes)
     gradients = [piece.view(shape) for piece, (_, shape) in zip(parts, layout, strict=True)]

@@ -15,7 +15,7 @@ _INDEX_BYTES = 4  # how a position travels: 32 bits are enough for every model h
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """Values of global parameters; ``indices`` says of which, in rising order, and is None for all of them."""
+    """Values of global parameters at ``indices``, in rising order; None for all of them."""
 
     indices: Positions | None
     values: Vector
@@ -28,18 +28,20 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """An upload: what ``participant`` adds to the global parameters at ``indices``; numbered 0, 1, 2, ..."""
+    """An upload: the ``values`` that ``participant`` adds to the parameters at ``indices``, None for all of them.
+
+    A participant numbers its uploads 0, 1, 2, ...
+    """
 
     participant: str
     sequence: int
-    indices: Positions
+    indices: Positions | None
     values: Vector
-    whole: bool
 
     @property
     def size(self) -> int:
         """Bytes: four for a value, and four for its position unless the upload is of the whole model."""
-        return _size(self.values, self.whole)
+        return _size(self.values, self.indices is None)
 
 
 def _size(values: Vector, whole: bool) -> int:
@@ -47,7 +49,7 @@ def _size(values: Vector, whole: bool) -> int:
 
 
 def portion(fraction: float, size: int) -> int:
-    """How many of ``size`` parameters are a ``fraction`` of them: rounded down, at least one."""
+    """Return how many of ``size`` parameters are a ``fraction`` of them: rounded down, at least one."""
     return max(int(fraction * size * (1 + 1e-12)), 1)
 
 

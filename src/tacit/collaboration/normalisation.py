@@ -23,7 +23,7 @@ class Scale:
     std: tuple[float, ...]
 
     def apply(self, inputs: Tensor) -> Tensor:
-        """The inputs (n, channels, height, width), normalised."""
+        """Return the inputs (n, channels, height, width), normalised."""
         mean, std = (inputs.new_tensor(values)[None, :, None, None] for values in (self.mean, self.std))
         return (inputs - mean) / std
 
@@ -34,7 +34,7 @@ def charges(noise_multiplier: float, records: int) -> tuple[Step, ...]:
 
 
 def moments(inputs: Tensor, *, noise_multiplier: float, ledger: Ledger, source: Source) -> Tensor:
-    """The mean and the mean square of each channel of inputs (n, channels, height, width), with Gaussian noise.
+    """Return the mean and the mean square of each channel of inputs (n, channels, height, width), with Gaussian noise.
 
     Formal guarantee. A record is one input, and contributes a vector of 2 · channels numbers: its own mean and mean
     square of each channel, at most 1 each because inputs lie in [-1, 1]; what is longer is clipped (`Statistics`,

@@ -62,7 +62,7 @@ def serve(
       ``pool``, ``part``, ``shape`` (of one record's input), ``schema``, and what participants promise each other:
       ``mechanism``, ``epsilon``, ``delta``. They hold from the first start on.
     * ``status``: a `tacit.collaboration.network.status.Access`, where to show a status page, health and metrics.
-    * ``lease`` and ``patience``: seconds that a turn lasts, and that it waits for whoever is next.
+    * ``lease`` and ``patience``: seconds that a turn lasts, and that it waits for the next participant.
     """
     from tacit.collaboration.network import Credentials, Service
     from tacit.collaboration.network.hosting import Terms, open_state

@@ -19,9 +19,12 @@ from tacit.randomness import Source
 
 
 class Uploads(Protocol):
-    """How the change of all parameters over a local epoch becomes what is sent. Called once for each upload."""
+    """Makes positions (None for all) and values to send of the change over a local epoch, which it may overwrite.
 
-    def __call__(self, change: Vector) -> tuple[Positions, Vector]: ...
+    Called once for each upload.
+    """
+
+    def __call__(self, change: Vector) -> tuple[Positions | None, Vector]: ...
 
 
 class Training(Protocol):
@@ -48,12 +51,12 @@ class Participant:
     ) -> None:
         self.name, self.sequence, self.parameters = name, sequence, parameters
         self.training, self._uploads = train, uploads
-        self._before = np.empty_like(parameters.vector)
+        self._spare: Vector | None = None
         self._begun = False
 
     @property
     def steps(self) -> int:
-        """Steps of local training so far, if it counts them."""
+        """Return the number of steps of local training so far, if it counts them."""
         return int(getattr(self.training, "steps", 0))
 
     def resume(self, *, sequence: int, steps: int, parameters: Vector) -> None:
@@ -68,17 +71,28 @@ class Participant:
         if steps:
             setattr(self.training, "steps", steps)  # noqa: B010
 
+    @property
+    def spare(self) -> Vector:
+        """Return memory of the model's size; `begin` takes a whole download in it without a copy."""
+        self._begun = False  # the parameters before the epoch were kept here
+        if self._spare is None:
+            self._spare = np.empty_like(self.parameters.vector)
+        return self._spare
+
     def begin(self, download: Download) -> None:
         """Overwrite local parameters with downloaded ones."""
-        vector = self.parameters.vector
-        places = slice(None) if download.indices is None else download.indices
-        if download.indices is None and download.values.shape != vector.shape:
-            raise ValueError(
-                f"the download has {download.values.size} values, the model {vector.size} parameters; the participants "
-                "must have the same network."
-            )
-        vector[places] = download.values
-        np.copyto(self._before, vector)
+        vector, before = self.parameters.vector, self.spare
+        if download.indices is None:
+            if download.values.shape != vector.shape:
+                raise ValueError(
+                    f"the download has {download.values.size} values, the model {vector.size} parameters; the "
+                    "participants must have the same network."
+                )
+            np.copyto(vector, download.values)
+        else:
+            vector[download.indices] = download.values
+        if download.values is not before:
+            np.copyto(before, vector)
         self._begun = True
 
     def train(self) -> None:
@@ -86,22 +100,16 @@ class Participant:
         self.training()
 
     def finish(self) -> Upload:
-        """The upload of this epoch. An entry that is not finite counts as unchanged."""
-        if not self._begun:
+        """Return the upload of this epoch. An entry that is not finite counts as unchanged."""
+        if not self._begun or self._spare is None:
             raise RuntimeError("there is nothing to upload; begin with a download.")
-        change = np.subtract(self.parameters.vector, self._before, out=self._before)
-        self._begun = False
+        change = np.subtract(self.parameters.vector, self._spare, out=self._spare)
+        self._begun, self._spare = False, None  # the memory is the upload's from now on
         if not np.isfinite(change).all():
-            change = np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0)
+            np.nan_to_num(change, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         indices, values = self._uploads(change)
         sequence, self.sequence = self.sequence, self.sequence + 1
-        return Upload(
-            participant=self.name,
-            sequence=sequence,
-            indices=indices,
-            values=values,
-            whole=indices.size == change.size,
-        )
+        return Upload(participant=self.name, sequence=sequence, indices=indices, values=values)
 
 
 class SelectedUploads:
@@ -110,13 +118,14 @@ class SelectedUploads:
     def __init__(self, selection: Selection, *, bound: float, source: Source) -> None:
         self._selection, self._bound, self._source = selection, inside(bound), source
 
-    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+    def __call__(self, change: Vector) -> tuple[Positions | None, Vector]:
         indices = self._selection.choose(change, self._source)
-        return indices, np.clip(change[indices], -self._bound, self._bound)
+        chosen = change if indices is None else change[indices]
+        return indices, np.clip(chosen, -self._bound, self._bound, out=chosen)
 
 
 def inside(bound: float) -> np.float32:
-    """The largest float32 that does not exceed ``bound``: a value clipped to it passes the server's check."""
+    """Return the largest float32 that does not exceed ``bound``: a value clipped to it passes the server's check."""
     nearest = np.float32(bound)
     return nearest if float(nearest) <= bound else np.nextafter(nearest, np.float32(0))
 
@@ -150,3 +159,4 @@ class LocalSgd:
             torch.autograd.backward(self._loss(self._model(*inputs), target))
             self._optimizer.step()
             self.steps += 1
+        self._optimizer.zero_grad()  # of a large model, gradients are as much memory as the parameters

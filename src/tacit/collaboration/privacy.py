@@ -40,7 +40,7 @@ _CHARGED = 5 / 9  # of the ε in Figure 12: see SparseVectorQuery
 
 
 def whole_data_set(*, secure: bool) -> Header:
-    """The header of a ledger for uploads that protect a participant's data set against exchange for any other."""
+    """Return the header of a ledger for uploads that protect a data set against exchange for any other."""
     return Header(adjacency=Adjacency.REPLACE_ONE, unit=UNIT, secure_randomness=secure, purpose="collaboration")
 
 
@@ -90,7 +90,7 @@ class GaussianPrivacy:
     clip_norm: float
 
     def noise_multiplier(self, *, epochs: int, spent: Sequence[tuple[Step, int]] = ()) -> float:
-        """The least noise with which ``epochs`` uploads, after what was ``spent``, stay within the budget."""
+        """Return the least noise with which ``epochs`` uploads, after what was ``spent``, stay within the budget."""
         return plan(
             records=1,
             lot_size=1,
@@ -119,13 +119,14 @@ class GaussianUploads:
         self._query, self._selection, self._bound = query, selection, inside(bound)
         self._ledger, self._source = ledger, source
 
-    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+    def __call__(self, change: Vector) -> tuple[Positions | None, Vector]:
         indices = self._selection.choose(change, self._source)
-        total = self._query.total(indices.shape)
-        total.add(torch.from_numpy(change[indices])[None])
+        chosen = change if indices is None else change[indices]
+        total = self._query.total(chosen.shape)
+        total.add(torch.from_numpy(chosen)[None])
         receipt = self._ledger.record(Step(Everyone(unit=UNIT), (self._query.event(),)))
-        noisy = total.release(receipt, self._source).numpy().astype(np.float32)
-        return indices, np.clip(noisy, -self._bound, self._bound)
+        noisy = total.release(receipt, self._source).numpy().astype(np.float32, copy=False)
+        return indices, np.clip(noisy, -self._bound, self._bound, out=noisy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ class LocalDpSgd:
         ).noise_multiplier
 
     def lot_size(self, records: int) -> int:
-        """The expected size of a lot."""
+        """Return the expected size of a lot."""
         if not 1 <= self.lots_per_epoch <= records:
             raise ValueError(f"lots_per_epoch is {self.lots_per_epoch}; it must be from 1 to the records, {records}.")
         return math.ceil(records / self.lots_per_epoch)
@@ -177,7 +178,7 @@ class LocalDpSgd:
         seed: int | None,
         loss: Loss = F.cross_entropy,
     ) -> PrivateTraining:
-        """Local training of one participant."""
+        """Return local training of one participant."""
         rate = self.learning_rate if self.learning_rate is not None else 0.5 / max(noise_multiplier, 1.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         run = make_private(
@@ -208,7 +209,7 @@ class PrivateTraining:
 
     @property
     def steps(self) -> int:
-        """Lots that were completed."""
+        """Return the number of completed lots."""
         return self.run.step
 
     @steps.setter
@@ -233,8 +234,8 @@ class Claim:
     """The cost of participation to a participant, from its ledger.
 
     ``whole`` is the guarantee: all parameters, all epochs. ``per_parameter`` is the number on the axes of the paper's
-    Figure 13: the ε of one epoch divided by the number of its uploads. It is a guarantee of nothing that is released:
-    whoever sees an upload sees all its parameters, and every epoch adds another.
+    Figure 13: the ε of one epoch divided by the number of its uploads. It is no guarantee: an
+    upload shows all its parameters at once, and every epoch adds another upload.
     """
 
     whole: Guarantee
@@ -248,7 +249,7 @@ class Claim:
 
 
 def claim(ledgers: Sequence[Ledger], *, delta: float, query: SparseVectorQuery | None = None) -> Claim:
-    """The claim of the participant with the largest ε; ``query`` is that of sparse vector uploads, if they are."""
+    """Return the claim of the participant with the largest ε; ``query`` is that of sparse vector uploads, if any."""
     if not ledgers:
         raise ValueError("there are no ledgers to draw a claim from.")
     different = {ledger.entries: ledger for ledger in ledgers}

@@ -31,13 +31,13 @@ class Problem:
     raw: bool = False
 
     def network(self, seed: int) -> nn.Module:
-        """A network whose initial parameters depend on ``seed`` alone; torch's own generator is left as it was."""
+        """Return a network whose initial parameters depend on ``seed`` alone; torch's own generator stays as it is."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.build()
 
     def last(self, records: int) -> Problem:
-        """The last ``records`` training records alone; a fifth of them, at the end, are now the test records."""
+        """Return the last ``records`` training records alone; a fifth of them, at the end, are now the test records."""
         if not 5 <= records <= len(self.inputs):
             raise ValueError(f"the last {records} records were asked for; it must be from 5 to {len(self.inputs)}.")
         first, tests = len(self.inputs) - records, records // 5
@@ -51,7 +51,7 @@ class Problem:
 
 
 def problem(dataset: str, model: str) -> Problem:
-    """An image data set with one of the paper's networks: ``"mlp"`` or ``"cnn"``.
+    """Return an image data set with one of the paper's networks: ``"mlp"`` or ``"cnn"``.
 
     Inputs are normalised by the mean and standard deviation of each channel over the training set. Those are taken to
     be public: they are not in any ledger. See `raw_problem` for inputs that participants normalise privately.
@@ -78,7 +78,7 @@ def builder(model: str, *, channels: int) -> Callable[[], nn.Module]:
 
 
 def of_images(images: Images, model: str) -> Problem:
-    """The problem of images that are already loaded; see `problem`."""
+    """Return the problem of images that are already loaded; see `problem`."""
     raw = _of_images(images, model)
     mean, std = raw.inputs.mean(dim=(0, 2, 3), keepdim=True), raw.inputs.std(dim=(0, 2, 3), keepdim=True)
     for inputs in (raw.inputs, raw.test_inputs):

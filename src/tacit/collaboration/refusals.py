@@ -22,7 +22,7 @@ class Reason(StrEnum):
     OVERFLOW = "sum not finite"
     MALFORMED = "malformed message"
     LEASE = "lease expired"
-    WAIT = "somebody else's turn"
+    WAIT = "another participant's turn"
     ROUND = "round is over"
     ALONE = "too few are left"
     UNAVAILABLE = "storage failed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +15,16 @@ from tacit.randomness import Source
 _STRIDE = 37  # a prime: weights have patterns that repeat with the width of an image or a layer
 
 
+_BLOCK = 1 << 18  # entries that are compared at a time, so that a large model is never copied
+
+
 class Selection(Protocol):
-    """Chooses at most ``fraction`` (θ_u) of the entries of a change, by position in rising order."""
+    """Chooses at most ``fraction`` (θ_u) of the entries of a change: positions in rising order, or None for all."""
 
     @property
     def fraction(self) -> float: ...
 
-    def choose(self, change: Vector, source: Source) -> Positions: ...
+    def choose(self, change: Vector, source: Source) -> Positions | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,9 @@ class Largest:
     def __post_init__(self) -> None:
         check_fraction("fraction", self.fraction)
 
-    def choose(self, change: Vector, source: Source) -> Positions:
-        return largest(np.abs(change), portion(self.fraction, change.size))
+    def choose(self, change: Vector, source: Source) -> Positions | None:
+        count = portion(self.fraction, change.size)
+        return None if count == change.size else largest(change, count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class AboveThreshold:
             raise ValueError(f"threshold is {self.threshold!r}; it must be a finite number, at least 0.")
 
     def choose(self, change: Vector, source: Source) -> Positions:
-        above = np.flatnonzero(np.abs(change) >= self.threshold)
+        above = _where(change, lambda sizes: sizes >= self.threshold)
         most = portion(self.fraction, change.size)
         return above if above.size <= most else above[at_random(above.size, most, source)]
 
@@ -63,8 +68,9 @@ class AtRandom:
     def __post_init__(self) -> None:
         check_fraction("fraction", self.fraction)
 
-    def choose(self, change: Vector, source: Source) -> Positions:
-        return at_random(change.size, portion(self.fraction, change.size), source)
+    def choose(self, change: Vector, source: Source) -> Positions | None:
+        count = portion(self.fraction, change.size)
+        return None if count == change.size else at_random(change.size, count, source)
 
 
 class Agreed:
@@ -81,25 +87,34 @@ class Agreed:
         return self.places
 
 
-def largest(sizes: npt.NDArray[Any], count: int) -> Positions:
-    """The positions of the ``count`` largest, in rising order; of equal ones those that come first.
+def largest(values: npt.NDArray[Any], count: int) -> Positions:
+    """Return the positions of the ``count`` largest absolute values, in rising order; of equal ones the first.
 
     A threshold is guessed from a sample, so that the values are compared once and only a few more than ``count`` are
-    partitioned; nothing is sorted or copied. Values equal to the threshold are counted by themselves, because most
-    update counters are equal.
+    partitioned; the values are neither sorted nor copied. Values equal to the threshold are counted by themselves,
+    because most update counters are equal.
     """
-    if count >= sizes.size:
-        return np.arange(sizes.size)
-    sample = sizes[::_STRIDE]
+    if count >= values.size:
+        return np.arange(values.size)
+    sample = np.abs(values[::_STRIDE])
     reach = min(count // _STRIDE * 9 // 8 + 32, sample.size - 1)
     guess = np.partition(sample, sample.size - 1 - reach)[sample.size - 1 - reach]
-    above = np.flatnonzero(sizes > guess)
+    above = _where(values, lambda sizes: sizes > guess)
     if above.size >= count:
-        return above[_all_smallest(np.negative(sizes[above]), count)]
-    equal = np.flatnonzero(sizes == guess)
+        return above[_all_smallest(np.negative(np.abs(values[above])), count)]
+    equal = _where(values, lambda sizes: sizes == guess)
     if above.size + equal.size >= count:
         return np.sort(np.concatenate([above, equal[: count - above.size]]))
-    return _all_smallest(np.negative(sizes), count)
+    return _all_smallest(np.negative(np.abs(values)), count)
+
+
+def _where(values: npt.NDArray[Any], chosen: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> Positions:
+    """Return the positions whose absolute value is ``chosen``, block by block."""
+    starts = range(0, values.size, _BLOCK)
+    found = [np.flatnonzero(chosen(np.abs(values[start : start + _BLOCK]))) for start in starts]
+    for start, places in zip(starts, found, strict=True):
+        places += start
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def at_random(population: int, count: int, source: Source) -> Positions:

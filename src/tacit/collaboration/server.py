@@ -1,7 +1,7 @@
-"""The parameter server (Shokri & Shmatikov 2015, Figure 4): a state machine that trusts nobody and does no I/O.
+"""The parameter server (Shokri & Shmatikov 2015, Figure 4): a state machine that trusts no participant and does no I/O.
 
-What it is told and in which order is all that its state depends on, so a transport can `check` an upload, write it
-down, `apply` it, and come back from a crash by `ParameterServer.restore` and pushing again what it wrote down since.
+Its state depends on the uploads and their order alone, so a transport can `check` an upload, write it down, `apply` it,
+and come back from a crash by `ParameterServer.restore` and pushing the uploads again that it wrote down since.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ParameterServer:
         self._revoked.add(participant)
 
     def next_sequence(self, participant: str) -> int:
-        """The sequence number that the next upload of ``participant`` must have."""
+        """Return the sequence number that the next upload of ``participant`` must have."""
         if participant not in self._next:
             raise ValueError(f"participant {participant!r} is not known; admit it first.")
         return self._next[participant]
@@ -107,7 +107,7 @@ class ParameterServer:
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     def pull(self, fraction: float = 1.0) -> Download:
-        """The latest values of that fraction of the parameters (θ_d) which were updated most."""
+        """Return the latest values of that fraction of the parameters (θ_d) which were updated most."""
         found = self.peek(fraction)
         return Download(indices=None, values=found.values.copy()) if found.indices is None else found
 
@@ -120,10 +120,14 @@ class ParameterServer:
         indices = largest(self._stat, count)
         return Download(indices=indices, values=self._w[indices])
 
+    def peek_part(self, first: int, count: int) -> Download:
+        """Return ``count`` parameters from ``first`` on, without a copy: to be read before the next upload."""
+        return Download(indices=None, values=self._w[first : first + count])
+
     def push(
-        self, participant: str, sequence: int, indices: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.float32]
+        self, participant: str, sequence: int, indices: npt.NDArray[Any] | None, values: npt.NDArray[np.float32]
     ) -> None:
-        """Add ``values`` to the parameters at ``indices``; raise `Refused`, and change nothing, if anything is wrong.
+        """Add ``values`` to the parameters at ``indices``, None for all, or raise `Refused` and change nothing.
 
         Every sequence number is applied exactly once and in order. A sender that got no answer sends the same upload
         again and is refused as `Reason.REPLAYED` if it had been applied.
@@ -131,9 +135,9 @@ class ParameterServer:
         self.apply(self.check(participant, sequence, indices, values))
 
     def check(
-        self, participant: str, sequence: int, indices: npt.NDArray[np.integer[Any]], values: npt.NDArray[np.float32]
+        self, participant: str, sequence: int, indices: npt.NDArray[Any] | None, values: npt.NDArray[np.float32]
     ) -> Checked:
-        """The first half of `push`: refuse what is wrong and change nothing. A transport writes down what passes.
+        """Check an upload, the first half of `push`: change nothing. A transport writes down what passes.
 
         One with many uploads at hand can do the parts of it one by one: `check_sender`, `inspect` (which looks at
         nothing that ever changes, so that any thread may), and `check_sum` unless there is `headroom` for all.
@@ -144,7 +148,7 @@ class ParameterServer:
         return Checked(participant=participant, contents=contents)
 
     def apply(self, upload: Checked) -> None:
-        """The second half of `push`."""
+        """Add a checked upload, the second half of `push`."""
         where = upload.contents.where
         if not isinstance(where, slice):
             where = where.astype(np.intp, copy=False)  # once: NumPy would do it for every use
@@ -171,7 +175,7 @@ class ParameterServer:
             raise Refused(Reason.OVERFLOW, "a parameter would no longer be finite.")
 
     def check_sender(self, participant: str, sequence: int) -> None:
-        """Refuse whoever may not send, or not this number."""
+        """Refuse a participant that may not send, or not this number."""
         if not isinstance(participant, str) or participant not in self._next:
             raise Refused(Reason.UNKNOWN, f"participant {str(participant)[:80]!r} is not known; it must be admitted.")
         if participant in self._revoked:
@@ -184,27 +188,41 @@ class ParameterServer:
         if sequence > due:
             raise Refused(Reason.REORDERED, f"sequence is {sequence}; uploads come in order, the next is {due}.")
 
-    def inspect(self, indices: npt.NDArray[Any], values: npt.NDArray[Any]) -> Contents:
-        """Refuse what is malformed or against the rules. Depends on nothing that changes."""
-        for name, array in (("indices", indices), ("values", values)):
+    def inspect(self, indices: npt.NDArray[Any] | None, values: npt.NDArray[Any]) -> Contents:
+        """Refuse a malformed upload, or one against the rules. Depends on nothing that changes."""
+        for name, array in (("values", values), *(() if indices is None else (("indices", indices),))):
             if not isinstance(array, np.ndarray):
                 raise Refused(Reason.TYPE, f"{name} is a {type(array).__name__}; it must be an array.")
             if array.ndim != 1:
                 raise Refused(Reason.SHAPE, f"{name} has {array.ndim} dimensions; it must have one.")
-        if indices.dtype.kind not in "iu":
-            raise Refused(Reason.TYPE, f"indices are {indices.dtype}; they must be whole numbers.")
         if values.dtype != np.float32:
             raise Refused(Reason.TYPE, f"values are {values.dtype}; they must be float32.")
-        if indices.size != values.size:
-            raise Refused(Reason.SHAPE, f"there are {indices.size} indices and {values.size} values; one for each.")
         size, most = self._w.size, self.most
         if values.size > most:
             raise Refused(
                 Reason.TOO_MANY,
                 f"there are {values.size} values; an upload has at most {most}, {self.rules.upload:g} of {size}.",
             )
-        if not values.size:
-            return Contents(where=indices, values=values)
+        if indices is None and values.size != size:
+            raise Refused(Reason.SHAPE, f"there are {values.size} values for the whole; it has {size} parameters.")
+        where = slice(None) if indices is None else self._places(indices, values.size)
+        if values.size:
+            highest = float(max(values.max(), -values.min()))  # NaN if there is one
+            if not math.isfinite(highest):
+                raise Refused(Reason.NOT_FINITE, "a value is not finite.")
+            if highest > self.rules.bound:
+                raise Refused(Reason.BOUND, f"a value has size {highest:g}; the bound is {self.rules.bound:g}.")
+        return Contents(where=where, values=values)
+
+    def _places(self, indices: npt.NDArray[Any], values: int) -> npt.NDArray[Any] | slice:
+        """Return different positions within the model for so many values, or refuse them."""
+        size = self._w.size
+        if indices.dtype.kind not in "iu":
+            raise Refused(Reason.TYPE, f"indices are {indices.dtype}; they must be whole numbers.")
+        if indices.size != values:
+            raise Refused(Reason.SHAPE, f"there are {indices.size} indices and {values} values; one for each.")
+        if not values:
+            return indices
         rising = bool((indices[1:] > indices[:-1]).all())
         low, high = (indices[0], indices[-1]) if rising else (indices.min(), indices.max())
         if low < 0 or high >= size:
@@ -215,12 +233,7 @@ class ParameterServer:
             counts = np.bincount(indices.astype(np.int64), minlength=size)
             if counts.max() > 1:
                 raise Refused(Reason.DUPLICATE, f"index {int(np.argmax(counts > 1))} occurs more than once.")
-        highest = float(np.abs(values).max())
-        if not math.isfinite(highest):
-            raise Refused(Reason.NOT_FINITE, "a value is not finite.")
-        if highest > self.rules.bound:
-            raise Refused(Reason.BOUND, f"a value has size {highest:g}; the bound is {self.rules.bound:g}.")
-        return Contents(where=slice(None) if rising and indices.size == size else indices, values=values)
+        return slice(None) if rising and indices.size == size else indices
 
     def _decay(self) -> None:
         """stat := β · stat, by letting one update count for 1/β as much as before; the order of stat is the same."""
@@ -233,36 +246,36 @@ class ParameterServer:
 
     @property
     def parameters(self) -> Vector:
-        """A copy of w_global."""
+        """Return a copy of w_global."""
         return self._w.copy()
 
     @property
     def stat(self) -> npt.NDArray[np.float32]:
-        """A copy of the update counters, decayed."""
+        """Return a copy of the update counters, decayed."""
         return self._stat / np.float32(self._unit)
 
     @property
     def size(self) -> int:
-        """How many parameters there are."""
+        """Return how many parameters there are."""
         return self._w.size
 
     @property
     def most(self) -> int:
-        """How many entries an upload may have."""
+        """Return how many entries an upload may have."""
         return portion(self.rules.upload, self._w.size)
 
     @property
     def revoked(self) -> frozenset[str]:
-        """Those of whom nothing more is taken."""
+        """Return the names of whom nothing more is taken."""
         return frozenset(self._revoked)
 
     @property
     def participants(self) -> Mapping[str, int]:
-        """Everybody who was admitted, with the number of uploads taken from each."""
+        """Return everybody who was admitted, with the number of uploads taken from each."""
         return dict(self._next)
 
     def snapshot(self) -> tuple[dict[str, Vector], dict[str, Any]]:
-        """The whole state: its arrays themselves, to be read before the next upload, and what fits in JSON.
+        """Return the whole state: its arrays themselves, to be read before the next upload, and what fits in JSON.
 
         The agreed rules are not part of it.
         """
@@ -271,7 +284,7 @@ class ParameterServer:
 
     @classmethod
     def restore(cls, arrays: Mapping[str, Vector], facts: Mapping[str, Any], rules: Rules) -> ParameterServer:
-        """A server in the state of a `snapshot`, bit for bit."""
+        """Return a server in the state of a `snapshot`, bit for bit."""
         server = cls(arrays["parameters"], rules)
         stat = np.array(arrays["stat"], dtype=np.float32)
         if stat.shape != server._w.shape or not (np.isfinite(stat).all() and (stat >= 0).all()):

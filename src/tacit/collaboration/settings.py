@@ -20,7 +20,7 @@ class Settings:
     participants' records: `calibrate` finds them on public ones, for one network, learning rate and θ_u. The defaults
     are for any of them and so fit none: γ cuts off only what has gone astray, and τ is that of the paper. The fewer are
     uploaded, the larger a τ is found, up to 200 times as large. With a ``seed`` everything is repeatable, and noise
-    protects nobody.
+    gives no protection.
     """
 
     participants: int = 30

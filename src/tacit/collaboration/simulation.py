@@ -214,7 +214,7 @@ class _World:
         return accuracy(self._judge, self._problem)
 
     def standalone(self) -> float:
-        """The mean accuracy of participants who train alone."""
+        """Return the mean accuracy of participants who train alone."""
         scores = []
         for number, hand in enumerate(self._hands[:_STANDALONE]):
             *_, model = self._alone(hand, f"alone {number}")
@@ -222,7 +222,7 @@ class _World:
         return sum(scores) / len(scores)
 
     def centralised(self) -> list[float]:
-        """The accuracy of SGD on all participants' records, after each epoch."""
+        """Return the accuracy of SGD on all participants' records, after each epoch."""
         hand = np.unique(np.concatenate(self._hands))
         return [accuracy(model, self._problem) for model in self._alone(hand, "pooled")]
 
@@ -260,7 +260,7 @@ class _World:
                     f"a record can be held by {copies} participants: its own ε is then up to {copies} times that."
                 )
             if self._settings.seed is not None:
-                notes.append("the noise comes from a seed: for debugging, it protects nobody.")
+                notes.append("the noise comes from a seed, for debugging: it gives no protection.")
         return tuple(notes)
 
 
@@ -275,7 +275,7 @@ def _check_normalisation(problem: Problem, settings: Settings) -> None:
 
 
 def accuracy(model: nn.Module, problem: Problem) -> float:
-    """The fraction of the test set that ``model`` classifies as labelled."""
+    """Return the fraction of the test set that ``model`` classifies as labelled."""
     model.eval()
     with torch.no_grad():
         pairs = zip(torch.split(problem.test_inputs, 1000), torch.split(problem.test_labels, 1000), strict=True)

@@ -83,7 +83,7 @@ class Workshop:
         loss: Loss = F.cross_entropy,
         watch: Callable[[Vector], None] | None = None,
     ) -> Participant:
-        """One participant; ``ledger`` is called for the ledger of its uploads or its training, if they are private."""
+        """Return one participant; ``ledger`` opens the ledger of its uploads or its training, if they are private."""
         settings, privacy = self._settings, self._settings.privacy
         flat = FlatParameters(model)
         train: Training
@@ -126,12 +126,12 @@ class Workshop:
 
 
 class _Watched:
-    """Uploads whose changes somebody looks at."""
+    """Uploads whose changes ``watch`` sees first."""
 
     def __init__(self, uploads: Uploads, watch: Callable[[Vector], None]) -> None:
         self._uploads, self._watch = uploads, watch
 
-    def __call__(self, change: Vector) -> tuple[Positions, Vector]:
+    def __call__(self, change: Vector) -> tuple[Positions | None, Vector]:
         self._watch(change)
         return self._uploads(change)
 
@@ -139,7 +139,7 @@ class _Watched:
 def local_sgd(
     model: nn.Module, dataset: Dataset[Any], settings: Settings, source: Source, *, loss: Loss = F.cross_entropy
 ) -> LocalSgd:
-    """Plain local training, in an order that ``source`` decides."""
+    """Return plain local training, in an order that ``source`` decides."""
     generator = torch.Generator().manual_seed(seed_from(source))
     return LocalSgd(
         model,
@@ -157,5 +157,5 @@ def training_header(name: str, source: Source) -> Header:
 
 
 def seed_from(source: Source) -> int:
-    """A seed for a generator of torch."""
+    """Return a seed for a generator of torch."""
     return int(source.integers(2**62, 1)[0])

@@ -52,7 +52,7 @@ class GaussianUpdates(Filter):  # type: ignore[misc]
         self._book: Ledger | None = None
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """The result with its change made private."""
+        """Return the result with its change made private."""
         if shareable.get_return_code() != ReturnCode.OK:
             return shareable
         result = from_shareable(shareable)
@@ -73,7 +73,7 @@ class GaussianUpdates(Filter):  # type: ignore[misc]
         return DXO(DataKind.WEIGHT_DIFF, data).update_shareable(shareable)
 
     def _released(self, change: torch.Tensor, site: str) -> Any:
-        """The change with noise, charged first; zeros once the budget is spent."""
+        """Return the change with noise, charged first; zeros once the budget is spent."""
         book = self._opened(site)
         total = self._query.total(change.shape)
         total.add(change[None])

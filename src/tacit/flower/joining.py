@@ -52,7 +52,7 @@ class Member:
 
     Of ``settings``, privacy, δ, epochs (uploads, at most), learning rate, batch size, selection and τ are the
     participant's; γ, θ_u and θ_d are the server's. ``folder`` holds its ledger and outbox, and must outlive the
-    SuperNode. With a seed in the settings everything is repeatable and noise protects nobody; the ledger says so.
+    SuperNode. With a seed in the settings everything is repeatable and noise gives no protection; the ledger says so.
     Settings without privacy are an oversight unless ``without_noise`` says that they are meant.
     """
 
@@ -72,7 +72,7 @@ class Member:
 
 
 def participant_app(prepare: Callable[[Context], Member]) -> ClientApp:
-    """A ClientApp that takes part as what ``prepare`` makes of Flower's context."""
+    """Return a ClientApp that takes part as what ``prepare`` makes of Flower's context."""
 
     app = ClientApp()
     app.train()(discreet(lambda message, context: answer(message, context, prepare(context))))
@@ -93,7 +93,7 @@ def discreet(handle: Callable[[Message, Context], Message]) -> Callable[[Message
 
 
 def answer(message: Message, context: Context, member: Member) -> Message:
-    """The answer to a server: the upload it has not got yet, the next one, or that there will be no more."""
+    """Return the answer to a server: the upload it has not got yet, the next one, or that there will be no more."""
     agreement, due, download = records.read_invitation(message.content)
     with ExitStack() as stack:
         outbox = Outbox(member.folder, participant=str(context.node_id), collaboration=agreement.collaboration)
@@ -108,7 +108,7 @@ def answer(message: Message, context: Context, member: Member) -> Message:
         statement = desk.statement()
         if reason is not None:
             return Message(records.finished(reason, statement=statement), reply_to=message)
-        body = outbox.unsent()[0].body
+        body = outbox.body(outbox.unsent()[0])
         return Message(records.upload(body, size=agreement.size, statement=statement), reply_to=message)
 
 
@@ -138,7 +138,7 @@ class _Desk:
         if due > self.sequence:
             raise ValueError(
                 f"the server has {due} uploads of ours, {self._member.folder} knows of {self.sequence}; it is an old "
-                "copy, or somebody else is the same node."
+                "copy, or another program is the same node; put the newest copy back."
             )
         for letter in waiting:
             if letter.sequence < due:
@@ -166,7 +166,7 @@ class _Desk:
             upload = participant.finish()
         except BudgetExceeded as error:
             return str(error)
-        body = codec.pack_upload(upload.sequence, upload.indices, upload.values, size=self._size)
+        body = codec.upload_pieces(upload.sequence, upload.indices, upload.values, size=self._size)
         now = Position(
             sequence=participant.sequence,
             steps=participant.steps,

@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.agreement import Agreement
-from tacit.collaboration.network.codec import everything
 from tacit.collaboration.refusals import Reason, Refused
 
 INVITATION, DOWNLOAD, UPLOAD, ANSWER = "tacit.invitation", "tacit.download", "tacit.upload", "tacit.answer"
@@ -46,14 +45,14 @@ def read_invitation(content: RecordDict) -> tuple[Agreement, int, Download]:
 
 
 def upload(body: bytes, *, size: int, statement: str) -> RecordDict:
-    """A participant's answer: exactly what is in ``body``, as indices and values."""
+    """Return a participant's answer: exactly what is in ``body``, as indices and values."""
     sequence, indices, values = codec.unpack_upload(body, size=size)
     facts = ConfigRecord({"sequence": sequence, "statement": statement})
-    return RecordDict({ANSWER: facts, UPLOAD: _arrays(None if indices.size == size else indices, values)})
+    return RecordDict({ANSWER: facts, UPLOAD: _arrays(indices, values)})
 
 
 def finished(reason: str, *, statement: str) -> RecordDict:
-    """A participant's answer when it takes part no longer."""
+    """Return a participant's answer when it takes part no longer."""
     return RecordDict({ANSWER: ConfigRecord({"finished": reason, "statement": statement})})
 
 
@@ -69,22 +68,21 @@ def read_statement(content: RecordDict) -> bytes:
 
 
 def read_upload(content: RecordDict, agreement: Agreement) -> bytes:
-    """The bytes that the participant has in its outbox, put together again; what they are worth is for the server."""
+    """Return the bytes that the participant has in its outbox, put together again; the server checks them."""
     sequence = _sequence(_config(content, ANSWER), "sequence")
     indices, values = _sparse(content, UPLOAD, agreement.most)
     if indices is None and values.size != agreement.size:
         raise Refused(Reason.SHAPE, f"there are {values.size} values for the whole; it has {agreement.size}.")
-    places = everything(agreement.size) if indices is None else indices.astype(np.int64)
-    return codec.pack_upload(sequence, places, values, size=agreement.size)
+    return codec.pack_upload(sequence, indices, values, size=agreement.size)
 
 
 def dense(name: str, values: Vector) -> RecordDict:
-    """One vector."""
+    """Return one vector."""
     return RecordDict({name: _arrays(None, values)})
 
 
 def read_dense(content: RecordDict, name: str, *, size: int) -> Vector:
-    """One vector of ``size`` values, which may be anything."""
+    """Return one vector of ``size`` values, which may be anything."""
     indices, values = _sparse(content, name, size)
     if indices is not None or values.size != size:
         raise Refused(Reason.SHAPE, f"there are {values.size} values; the model has {size} parameters.")
@@ -92,16 +90,16 @@ def read_dense(content: RecordDict, name: str, *, size: int) -> Vector:
 
 
 def send(grid: Grid, message: Message) -> str | None:
-    """The number by which the reply will be known; None if Flower did not take the message."""
+    """Return the number by which the reply will be known; None if Flower did not take the message."""
     taken = list(grid.push_messages([message]))
     return taken[0] or None if taken else None
 
 
 def pull(grid: Grid, waiting: Iterable[str]) -> Iterator[tuple[str, Message | None]]:
-    """The replies that are there, one at a time, by the message they answer; None where what came is no message.
+    """Yield the replies that are there, one at a time, by the message they answer; None where what came is no message.
 
-    A node can put together a reply that Flower cannot take apart; that must cost nobody else theirs. What a reply says
-    of itself is not looked at: it answers what it was asked for under.
+    A node can put together a reply that Flower cannot take apart; that must not cost other nodes their replies. A
+    reply belongs to the message that it was asked for under, not to the one that it names.
     """
     for sent in waiting:
         try:

@@ -31,7 +31,7 @@ _PARAMETERS, _ROUND, _CHANGE = "tacit.parameters", "tacit.round", "tacit.change"
 
 
 def averaging_app(prepare: Callable[[Context], Averaging]) -> ServerApp:
-    """A ServerApp that averages as ``prepare`` says; the model stays in the folder."""
+    """Return a ServerApp that averages as ``prepare`` says; the model stays in the folder."""
 
     def main(grid: Grid, context: Context) -> None:
         average(grid, prepare(context))
@@ -95,7 +95,7 @@ def _add(current: Round, slot: int, reply: Message | None) -> None:
 
 
 def update_app(network: Callable[[], nn.Module], train: Callable[[nn.Module, Context], None]) -> ClientApp:
-    """A ClientApp that answers with the change ``train`` makes to the model, clipped, and with nothing else.
+    """Return a ClientApp that answers with the change ``train`` makes to the model, clipped, and with nothing else.
 
     No loss, accuracy or number of records goes with it: nothing covers them.
     """

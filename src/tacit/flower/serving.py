@@ -1,4 +1,4 @@
-"""The parameter server as a ServerApp: whoever's reply arrives is answered, nobody waits for anybody.
+"""The parameter server as a ServerApp: it answers each reply as it arrives, and no node waits for another.
 
 **Claim.** However often the ServerApp is killed, every upload that was committed is applied once, and a participant
 that is asked again sends the bytes it had sent before.
@@ -9,7 +9,7 @@ every node again and says which upload it expects: a node whose upload is in its
 and the service knows it by its number and SHA-256.
 
 Who sent a reply is whom the message that it answers was sent to; what a reply says of itself is not looked at. With
-``flower-superlink --enable-supernode-auth`` a node is whoever holds a registered key.
+``flower-superlink --enable-supernode-auth`` a node is the holder of a registered key.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Host:
     """A parameter server: its model, the folder of its state, and what everybody has agreed on.
 
     ``bound`` is γ, ``upload`` θ_u, ``download`` θ_d (the first download is always whole). The server ends when
-    ``participants`` nodes have said that they are done, or when it has heard from nobody for ``patience`` seconds.
+    ``participants`` nodes have said that they are done, or when no node has answered for ``patience`` seconds.
     """
 
     network: Callable[[], nn.Module]
@@ -72,7 +72,7 @@ class Host:
 
 
 def server_app(prepare: Callable[[Context], Host]) -> ServerApp:
-    """A ServerApp that serves what ``prepare`` makes of Flower's context; the state stays in the host's folder."""
+    """Return a ServerApp for what ``prepare`` makes of Flower's context; the state stays in the host's folder."""
 
     def main(grid: Grid, context: Context) -> None:
         serve(grid, prepare(context))
@@ -149,7 +149,7 @@ class _Exchange:
                     self.ask(node)
             if time.monotonic() - heard > self.host.patience:
                 log.warning(
-                    "nobody has answered for %g s; ending with %d nodes done", self.host.patience, len(self.done)
+                    "no node has answered for %g s; ending with %d nodes done", self.host.patience, len(self.done)
                 )
                 return
             if not answered:

@@ -182,6 +182,11 @@ class Engine:
         return frozenset(self._recorder.problems.slow)
 
     @property
+    def penalties(self) -> list[Tensor]:
+        """The values of terms of parameters alone that the batch's losses add to a mean over examples."""
+        return list(self._recorder.penalties)
+
+    @property
     def coarsest_dtype(self) -> torch.dtype:
         """The type of fewest bits among those that the current batch's gradients are made of."""
         return self._measured.coarsest_dtype()

@@ -40,11 +40,19 @@ TRANSFORMED = (
 """Why the batch may not be wrapped by torch.func."""
 
 
+class Refused(ValueError):
+    """A model or loss whose examples cannot be told apart; `short` is the first problem."""
+
+    def __init__(self, message: str, short: str) -> None:
+        super().__init__(message)
+        self.short = short
+
+
 def refuse(problems: list[str]) -> None:
-    """Raise a ValueError that lists the problems, if there are any."""
+    """Raise an error that lists the problems, if there are any."""
     if problems:
         listed = "\n".join(f"  - {p}" for p in problems)
-        raise ValueError(f"this model has no per-example gradients:\n{listed}")
+        raise Refused(f"this model has no per-example gradients:\n{listed}", problems[0])
 
 
 class CannotCut(RuntimeError):

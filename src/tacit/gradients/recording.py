@@ -95,6 +95,8 @@ class Recording(ABC):
         """The kinds and scales of the loss's parts that such batches had, by their sizes (see `layers.loss_mean`)."""
         self.learned_factors: frozenset[float] = frozenset()
         """The factors of the parts of a mean that they have shown, which all batches must have; empty if none."""
+        self.factors = set[int]()
+        """Numbers by which counts are multiplied, and which are not the number of examples (`layers.own_means`)."""
         self.divided = False
         """True if a sum over the examples of this batch was divided by their number."""
         self.divides: bool | None = None
@@ -116,8 +118,8 @@ class Recording(ABC):
         """The modules that run one example at a time (see `isolation.plan`)."""
         self.isolating = False
         """True if a module is running on one example, and nothing is followed."""
-        self.penalised = False
-        """True if the model adds a term of its parameters alone to a mean over examples."""
+        self.penalties: list[Tensor] = []
+        """The values of terms of parameters alone that this batch's losses add to a mean over examples."""
         self.in_backward = False
         """True if the backward of a custom autograd function is running."""
         self.strangers = False
@@ -158,7 +160,7 @@ class Recording(ABC):
         self.epoch += 1
         self.batch, self.captures, self.dropped = None, 0, {COMPARED}
         self.parts, self.seeds, self.inputs, self.seen, self.strangers = {}, [], [], set(), False
-        self.aliases, self.inner_seeds, self.output_seeds, self.trail = [], [], [], []
+        self.aliases, self.inner_seeds, self.output_seeds, self.trail, self.penalties = [], [], [], [], []
         self.divided = False
         self.problems.forget()
 

@@ -219,8 +219,11 @@ class Wire:
     def turn(self) -> int:
         return 0
 
-    def pull(self, fraction: float, *, size: int) -> object:
-        return codec.unpack_download(self.service.pull(self.name, codec.pack_fraction(fraction)), size=size)
+    def pull(self, fraction: float, *, size: int, into: np.ndarray | None = None) -> object:
+        found = codec.unpack_download(self.service.pull(self.name, codec.pack_fraction(fraction)), size=size)
+        if into is not None:
+            into[:] = found.values
+        return found
 
     def push(self, token: int, body: bytes) -> None:
         self.seen.append(body)
@@ -283,7 +286,7 @@ def test_state_that_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         shard = Shard(link=Wire(service, name), agreement=service.agreement, due=due)  # type: ignore[arg-type]
         return Membership(person, [shard], open_outbox(tmp_path / folder, name, [shard]))
 
-    with pytest.raises(ValueError, match="old copy, or somebody else has the same name"):
+    with pytest.raises(ValueError, match="old copy, or another participant has the same name"):
         member("ann", 1)
     one = member("ann", 0)
     one.exchange()

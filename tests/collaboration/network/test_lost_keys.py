@@ -209,7 +209,7 @@ def test_an_upload_whose_number_was_taken_is_sent_with_the_same_values(
     more.participant.begin(more._pull(1.0))
     upload = more.participant.finish()
     more.keep(more._bodies(upload))
-    link.push(0, more.outbox.unsent()[0].body)
+    link.push(0, more.outbox.body(more.outbox.unsent()[0]))
     more.close()
     once = member(lost_key=True)
     assert (once.done, once.outbox.foreign, once.outbox.unsent()) == (4, 1, [])

@@ -43,7 +43,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 def put(outbox: Outbox, sequence: int = 1, charged: int = 0, round_id: bytes | None = None) -> None:
     position = Position(sequence=sequence, steps=0, parameters=np.zeros(4, dtype=np.float32), charged=charged)
-    outbox.put([b"body"], position, round_id=round_id)
+    outbox.put([[b"bo", memoryview(b"dy")]], position, round_id=round_id)
 
 
 def own(privacy: Any, **changes: Any) -> Settings:
@@ -223,12 +223,12 @@ def test_only_the_owner_can_read_the_participants_folder(privacy: Any, take_part
 
 def test_a_damaged_upload_is_not_sent(outbox: Outbox, tmp_path: Path) -> None:
     put(outbox)
-    assert [letter.body for letter in outbox.unsent()] == [b"body"]
+    assert [outbox.body(letter) for letter in outbox.unsent()] == [b"body"]
     with closing(sqlite3.connect(tmp_path / "ann" / "participant.sqlite")) as db:
         db.execute("UPDATE uploads SET body = ?", (b"bodY",))
         db.commit()
     with pytest.raises(ValueError, match=r"upload 0 in .* is damaged and was not sent"):
-        outbox.unsent()
+        outbox.body(outbox.unsent()[0])
 
 
 def test_the_lock_of_an_unreadable_folder_is_released(tmp_path: Path) -> None:

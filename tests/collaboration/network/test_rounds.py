@@ -79,7 +79,7 @@ def test_keys_that_are_not_ones_own(keys: Path) -> None:
         with pytest.raises(ValueError, match="two in the round have the same key"):
             bob.enter([ann.card(), bob.card(), signed(keys, "carl", masks(keys)[2].card().public, copied)], least=3)
     for low in (0, 1, FIELD - 1, FIELD, FIELD + 1, 2**255):
-        with pytest.raises(Refused, match="nobody vouches"):  # before anything is released
+        with pytest.raises(Refused, match="no certificate of the authority vouches"):  # before anything is released
             bob.enter([ann.card(), bob.card(), signed(keys, "carl", low.to_bytes(32, "little"))], least=3)
 
 
@@ -126,7 +126,7 @@ def test_a_pool_remembers_what_it_has_applied(pooled: tuple[Service, Clock], key
     due, _ = codec.split_token(again.agree("ann"))
     assert due == 1
     shard = Shard(link=Wire(again, "ann"), agreement=again.agreement, due=due)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="old copy, or somebody else has the same name"):
+    with pytest.raises(ValueError, match="old copy, or another participant has the same name"):
         member(keys, tmp_path / "fresh", shard, Agreed(0.5))
     again.close()
 

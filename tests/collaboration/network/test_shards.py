@@ -53,8 +53,11 @@ class Wire:
     def turn(self) -> int:
         return 0
 
-    def pull(self, fraction: float, *, size: int) -> object:
-        return codec.unpack_download(self.service.pull("ann", codec.pack_fraction(fraction)), size=size)
+    def pull(self, fraction: float, *, size: int, into: np.ndarray | None = None) -> object:
+        found = codec.unpack_download(self.service.pull("ann", codec.pack_fraction(fraction)), size=size)
+        if into is not None:
+            into[:] = found.values
+        return found
 
     def push(self, token: int, body: bytes) -> None:
         self.seen.append(body)
@@ -151,7 +154,7 @@ def test_a_server_that_forgets_or_invents_uploads(group: Group, tmp_path: Path) 
     honest, _ = group.shards()
     for due in (0, 2, 2**63):
         lying = Shard(link=group.wires[1], agreement=group.wires[1].service.agreement, due=due)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"has lost some of its state|old copy, or somebody else"):
+        with pytest.raises(ValueError, match=r"has lost some of its state|old copy, or another participant"):
             group.member([honest, lying])
     assert group.draws == 1
     assert [len(wire.seen) for wire in group.wires] == [1, 1]

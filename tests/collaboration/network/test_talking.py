@@ -447,11 +447,11 @@ def test_a_full_disk_of_a_participant_is_one_sentence_and_lets_the_others_go_on(
     outbox._db.execute(f"PRAGMA max_page_count = {pages + 2}")
     position = Position(sequence=1, steps=1, parameters=np.zeros(100_000, dtype=np.float32))
     with pytest.raises(OSError, match=r"participant\.sqlite cannot be written: the disk is full; free some space") as e:
-        outbox.put([bytes(500_000)], position)
+        outbox.put([[bytes(500_000)]], position)
     assert isinstance(e.value, database.StorageFailed) and "\n" not in str(e.value)
     assert outbox.unsent() == [] and outbox.position() is None  # nothing of it
     outbox._db.execute("PRAGMA max_page_count = 1000000")
-    outbox.put([bytes(500_000)], position)
+    outbox.put([[bytes(500_000)]], position)
     assert len(outbox.unsent()) == 1
     outbox.close()
 

@@ -1,4 +1,4 @@
-"""Collaboration over a real network: gRPC with mutual TLS, durable state on both sides, nobody trusted.
+"""Collaboration over a real network: gRPC with mutual TLS, durable state on both sides, no trust in the other.
 
 Needs the extra ``collab`` (grpcio). The parts of `tacit.collaboration` do the work; here they are carried.
 """

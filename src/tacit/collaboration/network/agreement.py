@@ -58,7 +58,7 @@ class Agreement:
         if not f"{self.collaboration}{self.model}{self.layout}{self.schema}".isprintable():
             raise ValueError("the names in an agreement must be printable text.")
         if self.pool < 0 or self.pool == 1:
-            raise ValueError(f"pool is {self.pool}; a sum hides somebody only among at least 2 participants.")
+            raise ValueError(f"pool is {self.pool}; a sum hides a participant only among at least 2.")
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != len(self.std) or not finite or min(self.std, default=1.0) <= 0:
             raise ValueError("mean and std must have a finite number for each channel, and std above 0.")
@@ -74,17 +74,17 @@ class Agreement:
 
     @property
     def own_network(self) -> bool:
-        """True if the network is the participants' own, not one of the paper's."""
+        """Return True if the network is the participants' own, not one of the paper's."""
         return bool(self.architecture.lines)
 
     @property
     def size(self) -> int:
-        """Parameters that this server owns."""
+        """Return how many parameters this server owns."""
         return self.stop - self.start
 
     @property
     def most(self) -> int:
-        """Entries of an upload. Among all parameters, so that a slice may get them all."""
+        """Return how many entries an upload may have: of all parameters, so that a slice may get them all."""
         return min(portion(self.upload, self.parameters), self.size)
 
     def to_json(self) -> str:

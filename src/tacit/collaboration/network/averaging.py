@@ -84,8 +84,8 @@ class Storage:
 class AveragingService:
     """The rounds of `Averager`, asked for by participants: ``people``, each with a slot of its own.
 
-    A round ends when everybody who was drawn has answered, or ``averaging.patience`` seconds after it began: whoever
-    has not answered by then adds nothing. Who was drawn is told to nobody else and not logged.
+    A round ends when all participants drawn have answered, or ``averaging.patience`` seconds after it began: one that
+    has not answered by then adds nothing. The server neither logs the draw nor shows it to other participants.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class AveragingService:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message: a change of the whole model."""
+        """Return the bytes of the longest message: a change of the whole model."""
         return 4 * self._averager.parameters.size + codec.OVERHEAD
 
     @property
     def rounds(self) -> int:
-        """How many are over."""
+        """Return how many rounds are over."""
         return self._averager.rounds
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
@@ -129,12 +129,12 @@ class AveragingService:
         """Certificates are checked by TLS alone."""
 
     def terms(self, name: str) -> bytes:
-        """Return what everybody agrees on: the network, and how much a participant is protected."""
+        """Return the terms of all: the network, and how much a participant is protected."""
         self._check(name)
         return self._terms
 
     def work(self, name: str) -> bytes:
-        """The parameters to train, after the number of the round, for whoever was drawn and has not answered."""
+        """Return the round's number and the parameters to train, to a participant drawn that has not answered."""
         with self._lock:
             self._check(name)
             self._here.add(name)
@@ -148,11 +148,11 @@ class AveragingService:
             return WORK + codec.pack_token(self.rounds) + body
 
     def change(self, name: str, request: bytes) -> bytes:
-        """Take the change of somebody who was drawn; clipped here, whatever was done there."""
+        """Take the change of a participant that was drawn, and clip it here."""
         number, body = codec.split_token(request)
         size = self._averager.parameters.size
         _, indices, values = codec.unpack_upload(body, size=size)
-        if values.size != size or indices.size != size:
+        if indices is not None:
             raise Refused(Reason.SHAPE, f"the change has {values.size} values; the model has {size} parameters.")
         with self._lock:
             self._check(name)

@@ -16,8 +16,8 @@ from tacit.collaboration.averaging import Averaging, check_people
 class AveragingTerms:
     """The network, and how much a participant is protected, and by whose noise; `pack` is what the server sends.
 
-    A participant that adds noise itself takes its amount from here, so terms without a proof are refused by whoever
-    reads them: a server that counts fewer than no participants as colluding would have everybody add too little.
+    A participant that adds noise itself takes its amount from here, so the reader refuses
+    terms without a proof: a server that counts fewer than no participants as colluding would have all add too little.
     """
 
     lines: tuple[str, ...]

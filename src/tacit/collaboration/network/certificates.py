@@ -38,8 +38,8 @@ def check_name(name: str) -> str:
 def common_name(certificate: x509.Certificate) -> str:
     """Return the one name that a certificate is for, exactly as it stands there.
 
-    Whoever compares it compares every character: names that differ in case or are written in another way are the names
-    of different participants. A second name, or a character that a name cannot have (NUL, a line break, a letter that
+    Callers compare every character: names that differ in case or are written in another way are the names of different
+    participants. A second name, or a character that a name cannot have (NUL, a line break, a letter that
     looks like another one), is refused: what reads only the beginning of a name would take it for another's.
     """
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

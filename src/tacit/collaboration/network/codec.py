@@ -6,13 +6,12 @@ No message says who sent it: that is for the transport to know, from the sender'
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tacit.collaboration.messages import Download, Positions, Vector
+from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.refusals import Reason, Refused
 
 FORMAT = 1
@@ -20,6 +19,10 @@ OVERHEAD = 8192
 """Bytes that any message may have beyond its arrays; a certificate or a statement fits."""
 LONGEST_STATEMENT = 2000
 ROUND_BYTES = 16
+PART = 1 << 20
+"""Parameters that one answer has at most, 4 MiB: neither side then needs memory for the whole model once more."""
+
+Piece = bytes | memoryview
 
 _ARRAYS = struct.Struct("<4sBBHQI")  # magic, format, whole, nothing, number, count
 _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
@@ -28,19 +31,23 @@ _UPLOAD, _DOWNLOAD = b"TCTu", b"TCTd"
 # -- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def pack_upload(sequence: int, indices: npt.NDArray[np.integer[Any]], values: Vector, *, size: int) -> bytes:
-    """An upload to a server that owns ``size`` parameters; indices in rising order."""
-    return _pack(_UPLOAD, sequence, None if indices.size == size else indices, values)
+def pack_upload(sequence: int, indices: npt.NDArray[Any] | None, values: Vector, *, size: int) -> bytes:
+    """Return an upload to a server that owns ``size`` parameters; indices in rising order, or None for all."""
+    return b"".join(upload_pieces(sequence, indices, values, size=size))
 
 
-def unpack_upload(data: bytes | memoryview, *, size: int) -> tuple[int, npt.NDArray[np.integer[Any]], Vector]:
-    """The sequence number, positions and values, as they are in ``data``; the server checks what they are worth."""
-    sequence, indices, values = _unpack(_UPLOAD, data, size)
-    return sequence, everything(size) if indices is None else indices, values
+def upload_pieces(sequence: int, indices: npt.NDArray[Any] | None, values: Vector, *, size: int) -> list[Piece]:
+    """Return the bytes of `pack_upload` in pieces, of which the long ones are views."""
+    return _pieces(_UPLOAD, sequence, None if indices is None or indices.size == size else indices, values)
+
+
+def unpack_upload(data: bytes | memoryview, *, size: int) -> tuple[int, npt.NDArray[np.uint32] | None, Vector]:
+    """Return the sequence number, positions (None for all) and values in ``data``; the server checks their worth."""
+    return _unpack(_UPLOAD, data, size)
 
 
 def pack_download(download: Download) -> bytes:
-    return _pack(_DOWNLOAD, 0, download.indices, download.values)
+    return b"".join(_pieces(_DOWNLOAD, 0, download.indices, download.values))
 
 
 def unpack_download(data: bytes, *, size: int) -> Download:
@@ -53,10 +60,11 @@ def unpack_download(data: bytes, *, size: int) -> Download:
     return Download(indices=None if indices is None else indices.astype(np.int64), values=values)
 
 
-def _pack(magic: bytes, number: int, indices: npt.NDArray[np.integer[Any]] | None, values: Vector) -> bytes:
+def _pieces(magic: bytes, number: int, indices: npt.NDArray[np.integer[Any]] | None, values: Vector) -> list[Piece]:
     head = _ARRAYS.pack(magic, FORMAT, indices is None, 0, number, values.size)
-    places = b"" if indices is None else indices.astype("<u4").data
-    return b"".join([head, places, np.ascontiguousarray(values, dtype="<f4").data])  # large models: one copy
+    arrays = [] if indices is None else [indices.astype("<u4", copy=False)]
+    arrays.append(np.ascontiguousarray(values, dtype="<f4"))
+    return [head, *(array.data.cast("B") for array in arrays if array.size)]
 
 
 def _unpack(magic: bytes, data: bytes | memoryview, size: int) -> tuple[int, npt.NDArray[np.uint32] | None, Vector]:
@@ -84,17 +92,11 @@ def _malformed(what: str) -> Refused:
     return Refused(Reason.MALFORMED, f"the message cannot be read: {what}")
 
 
-@lru_cache(maxsize=4)
-def everything(size: int) -> Positions:
-    places = np.arange(size)
-    places.setflags(write=False)
-    return places
-
-
 # -- small messages --------------------------------------------------------------------------------------------------
 
 _TOKEN = struct.Struct("<Q")
 _FRACTION = struct.Struct("<d")
+_RANGE = struct.Struct("<QQ")
 
 
 def pack_token(token: int) -> bytes:
@@ -102,14 +104,14 @@ def pack_token(token: int) -> bytes:
 
 
 def split_token(data: bytes) -> tuple[int, memoryview]:
-    """The lease that a message was sent under, and the rest of it, which is not copied."""
+    """Return the lease that a message was sent under, and the rest of it, which is not copied."""
     if len(data) < _TOKEN.size:
         raise _malformed(f"it has {len(data)} bytes; a lease alone has {_TOKEN.size}.")
     return _TOKEN.unpack_from(data)[0], memoryview(data)[_TOKEN.size :]
 
 
 def split_round(data: bytes) -> tuple[bytes, bytes]:
-    """The round that a message is about, and the rest of it."""
+    """Return the round that a message is about, and the rest of it."""
     if len(data) < ROUND_BYTES:
         raise _malformed(f"it has {len(data)} bytes; the name of a round alone has {ROUND_BYTES}.")
     return data[:ROUND_BYTES], data[ROUND_BYTES:]
@@ -126,6 +128,22 @@ def unpack_fraction(data: bytes) -> float:
     if not 0 < fraction <= 1:
         raise Refused(Reason.RANGE, f"the fraction is {fraction!r}; it must be in (0, 1].")
     return fraction
+
+
+def pack_range(first: int, count: int) -> bytes:
+    return _RANGE.pack(first, count)
+
+
+def unpack_range(data: bytes, *, size: int) -> tuple[int, int]:
+    """Return the first of the parameters that are asked for, and how many they are, at most `PART`."""
+    if len(data) != _RANGE.size:
+        raise _malformed(f"it has {len(data)} bytes; a range has {_RANGE.size}.")
+    first, count = _RANGE.unpack(data)
+    if not (0 < count <= PART and first + count <= size):
+        raise Refused(
+            Reason.RANGE, f"the range is {count} parameters from {first} on; it must be 1 to {PART} of {size}."
+        )
+    return first, count
 
 
 def unpack_statement(data: bytes) -> str:

@@ -41,8 +41,8 @@ Send = Callable[[int, torch.Tensor], None]
 class Contribution:
     """A participant's result: the model, and its two guarantees.
 
-    ``central`` is what all rounds cost a whole participant (``central_epsilon`` its ε). With the server's noise it is
-    what the server says; nobody here can check it, and whoever leaves before the end is not told (None). With the
+    ``central`` is the cost of all rounds to a whole participant (``central_epsilon`` its ε). With the server's noise it
+    is the server's word, which a participant cannot check, and None if the participant left before the end. With the
     participants' noise it is of this participant's own ledger, and ``assumed`` says under which condition. ``local`` is
     what its other ledger says about its examples; None without local DP-SGD.
     """
@@ -56,7 +56,7 @@ class Contribution:
     assumed: str = ""
 
     def report(self) -> str:
-        """Both guarantees, one a line."""
+        """Return both guarantees, one a line."""
         own = "none: training here has no noise" if self.local is None else str(self.local.whole)
         together = f"all participants' noise together (our own ledger; {self.assumed})"
         whose = together if self.assumed else "the server's noise (as it says)"
@@ -92,7 +92,9 @@ def contribute(
     if masked and not terms.shared:
         raise ValueError("changes are to be masked, but the server adds the noise and sees them; nothing was sent.")
     if terms.shared and credentials is None:
-        raise ValueError("masked changes need certificates: without them nobody knows with whom the masks are shared.")
+        raise ValueError(
+            "masked changes need certificates, which show with whom the masks are shared; give the folder of --keys."
+        )
     check_fits(model, records, loss, private=privacy is not None)
     query = SumQuery(group="update", clip_norm=terms.clip_norm, noise_std=terms.clip_norm)
     books: list[Ledger] = []
@@ -122,7 +124,7 @@ def contribute(
 
             def send(number: int, change: torch.Tensor) -> None:
                 values = query.clip(change[None])[0].to(torch.float32).numpy()
-                body = codec.pack_upload(0, codec.everything(values.size), values, size=values.size)
+                body = codec.pack_upload(0, None, values, size=values.size)
                 link.call("Change", codec.pack_token(number) + body)
 
             facts, stopped = _rounds(link, person, send, ended)

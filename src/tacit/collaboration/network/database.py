@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from tacit._files import sync
 
 _PAGE = 65536  # uploads are long; with short pages a commit is several times slower
 _CHECKPOINT = 1024  # pages, 64 MiB
+_PIECE = 1 << 20
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open or create a database; whoever uses it from several threads holds a lock of their own."""
+    """Open or create a database; threads that share it need a lock of their own."""
     # A file that is there is not opened here: closing it would let go of the locks that SQLite holds on it for another
     # connection of this process, and the next program to close the database would then take its log away.
     try:
@@ -85,7 +86,7 @@ def created(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """All or nothing; on the disk when it ends."""
+    """Write all or nothing; on the disk when it ends."""
     with explained(connection):
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -100,6 +101,25 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+
+def write_blob(
+    connection: sqlite3.Connection, table: str, column: str, row: int, pieces: Iterable[bytes | memoryview]
+) -> None:
+    """Write pieces of memory into a blob of zeros of their length, without a copy of them.
+
+    SQLite makes two copies of a value that a statement has as a parameter.
+    """
+    with connection.blobopen(table, column, row) as blob:
+        for piece in pieces:
+            blob.write(piece)
+
+
+def read_blob(blob: sqlite3.Blob, into: memoryview) -> None:
+    """Read a blob piece by piece, so that it is in memory once."""
+    for place in range(0, len(into), _PIECE):
+        piece = blob.read(_PIECE)
+        into[place : place + len(piece)] = piece
 
 
 class Sole:

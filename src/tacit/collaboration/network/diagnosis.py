@@ -18,7 +18,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence, and whether waiting is of no use: somebody has to change something first."""
+    """A sentence, and ``final`` if waiting is of no use until a setting is changed."""
 
     text: str
     final: bool = False
@@ -78,7 +78,7 @@ def _handshake(host: str, port: int, address: str, credentials: Credentials) -> 
             return Finding(f"the certificate of {address} is not valid now ({error.verify_message}); it needs another.")
         return Finding(
             f"the certificate of {address} is not of the authority in our ca.pem ({error.verify_message}); compare the "
-            "two ca.pem files with whoever runs the server.",
+            "ca.pem here and on the server.",
             final=True,
         )
     except ssl.SSLError as error:

@@ -51,14 +51,14 @@ class Terms:
 
 
 def layout_digest(flat: FlatParameters) -> str:
-    """Names and shapes of all parameters: those who share must have the same."""
+    """Return names and shapes of all parameters: those who share must have the same."""
     return hashlib.sha256(json.dumps(flat.layout).encode()).hexdigest()
 
 
 def open_state(
     folder: Path, terms: Terms, people: Sequence[str], public: Public | None = None, network: Network | None = None
 ) -> Store:
-    """The state in ``folder``, begun with ``terms`` if there is none; ``people`` are admitted.
+    """Return the state in ``folder``, begun with ``terms`` if there is none; ``people`` are admitted.
 
     ``public`` are images for the paper's networks, ``network`` builds one's own instead.
     """
@@ -88,7 +88,7 @@ def open_state(
 
 def _begun(terms: Terms, public: Public | None, network: Network | None) -> tuple[Agreement, FlatParameters]:
     """Return what is agreed, and the first parameters."""
-    # Without public records inputs stay as they are: nobody knows the private ones' mean.
+    # Without public records inputs stay as they are: the private ones' mean is not public.
     shape = terms.shape or ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()

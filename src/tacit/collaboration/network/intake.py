@@ -35,7 +35,7 @@ class Traffic:
 
 @dataclass(kw_only=True)
 class _Pending:
-    """An upload on its way to the disk; ``contents`` is why it is refused whoever sent it, or what it would add.
+    """An upload on its way to the disk; ``contents`` is its values and places, or why they are refused.
 
     Refusals are not kept as exceptions: those would keep the caller's frame, and its call, alive.
     """
@@ -83,7 +83,7 @@ class Turns:
             self._lease = Rota(names, lease, patience=patience, first=first)
 
     def acquire(self, name: str) -> int:
-        """A token, or refused: to wait."""
+        """Return a token, or refuse a participant that must wait."""
         if self._lease is None:
             return 0
         now = self._clock()
@@ -149,7 +149,7 @@ class Intake:
         return upload.answer
 
     def _read(self, name: str, request: bytes) -> _Pending:
-        """All that can be done without knowing the state, while others wait for the disk."""
+        """Read an upload and check all that does not depend on the state, while others wait for the disk."""
         token, body = codec.split_token(request)
         sequence, indices, values = codec.unpack_upload(body, size=self._state.agreement.size)
         contents: Contents | tuple[Reason, str]
@@ -167,7 +167,7 @@ class Intake:
         )
 
     def _lead(self) -> None:
-        """Answer all who wait. If that fails in a way nobody thought of, they are told that it did."""
+        """Answer all that wait; after an unforeseen error the answer says that the server failed."""
         batch: list[_Pending] = []
         try:
             with self._lock:

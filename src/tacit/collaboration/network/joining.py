@@ -1,4 +1,4 @@
-"""Taking part from the first to the last epoch, with a budget that nobody else has a say in."""
+"""Take part from the first to the last epoch, within a budget that only the participant decides."""
 
 from __future__ import annotations
 
@@ -151,7 +151,9 @@ def _check_masks(agreement: Agreement, *, wanted: int, certified: bool) -> None:
             + " Nothing was sent."
         )
     if agreement.pool and not certified:
-        raise ValueError("masked uploads need certificates: without them nobody knows with whom the masks are shared.")
+        raise ValueError(
+            "masked uploads need certificates, which show with whom the masks are shared; give the folder of --keys."
+        )
 
 
 def join(
@@ -180,10 +182,11 @@ def join(
 
     The ledger is FOLDER/ledger.jsonl; the position, what is not acknowledged and what must not change are in
     FOLDER/participant.sqlite. With ``pool`` uploads are masked among so many, or none is made. Another ``ledger``, of
-    another collaboration, is continued: the budget is then for all that is in it. ``lost_key`` says that somebody else
-    may have uploaded under this name: their uploads are skipped, and this folder, its ledger and its budget go on.
-    ``older_server`` says that the server was put back from a backup and has lost uploads of ours: they stay charged,
-    are not sent again, and their numbers are given up. ``ended`` is asked between exchanges whether to stop there.
+    another collaboration, is continued: the budget is then for all that is in it. ``lost_key`` says that another key
+    holder may have uploaded under this name: their uploads are skipped, and this folder, its ledger and its budget go
+    on. ``older_server`` says that the server was put back from a backup and has lost uploads of ours: they stay
+    charged, are not sent again, and their numbers are given up. ``ended`` is asked between exchanges whether to stop
+    there.
     """
     agreement = shards[0].agreement
     model = _own_model(agreement, network)

@@ -65,7 +65,7 @@ class Judge:
                 return
 
     def look(self) -> float:
-        """The accuracy now; kept in ``history`` beside the number of uploads."""
+        """Return the accuracy now; kept in ``history`` beside the number of uploads."""
         uploads, parameters = self._service.parameters()
         if self.history and self.history[-1][0] == uploads:
             return self.history[-1][1]

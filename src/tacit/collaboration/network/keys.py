@@ -1,6 +1,6 @@
 """Certificates for a collaboration: an authority of one's own, a server, participants; and new ones for old.
 
-Enough for a test or for a few organisations that trust whoever runs this command; larger ones have an authority
+Enough for a test or for a few organisations that trust the one that runs this command; larger ones have an authority
 already, and its certificates will do (docs/collaboration.md says what they need). What each may be used for is part of
 it: a participant's certificate does not pass for a server's, nor the other way round. Masked uploads want more: the
 authority is the first certificate in ca.pem and issues participants' certificates directly, for keys of an elliptic
@@ -38,7 +38,7 @@ class Credentials:
 
     @classmethod
     def read(cls, folder: Path, name: str) -> Credentials:
-        """The files that `make_keys` wrote for ``name``."""
+        """Return the files that `make_keys` wrote for ``name``."""
         paths = {"authority": folder / "ca.pem", "certificate": folder / f"{name}.pem", "key": folder / f"{name}.key"}
         for path in paths.values():
             if not path.is_file():
@@ -47,7 +47,7 @@ class Credentials:
 
     @property
     def name(self) -> str:
-        """The common name: who one is."""
+        """Return the common name: who one is."""
         return common_name(x509.load_pem_x509_certificate(self.certificate))
 
     def warnings(self) -> list[str]:
@@ -123,7 +123,9 @@ def _authority(folder: Path, written: list[Path]) -> tuple[x509.Certificate, ec.
     certificate_path, key_path = folder / "ca.pem", folder / "ca.key"
     if certificate_path.exists():
         if not key_path.exists():
-            raise ValueError(f"{key_path} is missing; only whoever has it can make more certificates.")
+            raise ValueError(
+                f"{key_path} is missing; give the folder of the authority, which alone can make more certificates."
+            )
         loaded = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{key_path} is not a key that this command made; use another folder.")

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 
 import grpc
+import numpy as np
 
-from tacit.collaboration.messages import Download
+from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.diagnosis import diagnose
@@ -99,7 +100,7 @@ class Link:
                 self._say(f"waiting for an answer of {self.address}.")
 
     def agree(self) -> tuple[int, Agreement]:
-        """The number of one's next upload, and what everybody has agreed on."""
+        """Return the number of one's next upload, and what everybody has agreed on."""
         due, rest = codec.split_token(self.call("Agree", b""))
         return due, Agreement.from_json(bytes(rest))
 
@@ -112,7 +113,7 @@ class Link:
         self._tell_server("GiveBack", codec.pack_token(token))
 
     def done(self) -> None:
-        """Say that nobody need wait for us; if the server cannot be reached at once, they wait once more."""
+        """Tell the server that the others need not wait for us; if it does not answer at once, they wait once more."""
         self._tell_server("Done", b"")
 
     def _tell_server(self, method: str, message: bytes) -> None:
@@ -122,8 +123,22 @@ class Link:
         except grpc.RpcError as error:
             log.info("%s could not be told %s: %s", self.address, method, _details(error))
 
-    def pull(self, fraction: float, *, size: int) -> Download:
-        return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)
+    def pull(self, fraction: float, *, size: int, into: Vector | None = None) -> Download:
+        """Return the most updated fraction of the server's ``size`` parameters, or all, ``into`` a vector if given.
+
+        All of them come in parts, so that a large model is in memory once. Uploads of others may come between two
+        parts where participants do not take turns.
+        """
+        if fraction < 1:
+            return codec.unpack_download(self.call("Pull", codec.pack_fraction(fraction)), size=size)
+        values = np.empty(size, dtype=np.float32) if into is None else into
+        for first in range(0, size, codec.PART):
+            count = min(codec.PART, size - first)
+            part = codec.unpack_download(self.call("PullPart", codec.pack_range(first, count)), size=count)
+            if part.indices is not None:
+                raise Refused(Reason.MALFORMED, f"{self.address} sent some of {count} parameters; all were asked for.")
+            values[first : first + count] = part.values
+        return Download(indices=None, values=values)
 
     def push(self, token: int, body: bytes) -> None:
         """Send an upload. A lease that expired meanwhile is taken again; the bytes stay the same."""

@@ -24,9 +24,10 @@ LONGEST_DEAL = (MOST + 1) * ENTRY_BYTES
 
 
 class MaskedUploads:
-    """``pool`` for those whom ``check`` lets pass; a sum that is complete goes to ``apply``, within ``lock``.
+    """Answers questions about ``pool`` from names that ``check`` passes.
 
-    ``check_card`` refuses a card of somebody whose certificate was revoked. ``finished`` says of a participant and a
+    A complete sum goes to ``apply``, within ``lock``.
+    ``check_card`` refuses a card whose certificate was revoked. ``finished`` says of a participant and a
     round that its sum was applied with this one in it, perhaps before a restart.
     """
 
@@ -77,7 +78,7 @@ class MaskedUploads:
         return answer
 
     def _enrol(self, name: str, request: bytes) -> bytes:
-        """Take part in a round with keys. The others check as well whether somebody vouches for them."""
+        """Enrol a participant in a round with its keys, whose certificate the others check as well."""
         round_id, rest = codec.split_round(request)
         card = Card.unpack(rest)
         self._check_card(name, card)
@@ -97,7 +98,8 @@ class MaskedUploads:
         try:
             self._apply(found)
         except Refused as refusal:
-            if refusal.reason in (Reason.BOUND, Reason.OVERFLOW):  # whoever is to blame, it need not be the last
+            # The sum is refused here; the participant that sent last need not be to blame.
+            if refusal.reason in (Reason.BOUND, Reason.OVERFLOW):
                 raise Refused(Reason.ROUND, f"the round was abandoned: {refusal}") from None
             raise
         self.pool.applied(found)

@@ -1,38 +1,39 @@
 """Sums that hide their terms and survive silence: Bonawitz et al. 2017, Figure 4, with its consistency check.
 
 In a round, n participants enrol, each with two X25519 keys that its certificate signs: one for masks, one for sealing
-shares. Values are whole numbers modulo 2^64. The rest goes in four phases; whoever is silent in one is left out of it.
+shares. Values are whole numbers modulo 2^64. The rest goes in four phases, and a participant that is silent in one is
+left out of it.
 
-1. *Deal.* Participant i draws a seed b_i and shares it, and the private key of its masks, with everybody: any t of n
+1. *Deal.* Participant i draws a seed b_i and shares it, and the private key of its masks, with all: any t of n
    can put one together (`shamir`). Shares travel through the server, sealed (`sharing`). Those who dealt are *dealers*.
 2. *Send.*  y_i = x_i + PRG(b_i) + Σ_{j>i} PRG(k_ij) − Σ_{j<i} PRG(k_ij)   (mod 2^64), over the dealers j, with k_ij
-   from the secret of i and j, the round, everybody in it, the dealers *and who i and j are*. (The last is needed:
-   somebody who shows a twin of another's key has the same secret with i as that one, without knowing it, and masks that
-   depended on the secret alone would cancel within the one message.) Those whose y arrived in time are the *survivors*,
-   at least t.
+   from the secret of i and j, the round, its participants, the dealers *and who i and j are*. (The last is needed: a
+   participant that shows a twin of another's key has the same secret with i as that one, without knowing it, and masks
+   that depended on the secret alone would cancel within the one message.) Those whose y arrived in time are the
+   *survivors*, at least t.
 3. *Vouch.* Each survivor signs who the dealers and the survivors are, once in a round, and only if it is one of at
    least t survivors.
 4. *Reveal.* With t valid signatures for what it signed itself, each survivor reveals one share of every dealer: of the
-   seed for a survivor, of the key for somebody who fell silent. From t of each the server computes every mask that is
+   seed for a survivor, of the key for a dealer that fell silent. From t of each the server computes every mask that is
    left in Σ y_i over the survivors, and has their exact sum.
 
 **Formal guarantee.** Let c participants collude with the server, and t be the threshold of the roster, `threshold_of`:
 more than n/2, and at least the K of ``--pool K``, which every participant computes for itself.
 
-*A server that keeps to the protocol*, whoever reads what it gets, and c < t colluding participants learn the sum over
+*A server that keeps to the protocol*, all readers of its messages, and c < t colluding participants learn the sum over
 the honest survivors, at least t − c, and nothing else. At most c < t shares are known of the key of an honest survivor,
 and of the seed of an honest participant that fell silent; fewer than t shares say nothing of a secret. So the masks
 between honest survivors are unknown, and cannot be told from uniform ones (X25519, HKDF-SHA256, AES-256-CTR). Uniform
 masks on all pairs of some people, added at one end and subtracted at the other, map linearly onto all vectors of sum
-zero, so what they add is uniform among those: the terms are uniform but for their sum. The upload of somebody who fell
+zero, so what they add is uniform among those: the terms are uniform but for their sum. The upload of one that fell
 silent, if the server has it, keeps PRG(b), which is uniform.
 
 *A server that does not* can drop, delay and repeat messages, show different people different things and declare
-anybody gone. It still learns that one sum at most, as long as **2t > n + c**:
+any participant gone. It still learns that one sum at most, as long as **2t > n + c**:
 
 * Never both kinds of shares of one participant: an honest one reveals, for each dealer, one of the two, so both kinds
-  come to at most n + c shares, and 2t would be needed. So somebody declared gone whose upload arrives late, or was held
-  back, stays masked by PRG(b): its seed is not revealed.
+  come to at most n + c shares, and 2t would be needed. So a participant declared gone whose upload arrives late, or was
+  held back, stays masked by PRG(b): its seed is not revealed.
 * One pair of dealers D and survivors U: t signatures are needed for it, an honest participant gives one, a dishonest
   one any number. Two pairs would need 2t of n + c.
 * No part of that sum: an honest survivor i that was shown other dealers D' did not sign (D, U). Its masks are removable
@@ -113,11 +114,11 @@ class Mask:
         )
 
     def enter(self, cards: Sequence[Card], *, least: int) -> Roster:
-        """Return who is in the round; refuse too few, and a key that nobody vouches for."""
+        """Return the roster of the round; refuse too few, and a key without a certificate of the authority."""
         authority = x509.load_pem_x509_certificate(self._credentials.authority)
         names = [check_card(card, authority, self._context) for card in cards]
         if len(set(names)) != len(cards):
-            raise ValueError("somebody is in the round twice; nothing was sent.")
+            raise ValueError("a participant is in the round twice; nothing was sent.")
         if same_keys(cards):
             raise ValueError("two in the round have the same key; nothing was sent.")
         if not max(least, 2) <= len(cards) <= MOST:
@@ -228,7 +229,7 @@ def vouched_text(roster: Roster, dealers: Collection[int], survivors: Collection
 def is_vouched(
     roster: Roster, dealers: Collection[int], survivors: Collection[int], place: int, signature: bytes
 ) -> bool:
-    """Return whether whoever has this place has signed these dealers and survivors."""
+    """Return True if the participant at this place has signed these dealers and survivors."""
     try:
         roster.cards[place].verify(vouched_text(roster, dealers, survivors), signature)
     except (ValueError, TypeError, InvalidSignature):
@@ -253,18 +254,18 @@ def pair_mask(
 
 
 def places(round_id: bytes, *, size: int, count: int) -> Positions:
-    """The common places of a round: random, and the same for all; no record has a say in them."""
+    """Return the common places of a round: random, and the same for all; no record has a say in them."""
     return at_random(size, count, SeededSource(int.from_bytes(hashlib.sha256(b"places" + round_id).digest())))
 
 
 def encode(values: Vector, bound: float) -> Words:
-    """Whole numbers modulo 2^64. Values beyond the bound, which nobody could check later, are cut to it here."""
+    """Return whole numbers modulo 2^64; values beyond the bound are cut: under masks a server cannot check them."""
     units = np.rint(np.clip(values.astype(np.float64) / bound, -1.0, 1.0) * _UNITS)
     return units.astype(np.int64).view(np.uint64)
 
 
 def decode(total: Words, bound: float, *, terms: int) -> Vector:
-    """The sum of so many values; refuses one that no honest terms can have."""
+    """Return the sum of so many values; refuses one that no honest terms can have."""
     units = total.view(np.int64)
     if units.size and int(np.abs(units.astype(np.float64)).max()) > terms * _UNITS:
         raise Refused(Reason.BOUND, "the sum of the round is beyond what its participants could have sent.")

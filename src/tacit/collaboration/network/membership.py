@@ -15,6 +15,7 @@ from tacit.collaboration.exchange import Protocol
 from tacit.collaboration.messages import Download, Upload
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.agreement import Agreement
+from tacit.collaboration.network.codec import Piece
 from tacit.collaboration.network.link import Link
 from tacit.collaboration.network.outbox import Letter, Outbox, Position
 from tacit.collaboration.participant import Participant
@@ -70,7 +71,7 @@ def identity(shards: Sequence[Shard]) -> str:
 
 
 def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
-    """The folder of ``name`` in a collaboration; refused if the servers' agreement is another one than it was."""
+    """Return the outbox of ``name`` in a collaboration; refuse it if the servers' agreement is another than before."""
     outbox = Outbox(folder, participant=name, collaboration=identity(shards))
     now = [json.loads(shard.agreement.to_json()) for shard in shards]
     before = json.loads(outbox.remember("agreement", json.dumps(now)))
@@ -82,7 +83,7 @@ def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
         outbox.close()
         raise ValueError(
             f"the servers have another {', '.join(changed)} than when {folder} was begun; nothing was sent. Ask "
-            "whoever runs them why."
+            "their operator why."
         )
     return outbox
 
@@ -90,9 +91,9 @@ def open_outbox(folder: Path, name: str, shards: Sequence[Shard]) -> Outbox:
 class Membership:
     """``participant`` among ``shards``, its state in ``outbox``; made anew after a crash, it goes on from there.
 
-    ``charged`` says how many steps the participant's ledger has. ``lost_key`` says that somebody else may have uploaded
-    under this name: the servers' count is then gone on with. ``older_server`` says that a server was put back from a
-    backup: the numbers of the uploads that it has lost are given up.
+    ``charged`` says how many steps the participant's ledger has. ``lost_key`` says that another key holder may have
+    uploaded under this name: the servers' count is then gone on with. ``older_server`` says that a server was put back
+    from a backup: the numbers of the uploads that it has lost are given up.
     """
 
     def __init__(
@@ -136,19 +137,19 @@ class Membership:
             if shard.due < least and not pooled:
                 raise ValueError(
                     f"the server {shard.link.address} expects upload {shard.due} but has acknowledged all before "
-                    f"{least}; it has lost some of its state. If whoever runs it has put it back from a backup, and "
+                    f"{least}; it has lost some of its state. If its operator has put it back from a backup, and "
                     "says so, join with --older-server: those uploads stay charged and are not sent again."
                 )
             if shard.due > self.participant.sequence:
                 raise ValueError(
                     f"the server {shard.link.address} has {shard.due} uploads of {self.participant.name!r}, the folder "
-                    f"{self.outbox.folder} {self.participant.sequence}; it is an old copy, or somebody else has the "
-                    "same name. Put the newest copy back; or, if your key was lost and this folder and its ledger are "
-                    "the newest, have its certificate revoked and join with a new one and --after-lost-key."
+                    f"{self.outbox.folder} {self.participant.sequence}; it is an old copy, or another participant has "
+                    "the same name. Put the newest copy back; or, if your key was lost and this folder and its ledger "
+                    "are the newest, have its certificate revoked and join with a new one and --after-lost-key."
                 )
 
     def _first_unsent(self, part: int) -> int:
-        """The number of the first upload that this server has not acknowledged."""
+        """Return the number of the first upload that this server has not acknowledged."""
         waiting = [letter.sequence for letter in self.outbox.unsent() if letter.part == part]
         return min(waiting, default=self.participant.sequence)
 
@@ -176,9 +177,9 @@ class Membership:
                 self._shards[part] = replace(shard, due=first)
 
     def _skip_foreign(self) -> None:
-        """Go on after uploads that somebody else made under this name.
+        """Go on after uploads that another key holder made under this name.
 
-        The ledger stays as it is: it lists what this participant released. An upload whose number somebody else has
+        The ledger stays as it is: it lists what this participant released. An upload whose number is
         taken is sent under the next one, with the same values: its noise is not drawn again.
         """
         if len(self._shards) > 1:
@@ -194,7 +195,7 @@ class Membership:
                 letters.remove(letter)
         first = max(shard.due, letters[0].sequence if letters else own)
         bodies = [
-            codec.pack_upload(number, *codec.unpack_upload(letter.body, size=shard.agreement.size)[1:],
+            codec.pack_upload(number, *codec.unpack_upload(self.outbox.body(letter), size=shard.agreement.size)[1:],
                               size=shard.agreement.size)
             for number, letter in enumerate(letters, first)
         ]  # fmt: skip
@@ -209,7 +210,7 @@ class Membership:
     def _is_taken(self, letter: Letter) -> bool:
         """Return whether the server has this very upload under its number."""
         try:
-            self._shards[letter.part].link.call("Push", codec.pack_token(0) + letter.body)
+            self._shards[letter.part].link.call("Push", codec.pack_token(0) + self.outbox.body(letter))
         except Refused as refusal:
             if refusal.reason is not Reason.REPLAYED:
                 raise
@@ -218,31 +219,29 @@ class Membership:
 
     @property
     def done(self) -> int:
-        """Uploads of one's own so far, those included that are still in the outbox."""
+        """Return the number of own uploads so far, those included that are still in the outbox."""
         return self.participant.sequence - self.outbox.foreign
 
     def start_from_server(self) -> None:
         """Make the latest global parameters one's own."""
         self.participant.parameters.vector[:] = self._pull(1.0).values
 
-    def exchange(self) -> Upload:
-        """One epoch: what was left unsent, download, training, upload. All of the upload is acknowledged at the end."""
+    def exchange(self) -> None:
+        """Send what was left unsent, download, train for an epoch and upload, until all of it is acknowledged."""
         self.deliver()
         tokens = [shard.link.turn() for shard in self._shards]
         try:
             self.participant.begin(self._pull(self._download))
             self.participant.train()
-            upload = self.participant.finish()
-            self.keep(self._bodies(upload))
+            self.keep(self._bodies(self.participant.finish()))
         except BaseException:  # nothing is sent; an error, a full disk or Ctrl-C here must not stop the others
             for shard, token in zip(self._shards, tokens, strict=True):
                 shard.link.give_back(token)
             raise
         self.deliver(tokens)
-        return upload
 
-    def keep(self, bodies: Sequence[bytes], *, round_id: bytes | None = None) -> None:
-        """Into the outbox, on the disk, before anything is sent."""
+    def keep(self, bodies: Sequence[Sequence[Piece]], *, round_id: bytes | None = None) -> None:
+        """Put an upload into the outbox, on the disk, before anything is sent."""
         person = self.participant
         position = Position(
             sequence=person.sequence,
@@ -257,7 +256,7 @@ class Membership:
         for letter in self.outbox.unsent():
             link = self._shards[letter.part].link
             token = tokens[letter.part] if tokens is not None else link.turn()
-            link.push(token, letter.body)
+            link.push(token, self.outbox.body(letter))
             self.outbox.acknowledged(letter)
 
     def report(self, statement: str) -> None:
@@ -271,6 +270,11 @@ class Membership:
             shard.link.done()
 
     def _pull(self, fraction: float) -> Download:
+        if fraction == 1.0:
+            whole = self.participant.spare
+            for owned, link in ((shard.agreement, shard.link) for shard in self._shards):
+                link.pull(fraction, size=owned.size, into=whole[owned.start : owned.stop])
+            return Download(indices=None, values=whole)
         parts = [(s.agreement.start, s.link.pull(fraction, size=s.agreement.size)) for s in self._shards]
         values = np.concatenate([part.values for _, part in parts])
         if all(part.indices is None for _, part in parts):
@@ -280,14 +284,16 @@ class Membership:
         ]
         return Download(indices=np.concatenate(places), values=values)
 
-    def _bodies(self, upload: Upload) -> list[bytes]:
-        """Return what goes to each server. One without entries still counts: the numbers stay the same everywhere."""
+    def _bodies(self, upload: Upload) -> list[list[Piece]]:
+        """Return each server's part. One without entries still counts: the numbers stay the same everywhere."""
         bodies = []
-        for shard in self._shards:
-            owned = shard.agreement
-            low, high = np.searchsorted(upload.indices, [owned.start, owned.stop])
-            places, values = upload.indices[low:high] - owned.start, upload.values[low:high]
-            bodies.append(codec.pack_upload(upload.sequence, places, values, size=owned.size))
+        for owned in (shard.agreement for shard in self._shards):
+            places = None
+            low, high = owned.start, owned.stop
+            if upload.indices is not None:
+                low, high = map(int, np.searchsorted(upload.indices, [low, high]))
+                places = upload.indices[low:high] - owned.start
+            bodies.append(codec.upload_pieces(upload.sequence, places, upload.values[low:high], size=owned.size))
         return bodies
 
     def close(self) -> None:

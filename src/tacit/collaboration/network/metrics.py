@@ -14,7 +14,7 @@ _SHOWN = 500  # points of the curve
 
 
 def facts(service: Service, judge: Judge | None, started: float) -> dict[str, Any]:
-    """All that the page shows."""
+    """Return all that the page shows."""
     agreed, traffic = service.agreement, service.traffic
     return {
         "collaboration": agreed.collaboration,
@@ -47,7 +47,7 @@ def _validation(judge: Judge) -> dict[str, Any]:
 
 
 def prometheus(service: Service, judge: Judge | None, started: float) -> str:
-    """The same in Prometheus' text format. If the disk fails, what is in memory is still told."""
+    """Return the same in Prometheus' text format; facts in memory even if the disk fails."""
     return "".join(_lines(service, judge, started))
 
 

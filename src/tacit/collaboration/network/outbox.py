@@ -5,7 +5,7 @@ again as it is: noise is never drawn twice for one upload. And all of it is in t
 
 **Why.** An upload is committed here, with ``synchronous=FULL``, before its first byte is sent, together with the number
 of the next one. The ledger was written before the noise was drawn. If the process dies between the two, an upload was
-paid for that nobody ever sees: the ledger says more than was released, never less.
+paid for and never sent: the ledger says more than was released, never less.
 
 The folder also remembers what must not change between two starts: who takes part in what under which agreement, how
 uploads are protected, how many steps the ledger had, and which rounds of masked uploads were answered.
@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from tacit.collaboration.messages import Vector
-from tacit.collaboration.network.database import Sole, StorageFailed, connect, transaction
+from tacit.collaboration.network.codec import Piece
+from tacit.collaboration.network.database import Sole, StorageFailed, connect, read_blob, transaction, write_blob
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -55,7 +56,7 @@ class Letter:
 
     sequence: int
     part: int
-    body: bytes
+    digest: bytes
 
 
 class Outbox:
@@ -103,15 +104,17 @@ class Outbox:
 
     def position(self) -> Position | None:
         """Where the participant stood after its last upload; None before the first."""
-        row = self._db.execute("SELECT sequence, steps, parameters FROM position").fetchone()
+        row = self._db.execute("SELECT sequence, steps FROM position").fetchone()
         if row is None:
             return None
-        parameters = np.frombuffer(row[2], dtype="<f4").copy()
+        with self._db.blobopen("position", "parameters", 1, readonly=True) as blob:
+            parameters = np.empty(len(blob) // 4, dtype=np.float32)
+            read_blob(blob, parameters.data.cast("B"))
         return Position(sequence=row[0], steps=row[1], parameters=parameters, charged=self.charged)
 
     @property
     def charged(self) -> int:
-        """How many steps the ledger is known to have had."""
+        """Return how many steps the ledger is known to have had."""
         return int(self.fact("charged") or 0)
 
     def note_charged(self, steps: int) -> None:
@@ -122,35 +125,48 @@ class Outbox:
     def _note_charged(self, steps: int) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES ('charged', ?)", (str(max(steps, self.charged)),))
 
-    def put(self, bodies: Sequence[bytes], position: Position, *, round_id: bytes | None = None) -> None:
-        """Keep an upload, in parts for each server, and the position after it; on the disk when this returns.
+    def put(self, bodies: Sequence[Sequence[Piece]], position: Position, *, round_id: bytes | None = None) -> None:
+        """Keep an upload, a body in pieces for each server, and the position after it; on the disk when this returns.
 
-        ``round_id`` is the round that is answered with it, if it is masked: no other upload will answer that.
+        ``round_id`` is the round that is answered with it, if it is masked: no other upload will answer that. A large
+        model's upload is never in memory a second time: SQLite would copy a value twice, and a blob it writes through.
         """
         with transaction(self._db):
             self._note_charged(position.charged)
             if round_id is not None:
                 self._db.execute("INSERT INTO rounds VALUES (?)", (round_id,))
             for part, body in enumerate(bodies):
-                digest = hashlib.sha256(body).digest()
-                self._db.execute("INSERT INTO uploads VALUES (?, ?, ?, ?)", (position.sequence - 1, part, digest, body))
-            parameters = position.parameters.astype("<f4").tobytes()
+                length, digest = sum(map(len, body)), hashlib.sha256()
+                for piece in body:
+                    digest.update(piece)
+                row = self._db.execute(
+                    "INSERT INTO uploads VALUES (?, ?, ?, zeroblob(?))",
+                    (position.sequence - 1, part, digest.digest(), length),
+                ).lastrowid
+                write_blob(self._db, "uploads", "body", row or 0, body)
+            parameters = position.parameters.astype("<f4", copy=False)
             self._db.execute(
-                "INSERT OR REPLACE INTO position VALUES (1, ?, ?, ?)", (position.sequence, position.steps, parameters)
+                "INSERT OR REPLACE INTO position VALUES (1, ?, ?, zeroblob(?))",
+                (position.sequence, position.steps, parameters.nbytes),
             )
+            write_blob(self._db, "position", "parameters", 1, [parameters.data.cast("B")])
 
     def unsent(self) -> list[Letter]:
         """Return what was not acknowledged, in order."""
-        rows = self._db.execute("SELECT sequence, part, body, digest FROM uploads WHERE body IS NOT NULL ORDER BY 1, 2")
-        found = []
-        for sequence, part, body, digest in rows:
-            if hashlib.sha256(body).digest() != bytes(digest):
-                raise ValueError(
-                    f"upload {sequence} in {self.folder} is damaged and was not sent; put back a copy of the folder "
-                    "from after it was made."
-                )
-            found.append(Letter(sequence=sequence, part=part, body=bytes(body)))
-        return found
+        rows = self._db.execute("SELECT sequence, part, digest FROM uploads WHERE body IS NOT NULL ORDER BY 1, 2")
+        return [Letter(sequence=sequence, part=part, digest=bytes(digest)) for sequence, part, digest in rows]
+
+    def body(self, letter: Letter) -> bytes:
+        """Return the bytes to send, or raise ValueError if the disk has changed them."""
+        body: bytes = self._db.execute(
+            "SELECT body FROM uploads WHERE sequence = ? AND part = ?", (letter.sequence, letter.part)
+        ).fetchone()[0]
+        if hashlib.sha256(body).digest() != letter.digest:
+            raise ValueError(
+                f"upload {letter.sequence} in {self.folder} is damaged and was not sent; put back a copy of the folder "
+                "from after it was made."
+            )
+        return body
 
     def answered(self, round_id: bytes) -> bool:
         """Return True if the round had its answer: an upload, or none for good."""
@@ -163,11 +179,11 @@ class Outbox:
 
     @property
     def foreign(self) -> int:
-        """How many uploads under this name were somebody else's."""
+        """Return how many uploads under this name another key holder made."""
         return int(self.fact("foreign") or 0)
 
     def renumber(self, letters: Sequence[Letter], bodies: Sequence[bytes], *, first: int, skipped: int) -> None:
-        """Skip so many numbers that somebody else has used; ``letters`` become ``bodies``, numbered from ``first``."""
+        """Skip numbers that another key holder has used; ``letters`` become ``bodies``, numbered from ``first``."""
         with transaction(self._db):
             pairs = list(enumerate(zip(letters, bodies, strict=True), first))
             for number, (letter, body) in reversed(pairs):
@@ -186,7 +202,7 @@ class Outbox:
             )
 
     def digests(self) -> dict[tuple[int, int], bytes]:
-        """The SHA-256 of every upload, by sequence number and part."""
+        """Return the SHA-256 of every upload, by sequence number and part."""
         return {
             (row[0], row[1]): bytes(row[2]) for row in self._db.execute("SELECT sequence, part, digest FROM uploads")
         }

@@ -56,11 +56,11 @@ class Round:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """The places whose uploads are in the sum."""
+        """Return the places whose uploads are in the sum."""
         return tuple(sorted(self.digests))
 
     def done(self) -> Collection[int]:
-        """The places that have done what the phase waits for."""
+        """Return the places that have done what the phase waits for."""
         done: dict[Phase, Collection[int]] = {
             Phase.DEALING: self.deals,
             Phase.SENDING: self.digests,
@@ -70,7 +70,7 @@ class Round:
         return done.get(self.phase, ())
 
     def waited_for(self) -> set[int]:
-        """The places that could still do it."""
+        """Return the places that could still do it."""
         before: dict[Phase, Collection[int]] = {Phase.DEALING: range(len(self.cards)), Phase.SENDING: self.deals}
         left = self.left if self.phase <= Phase.SENDING else set()
         return set(before.get(self.phase, self.survivors)) - set(self.done()) - left

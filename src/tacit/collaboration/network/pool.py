@@ -56,7 +56,7 @@ class Pool:
         self._over: OrderedDict[bytes, str | frozenset[str]] = OrderedDict()  # who is in its sum, or why there is none
 
     def current(self, now: float) -> bytes:
-        """The round in which one can enrol; while another is being finished there is none."""
+        """Return the round in which one can enrol; while another is being finished there is none."""
         self._advance(now)
         if self._round is None:
             self._round = Round(id=secrets.token_bytes(ROUND_BYTES), since=now)
@@ -66,7 +66,7 @@ class Pool:
         return self._round.id
 
     def enrol(self, name: str, round_id: bytes, card: Card, now: float) -> None:
-        """Take part. Whoever was restarted before the round closed can come with other keys."""
+        """Enrol a participant; one that was restarted before the round closed can come with other keys."""
         found = self._find(round_id, now)
         if found.phase is not Phase.ENROLLING or (name not in found.cards and len(found.cards) == MOST):
             raise Refused(Reason.ROUND, "the round is closed; join the next.")
@@ -75,14 +75,14 @@ class Pool:
             if owner != name:
                 raise Refused(Reason.UNKNOWN, f"the round's key is that of {owner!r}, not of {name!r}.")
         if same_keys([card, *(other for who, other in found.cards.items() if who != name)]):
-            raise Refused(Reason.UNKNOWN, "somebody else in the round has the same key.")
+            raise Refused(Reason.UNKNOWN, "another participant of the round has the same key.")
         if not found.cards:
             found.since = now
         found.cards[name] = card
         self._advance(now)
 
     def roster(self, name: str, round_id: bytes, now: float) -> bytes:
-        """Everybody's keys, once nobody more can enrol."""
+        """Return the keys of all who have enrolled, once the round is closed."""
         found = self._find(round_id, now)
         if name not in found.cards:
             raise Refused(Reason.ROUND, "one must enrol in a round to see who is in it.")
@@ -99,7 +99,7 @@ class Pool:
             )
 
     def leave(self, name: str, round_id: bytes, now: float) -> None:
-        """Do not wait for somebody who has sent nothing and says that it will not."""
+        """Stop waiting for a participant that has sent nothing and says that it will not."""
         found = self._find(round_id, now)
         if name not in found.cards:
             raise Refused(Reason.ROUND, "only who has enrolled in a round can leave it.")
@@ -121,7 +121,7 @@ class Pool:
         self._advance(now)
 
     def shares(self, name: str, round_id: bytes, now: float) -> bytes:
-        """The shares that every dealer has sealed for this participant, once it is known who the dealers are."""
+        """Return the shares that every dealer has sealed for this participant, once it is known who the dealers are."""
         found, place = self._member(name, round_id, now)
         if found.phase <= Phase.DEALING:
             raise self._wait(found)
@@ -152,7 +152,7 @@ class Pool:
         self._advance(now)
 
     def survivors(self, name: str, round_id: bytes, now: float) -> bytes:
-        """The places whose uploads are in the sum, once no more are taken."""
+        """Return the places whose uploads are in the sum, once no more are taken."""
         found, place = self._member(name, round_id, now)
         if found.phase <= Phase.SENDING:
             raise self._wait(found)
@@ -170,7 +170,7 @@ class Pool:
         self._advance(now)
 
     def vouchers(self, name: str, round_id: bytes, now: float) -> bytes:
-        """The signatures of as many survivors as must have signed, once there are so many."""
+        """Return the signatures of as many survivors as must have signed, once there are so many."""
         found, _ = self._member(name, round_id, now)
         if found.phase <= Phase.VOUCHING:
             raise self._wait(found)
@@ -224,7 +224,7 @@ class Pool:
         return self._round
 
     def _member(self, name: str, round_id: bytes, now: float, phase: Phase | None = None) -> tuple[Round, int]:
-        """The round and the place of who asks; if a ``phase`` is asked for, refused before and after it."""
+        """Return the round and the place of who asks; if a ``phase`` is asked for, refused before and after it."""
         found = self._find(round_id, now)
         if name not in found.cards:
             raise Refused(Reason.ROUND, "one must enrol in a round to take part in it.")

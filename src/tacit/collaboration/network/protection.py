@@ -45,7 +45,7 @@ def check_promised(agreement: Agreement, settings: Settings) -> None:
     if agreement.mechanism and own != agreement.mechanism:
         raise ValueError(
             f"the participants have agreed on {agreement.mechanism} uploads, and yours would be {own}; nothing was "
-            f"sent. Say --mechanism {agreement.mechanism}, or ask whoever runs the server for other terms."
+            f"sent. Say --mechanism {agreement.mechanism}, or ask the operator of the server for other terms."
         )
     if not agreement.epsilon:
         return
@@ -61,7 +61,7 @@ def check_promised(agreement: Agreement, settings: Settings) -> None:
         if mine > most * (1 + 1e-9):
             raise ValueError(
                 f"the participants have agreed on {name} = {most:g} at most for each, and yours is {mine:g}; nothing "
-                "was sent. Choose a smaller one, or ask whoever runs the server for other terms."
+                "was sent. Choose a smaller one, or ask the operator of the server for other terms."
             )
 
 
@@ -125,7 +125,7 @@ class Account:
         self.books: list[Ledger] = []
 
     def open(self, header: Header) -> Ledger:
-        """The ledger; ``header`` begins it if there is none."""
+        """Return the ledger; ``header`` begins it if there is none."""
         if not self.books:
             known = self._outbox.charged
             if known and not self._path.exists():
@@ -149,7 +149,7 @@ class Account:
 
     @property
     def steps(self) -> int:
-        """How many were charged."""
+        """Return how many steps were charged."""
         return len(self.books[0]) if self.books else 0
 
     def check(self, step: Step | None) -> None:

@@ -55,15 +55,15 @@ def shown(size: Sequence[int]) -> str:
 def check_public(public: tuple[Tensor, Tensor], size: Sequence[int]) -> None:
     """Refuse public records that have nothing to do with the task: accuracy on them would mean nothing.
 
-    ``size`` is that of the participants' images, empty if nobody has said it.
+    ``size`` is that of the participants' images, empty if the agreement does not have it.
     """
     images, labels = public
     if int(labels.min()) == int(labels.max()):
         raise ValueError("all public records have the same label; their accuracy would say nothing about a model.")
     if not size:
         raise ValueError(
-            "the collaboration began without saying how large its images are, so that nobody knows whether these "
-            "public records are like them; leave out --validate, or begin another one with it or with --shape."
+            "the collaboration began without the size of its images, so the server cannot compare these public "
+            "records with them; leave out --validate, or begin another one with it or with --shape."
         )
     if tuple(images.shape[1:]) != tuple(size):
         raise ValueError(

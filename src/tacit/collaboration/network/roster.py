@@ -92,13 +92,13 @@ class Roster:
 
     @cached_property
     def identities(self) -> tuple[bytes, ...]:
-        """The digest of each participant's name and keys."""
+        """Return the digest of each participant's name and keys."""
         pairs = zip(self.names, self.cards, strict=True)
         return tuple(hashlib.sha256(card.public + card.sealing + name.encode()).digest() for name, card in pairs)
 
     @cached_property
     def digest(self) -> bytes:
-        """The round, everybody in it and the threshold: what all must mean, or else no mask cancels."""
+        """Return the round, everybody in it and the threshold: what all must mean, or else no mask cancels."""
         return hashlib.sha256(self.context + struct.pack("<H", self.threshold) + b"".join(self.identities)).digest()
 
 
@@ -131,7 +131,9 @@ def check_card(card: Card, authority: x509.Certificate, context: bytes) -> str:
         for key in (card.public, card.sealing):  # not with low order
             X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
     except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
-        raise Refused(Reason.UNKNOWN, f"nobody vouches for a key of the round ({type(error).__name__}).") from None
+        raise Refused(
+            Reason.UNKNOWN, f"no certificate of the authority vouches for a key of the round ({type(error).__name__})."
+        ) from None
     now = datetime.datetime.now(datetime.UTC)
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise Refused(Reason.UNKNOWN, f"the certificate of {name!r} has expired.")
@@ -147,7 +149,7 @@ def same_keys(cards: Collection[Card]) -> bool:
 
 
 def _point(public: bytes) -> int:
-    """The point that a public key means: X25519 ignores the top bit and reduces the rest."""
+    """Return the point that a public key means: X25519 ignores the top bit and reduces the rest."""
     return (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD
 
 
@@ -188,10 +190,10 @@ def pack_places(places: Collection[int]) -> bytes:
 
 
 def unpack_places(data: bytes, *, people: int) -> tuple[int, ...]:
-    """Return the places that `pack_places` packed; refuse what is not rising or has somebody who is not there."""
+    """Return the places that `pack_places` packed; refuse places that are not rising or beyond the roster."""
     if len(data) % 2:
         raise Refused(Reason.MALFORMED, f"a list of places has {len(data)} bytes, two for each.")
     found: tuple[int, ...] = struct.unpack(f"<{len(data) // 2}H", data)
     if any(place >= people for place in found) or list(found) != sorted(set(found)):
-        raise Refused(Reason.MALFORMED, "a list of places is not in rising order, or has somebody who is not there.")
+        raise Refused(Reason.MALFORMED, "a list of places is not in rising order, or names a place beyond the roster.")
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from tacit.collaboration.messages import Upload
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.keys import Credentials
 from tacit.collaboration.network.masking import encode, places
@@ -29,8 +28,8 @@ class MaskedMembership(Membership):
     upload: then one does not enrol. If it is noticed only afterwards, one leaves the round, and the others go on.
 
     A round is answered once, with an upload or not at all: a server that repeated it among others, on the same
-    parameters, could subtract the two sums. Somebody whose process dies after it has sent cannot reveal shares any
-    more; the others do without it, and its upload counts.
+    parameters, could subtract the two sums. A participant whose process dies after it has sent cannot reveal
+    shares any more; the others do without it, and its upload counts.
     """
 
     def __init__(
@@ -61,8 +60,8 @@ class MaskedMembership(Membership):
         self._link, self._agreement = shard.link, shard.agreement
         self._credentials, self._agreed, self._ready = credentials, agreed, ready
 
-    def exchange(self) -> Upload:
-        """One epoch and one round. When this returns the sum was applied, or the upload is lost."""
+    def exchange(self) -> None:
+        """Train for an epoch and take part in a round. At the end the sum was applied, or the upload is lost."""
         self.deliver()
         self.participant.begin(self._pull(self._download))
         self.participant.train()
@@ -74,15 +73,14 @@ class MaskedMembership(Membership):
         self.company |= set(seat.mask.roster.names)
         try:
             self._agreed.places = places(seat.round_id, size=terms.size, count=terms.most)
-            upload = self.participant.finish()
-            body = seat.round_id + seat.mask.hide(encode(upload.values, terms.bound)).astype("<u8").tobytes()
+            values = self.participant.finish().values
+            masked = seat.mask.hide(encode(values, terms.bound)).astype("<u8", copy=False)
         except Exception:  # the budget is spent, or something is not in order: nothing was sent, and nothing will be
             self.outbox.answer(seat.round_id)
             seat.leave()
             raise
-        self.keep([body], round_id=seat.round_id)
+        self.keep([[seat.round_id, masked.data.cast("B")]], round_id=seat.round_id)
         self._deliver(seat)
-        return upload
 
     def deliver(self, tokens: Sequence[int] | None = None) -> None:
         """Send what is in the outbox, as it is, and see what became of it."""
@@ -91,9 +89,10 @@ class MaskedMembership(Membership):
     def _deliver(self, seat: Seat | None) -> None:
         """Send what is in the outbox; with a ``seat`` in its round help to unmask the sum."""
         for letter in self.outbox.unsent():
-            round_id = letter.body[: codec.ROUND_BYTES]
+            body = self.outbox.body(letter)
+            round_id = body[: codec.ROUND_BYTES]
             try:
-                self._link.call("Masked", letter.body)
+                self._link.call("Masked", body)
                 if seat is not None:
                     seat.finish()
             except Refused as refusal:

@@ -47,11 +47,11 @@ class Server:
         return self.service.agreement
 
     def accuracy(self) -> float | None:
-        """The accuracy of the global model on the public records, if there are any."""
+        """Return the accuracy of the global model on the public records, if there are any."""
         return None if self.judge is None else self.judge.look()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until somebody has called `end`, at most ``timeout`` seconds; return whether somebody has."""
+        """Wait until `end` is called, at most ``timeout`` seconds; return True if it was."""
         return self._ended.wait(timeout)
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from cryptography import x509
 
-from tacit.collaboration.messages import Vector
+from tacit.collaboration.messages import Download, Vector
 from tacit.collaboration.network import codec
 from tacit.collaboration.network.certificates import Peer, serial_text
 from tacit.collaboration.network.intake import APPLIED, Intake, Traffic, Turns, check_individual
@@ -51,7 +51,7 @@ class Service:
         self._peers: dict[str, Peer] = {}
         self._closed = False
         self._done: set[str] = set()  # who has said that it is, and is not waited for until it comes again
-        self._pulled: tuple[tuple[int, float], bytes] = ((-1, 0.0), b"")
+        self._pulled: tuple[tuple[float, ...], bytes] = ((), b"")
         self._turns = Turns(
             self.agreement.protocol, list(self._state.people), lease=lease, patience=patience, clock=clock
         )
@@ -74,7 +74,7 @@ class Service:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message: an upload of as many entries as are allowed, or shares for everybody."""
+        """Return the bytes of the longest message: an upload of as many entries as are allowed, or shares for all."""
         return max(8 * self.agreement.most, 0 if self._masked is None else LONGEST_DEAL) + codec.OVERHEAD
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
@@ -82,13 +82,13 @@ class Service:
         masked = dict.fromkeys(METHODS, no_masked_uploads) if self._masked is None else self._masked.methods()
         return {
             "Agree": lambda name, _: self.agree(name), "Turn": lambda name, _: self.turn(name),
-            "GiveBack": self.give_back, "Pull": self.pull, "Push": self.push, "Report": self.report,
-            "Done": lambda name, _: self.done(name),
+            "GiveBack": self.give_back, "Pull": self.pull, "PullPart": self.pull_part, "Push": self.push,
+            "Report": self.report, "Done": lambda name, _: self.done(name),
             **masked,
         }  # fmt: skip
 
     def check_certificate(self, peer: Peer) -> None:
-        """Refuse whoever comes with a certificate that was revoked or has expired, at this moment.
+        """Refuse a certificate that is revoked or has expired at this moment.
 
         TLS looks at the date when a connection is made; a connection can last longer than its certificate.
         """
@@ -118,14 +118,14 @@ class Service:
     # -- what is asked -----------------------------------------------------------------------------------------------
 
     def agree(self, name: str) -> bytes:
-        """The agreement, after the number of the next upload of ``name``."""
+        """Return the number of the next upload of ``name`` and the agreement."""
         with self._lock:
             self._state.check_person(name)
             self._done.discard(name)
             return codec.pack_token(self._state.due(name)) + self.agreement.to_json().encode()
 
     def turn(self, name: str) -> bytes:
-        """A token to download and upload with; in asynchronous exchange everybody may at any time."""
+        """Return a token to download and upload with; in asynchronous exchange everybody may at any time."""
         with self._lock:
             self._state.check_person(name)
             self._state.check_storage()
@@ -153,13 +153,21 @@ class Service:
         return APPLIED
 
     def pull(self, name: str, request: bytes) -> bytes:
-        """A download."""
+        """Return a download of the most updated parameters."""
         fraction = codec.unpack_fraction(request)
+        return self._download(name, (fraction,), lambda: self._state.server.peek(fraction))
+
+    def pull_part(self, name: str, request: bytes) -> bytes:
+        """Return a download of some parameters in a row; all parts together are the whole model."""
+        first, count = codec.unpack_range(request, size=self.agreement.size)
+        return self._download(name, (first, count), lambda: self._state.server.peek_part(first, count))
+
+    def _download(self, name: str, asked: tuple[float, ...], read: Callable[[], Download]) -> bytes:
         with self._lock:
             self._state.check_person(name)
-            asked = self._state.uploads, fraction  # who come between two uploads share one message
+            asked = (self._state.uploads, *asked)  # participants that come between two uploads share one message
             if self._pulled[0] != asked:
-                self._pulled = asked, codec.pack_download(self._state.server.peek(fraction))
+                self._pulled = asked, codec.pack_download(read())
             self.traffic.down += len(self._pulled[1])
             return self._pulled[1]
 
@@ -209,7 +217,7 @@ class Service:
     # -- what can be seen --------------------------------------------------------------------------------------------
 
     def parameters(self) -> tuple[int, Vector]:
-        """The number of uploads so far, and what they led to."""
+        """Return the number of uploads so far, and what they led to."""
         with self._lock:
             return self._state.uploads, self._state.server.parameters
 
@@ -226,7 +234,7 @@ class Service:
         return self._state.failure
 
     def uploads(self) -> int:
-        """How many were applied."""
+        """Return how many uploads were applied."""
         return self._state.uploads
 
     def retire(self) -> None:
@@ -238,7 +246,7 @@ class Service:
             self._state.admit(name)
 
     def overview(self) -> list[dict[str, object]]:
-        """A line for each participant."""
+        """Return a line for each participant."""
         with self._lock:
             self._state.refresh()
             statements = self._state.store.statements()
@@ -263,7 +271,7 @@ class Service:
 
 
 def _certificate(peer: Peer | None) -> dict[str, object]:
-    """Return what is known of the certificate that somebody came with last."""
+    """Return serial number and expiry of the certificate that a participant used last."""
     if peer is None or peer.serial is None or peer.expires is None:
         return {"serial": None, "expires": None}
     return {"serial": serial_text(peer.serial), "expires": peer.expires.timestamp()}

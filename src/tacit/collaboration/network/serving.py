@@ -1,4 +1,4 @@
-"""The service over gRPC with mutual TLS: who asks is whoever the certificate says."""
+"""The service over gRPC with mutual TLS: the certificate says which participant asks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class GrpcServer:
             try:
                 peer = _certified(context) if self._secure else _claimed(context)
             except ValueError as error:
-                self._refuse(context, method, "somebody", str(error), grpc.StatusCode.UNAUTHENTICATED)
+                self._refuse(context, method, "unknown", str(error), grpc.StatusCode.UNAUTHENTICATED)
                 raise AssertionError from error  # abort does not return
             try:
                 self._service.check_certificate(peer)

@@ -33,8 +33,8 @@ log = logging.getLogger("tacit")
 class SharedAveragingService:
     """Rounds of masked uploads whose sums move the parameters; ``people`` may take part.
 
-    A round closes when all are there, or ``averaging.patience`` seconds after the first; whoever is silent for as long
-    is gone on without, as long as the round's threshold remain.
+    A round closes when all are there, or ``averaging.patience`` seconds after the first; a participant that is silent
+    for as long is left out, as long as the round's threshold remain.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class SharedAveragingService:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message: a masked change of the whole model, or shares for everybody."""
+        """Return the bytes of the longest message: a masked change of the whole model, or shares for all."""
         return max(8 * self._averager.parameters.size, LONGEST_DEAL) + codec.OVERHEAD
 
     @property
     def rounds(self) -> int:
-        """How many are over."""
+        """Return how many rounds are over."""
         return self._averager.rounds
 
     def methods(self) -> dict[str, Callable[[str, bytes], bytes]]:
@@ -88,7 +88,7 @@ class SharedAveragingService:
         return self._terms
 
     def _work(self, name: str, _: bytes) -> bytes:
-        """The parameters to train, after the number of the round; or, when all is over, the last message."""
+        """Return the parameters to train, after the number of the round; or, when all is over, the last message."""
         with self._lock:
             self._check(name)
             if self._is_over():

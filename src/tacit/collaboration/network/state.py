@@ -1,4 +1,4 @@
-"""The parameter server with its store: what it holds is on the disk first. Whoever calls holds the service's lock."""
+"""The parameter server with its store, where uploads are before they are applied. Callers hold the service's lock."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class State:
 
     @property
     def uploads(self) -> int:
-        """How many were applied."""
+        """Return how many uploads were applied."""
         return sum(self.server.participants.values())
 
     def due(self, name: str) -> int:
-        """The number of the next upload; of masked ones, in how many finished rounds one was."""
+        """Return the number of the next upload; of masked ones, in how many finished rounds one was."""
         return self.store.contributions().get(name, 0) if self.agreement.pool else self.server.next_sequence(name)
 
     def commit(self, taken: Sequence[tuple[Entry, Checked]]) -> None:
@@ -64,7 +64,7 @@ class State:
             self._since_snapshot = self._bytes_since = 0
 
     def guarded(self, write: Callable[[], None]) -> None:
-        """Write to the disk. After a failure nobody knows what it holds: nothing more is taken until a restart."""
+        """Write to the disk. After a failure its contents are uncertain: nothing more is taken until a restart."""
         if self._failed is None:
             try:
                 return write()
@@ -76,7 +76,7 @@ class State:
         self.check_storage()
 
     def check_storage(self) -> None:
-        """Refuse if the disk has failed: nobody need train, or wait for a turn, for an upload that is not taken."""
+        """Refuse if the disk has failed, before a participant trains or waits for an upload that is not taken."""
         if self._failed is not None:
             raise Refused(
                 Reason.UNAVAILABLE,
@@ -102,12 +102,12 @@ class State:
                 self.server.revoke(name)
 
     def check_person(self, name: str) -> None:
-        """Refuse whoever is not admitted, or was revoked, at this moment."""
+        """Refuse a name that is not admitted, or is revoked, at this moment."""
         self.refresh()
         self.check_known(name)
 
     def check_known(self, name: str) -> None:
-        """Refuse whoever was not admitted, or was revoked, when that was last looked up."""
+        """Refuse a name that was not admitted, or was revoked, at the last look."""
         if name not in self.people:
             raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
         if self.people[name]:

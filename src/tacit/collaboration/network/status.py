@@ -37,7 +37,7 @@ class Access:
 
     ``password`` ("user:password") is asked for by basic authentication. ``keys`` is a folder with the server's
     certificate: the port then speaks TLS, and without a password a certificate of the same authority must be shown.
-    Health (/healthz, /readyz) is told to everybody who can connect.
+    All who can connect may read health (/healthz, /readyz).
     """
 
     port: int
@@ -120,7 +120,7 @@ class StatusPage:
                     writer.write(_packed(answer))
                     await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            writer.transport.abort()  # whoever is too slow, says too much or has gone gets no answer
+            writer.transport.abort()  # a reader that is too slow, says too much or has gone
         finally:
             self._open -= 1
             writer.close()

@@ -25,13 +25,14 @@ from tacit._files import sync
 from tacit.collaboration.messages import Vector
 from tacit.collaboration.network.agreement import Agreement
 from tacit.collaboration.network.codec import unpack_upload
-from tacit.collaboration.network.database import Sole, connect, created, explained, transaction
+from tacit.collaboration.network.database import Sole, connect, created, explained, transaction, write_blob
 from tacit.collaboration.network.roster import MOST
 from tacit.collaboration.server import ParameterServer, Rules
 
 FORMAT = 4
 _CHECKPOINT = 3072  # pages, 192 MiB
 _PIECE = 1 << 18  # values, 1 MiB
+_LONG = 1 << 20  # bytes of an upload from which on SQLite is to have no copies of it
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE participants (
@@ -166,7 +167,7 @@ class Store:
                 raise ValueError(f"{name!r} does not take part; there is nothing to revoke.")
 
     def revoke_certificate(self, serial: int) -> None:
-        """Take nothing more from whoever comes with the certificate of this number. A running server notices.
+        """Take nothing more under the certificate of this number. A running server notices.
 
         Its participant can go on with another certificate.
         """
@@ -174,16 +175,16 @@ class Store:
             self._db.execute("INSERT OR IGNORE INTO revoked_certificates VALUES (?)", (f"{serial:x}",))
 
     def revocations(self) -> Revocations:
-        """Look up revoked certificates without waiting for whoever writes."""
+        """Return a look-up of revoked certificates that does not wait for writers."""
         return Revocations(self._path)
 
     def people(self) -> dict[str, bool]:
-        """Everybody who was admitted, in that order, and whether they were revoked."""
+        """Return everybody who was admitted, in that order, and whether they were revoked."""
         rows = self._db.execute("SELECT name, revoked FROM participants ORDER BY rowid")
         return {name: bool(revoked) for name, revoked in rows}
 
     def changes(self) -> int:
-        """A number that is another one after another process has written."""
+        """Return a number that is another one after another process has written."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def state(self, name: str, statement: str) -> None:
@@ -206,8 +207,13 @@ class Store:
                 [(number, entry.participant, entry.sequence, entry.digest) for number, entry in numbered],
             )
             self._db.executemany(
-                "INSERT INTO bodies VALUES (?, ?)", [(number, entry.body) for number, entry in numbered]
+                "INSERT INTO bodies VALUES (?, ?)",
+                [(number, entry.body) for number, entry in numbered if len(entry.body) < _LONG],
             )
+            for number, entry in numbered:
+                if len(entry.body) >= _LONG:
+                    self._db.execute("INSERT INTO bodies VALUES (?, zeroblob(?))", (number, len(entry.body)))
+                    write_blob(self._db, "bodies", "body", number, [entry.body])
             self._db.executemany(
                 "INSERT INTO rounds VALUES (?, ?)",
                 [(name, entry.round_id) for entry in entries for name in entry.contributors],
@@ -236,10 +242,10 @@ class Store:
             self._db.execute("DELETE FROM bodies WHERE number <= ?", (last,))
 
     def server(self) -> ParameterServer:
-        """The state that all committed uploads lead to: the snapshot, and what came after it."""
+        """Return the state that all committed uploads lead to: the snapshot, and what came after it."""
         number, facts = self._db.execute("SELECT number, facts FROM snapshot").fetchone()
         arrays = {name: self._array(name) for name in ("parameters", "stat")}
-        # Whoever was revoked since had been heard before: that comes last.
+        # A participant that was revoked since had uploads taken before: revoking comes last.
         server = ParameterServer.restore(arrays, {**json.loads(facts), "revoked": []}, self.rules)
         rows = self._db.execute(
             "SELECT number, participant, sequence, body FROM uploads LEFT JOIN bodies USING (number) WHERE number > ? "
@@ -257,7 +263,7 @@ class Store:
         return server
 
     def _array(self, name: str) -> Vector:
-        """An array of the snapshot, put together from its pieces."""
+        """Return an array of the snapshot, put together from its pieces."""
         found = np.empty(self.agreement.size, dtype=np.float32)
         place = 0
         for (piece,) in self._db.execute("SELECT data FROM pieces WHERE name = ? ORDER BY place", (name,)):
@@ -279,7 +285,7 @@ class Store:
 
 
 def _write_snapshot(db: sqlite3.Connection, server: ParameterServer) -> int:
-    """The number of the last upload in it: they are numbered from 1, and each was pushed once."""
+    """Write a snapshot and return the number of the last upload in it: each was pushed once, the first is 1."""
     arrays, facts = server.snapshot()
     number = int(facts["pushes"])
     # In pieces: SQLite copies every value that it writes, and a large model would be in memory several times.

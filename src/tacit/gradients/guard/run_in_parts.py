@@ -57,6 +57,7 @@ class Part:
 
     examples: Sequence[int]
     outputs: Sequence[Tensor]
+    penalties: Sequence[Tensor] = ()
 
 
 def is_influenced(recorder: Recording, args: Any, kwargs: Any) -> bool:
@@ -129,6 +130,7 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
             places = storage_places(model)
             found = list(outputs_of(model(*args, **kwargs)))
             recorder.problems.check()  # the batch itself will say so; parts of it need not fit what mixes examples
+            penalties = recorder.penalties
     except NotCompared:
         raise
     except Exception as error:  # whatever the model's own code raises
@@ -138,20 +140,20 @@ def _run(recorder: Recording, examples: Sequence[int], seed: int, cut: Callable[
         ) from error
     if storage_places(model) != places:
         raise NotCompared(WRITES)
-    return Part(examples, found)
+    return Part(examples, found, penalties)
 
 
 @contextmanager
 def _followed(recorder: Recording, batch: int) -> Iterator[None]:
     """The engine follows a batch of this many examples, and then the one before again."""
-    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases
+    kept = recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases, recorder.penalties
     recorder.batch, recorder.epoch = batch, COMPARED
-    recorder.problems, recorder.inside, recorder.aliases = Problems(recorder.model), True, []
+    recorder.problems, recorder.inside, recorder.aliases, recorder.penalties = Problems(recorder.model), True, [], []
     recorder.problems.slow = kept[2].slow
     try:
         yield
     finally:
-        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases = kept
+        recorder.batch, recorder.epoch, recorder.problems, recorder.inside, recorder.aliases, recorder.penalties = kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +220,8 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | 
     their number.
     """
     parts = [part for split in splits for part in split]
+    if not all(are_equal(whole.penalties, part.penalties) for part in parts):
+        return False
     compared = 0
     for i in range(min(len(part.outputs) for part in (whole, *parts))):
         tags = [getattr(part.outputs[i], "_tag", None) for part in (whole, *parts)]
@@ -226,8 +230,6 @@ def _agree(whole: Part, splits: Sequence[Sequence[Part]], recorder: Recording | 
         elif all(isinstance(tag, Total) for tag in tags):
             kind = _total(whole, splits, i)
             agreed = kind is not None
-            if recorder is not None and recorder.penalised and whole.outputs[i].requires_grad:
-                agreed = kind == "mean"  # a penalty that is divided by the number of examples is none of them
             if recorder is not None and kind is not None and kind == tags[0].kind:  # type: ignore[union-attr]
                 recorder.inferred[i] = kind
         else:
@@ -265,6 +267,16 @@ def _total(whole: Part, splits: Sequence[Sequence[Part]], i: int) -> str | None:
         return "sum"
     constant = len(sums) > 1 and all(is_same(sums[0].to(total.dtype), other.to(total.dtype)) for other in sums[1:])
     return "constant" if constant else None
+
+
+def are_equal(penalties: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether penalties on the parameters have the same values, to the bit: nothing else went into them.
+
+    A looser comparison would let pass a small penalty that is divided by the number of examples, and may grow.
+    """
+    if len(penalties) != len(others):
+        return False
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(penalties, others, strict=True))
 
 
 def is_same(a: Tensor, b: Tensor, *, coarsest: torch.dtype | None = None) -> bool:

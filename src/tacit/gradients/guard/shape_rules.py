@@ -152,6 +152,8 @@ def _scatter(call: Call) -> Tag:
     """Entries are moved along one dimension: within each example if that is not where the examples are."""
     x, dim, index = call.main(), call.arg(1, "dim"), call.arg(2, "index")
     found = aligned(call, x.ndim)
+    if call.name == "gather" and isinstance(found, Layout) and found.dim == dim % x.ndim and call.has_only(index):
+        return found  # entries of a constant, looked up
     if not isinstance(found, Layout) or found.dim == dim % x.ndim:
         return pairs(call)
     source = call.arg(3, "src", "value")

@@ -21,7 +21,7 @@ from tacit.gradients.isolation.cutting import Join, agreed, cut
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Arguments, Isolated
 from tacit.gradients.isolation.module_state import State
-from tacit.gradients.layers.loss import tell_of_own_means
+from tacit.gradients.layers.loss_mean import tell_of_own_means
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.torch_internals import pytree, without_subclasses

@@ -33,7 +33,7 @@ from tacit.gradients.layers.loss_mean import scales
 from tacit.gradients.layout import Layout, Total
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
-from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.problems import CannotCut, Refused, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
@@ -76,15 +76,15 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
     names, reasons = list(isolate), dict[str, str]()
     final = set(isolate)
     """Modules that must mean the same alone: they were asked for, or an operation in them combines examples."""
-    gave_way = False
-    """True if a module that means something else alone gave way to the one around it."""
+    doubtful = False
+    """True if an operation in a module combines examples, or the module meant something else alone and gave way."""
     without: list[str] | None = None
     """The names before an output that mixes was met: whether the loss depends on that will show."""
     for _ in range(ATTEMPTS):
         try:
             every = without is None or names != without
             plan = attempt(recorder, args, kwargs, names, every_output=every)
-            if gave_way:  # a gate that begins at zero may hide that examples are combined
+            if doubtful:  # a gate that begins at zero may hide that examples are combined
                 attempt(recorder, args, kwargs, names, every_output=every, moved=True)
         except Obstacle as error:
             chosen = None
@@ -103,7 +103,7 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
             added = [name for name in chosen if name not in names]
             reasons |= {name: str(error) for name in added}
             final |= set(added) if error.operation else set()
-            gave_way = gave_way or error.differs
+            doubtful = doubtful or error.differs or error.operation
             names = chosen
         else:
             _tell(recorder.model, plan, reasons)
@@ -192,7 +192,7 @@ def attempt(
 
 def _in_short(error: Exception) -> str:
     """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
-    if isinstance(error, ValuesRead):
+    if isinstance(error, (Refused, ValuesRead)):
         return error.short
     return (
         str(error) if isinstance(error, (CannotCut, Mixes)) else f"it raised {type(error).__name__} on followed tensors"

@@ -128,6 +128,8 @@ def recurrent(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     layout = layout_of(recorder, x)
     expected = 0 if packed or batch_first else 1
+    if recorder.batch == 1 and layout is not None and not packed:
+        layout = Layout(expected, x.shape[expected])  # all rows are of one example, wherever its size of one was put
     _, shared = recorder.scan(args, kwargs)
     if recorder.batch == 0:
         return (
@@ -200,6 +202,8 @@ def _objection(
     for state, own in recorder.scan(states, {})[0]:
         if isinstance(own, Mixed):
             return own.reason
+        if recorder.batch == 1 and isinstance(own, Layout):
+            continue  # of one example alone, whose dimension is not told by its size
         if (
             not isinstance(own, Layout)
             or own.dim != 1
