@@ -12,7 +12,8 @@ What was seen on the held-out images (percent, ε = 3 on CIFAR-10 unless said ot
   98.9. Whitening instead of normalised groups changed nothing (98.9 to 99.0 at ε = 3).
 * CIFAR-10 before, scattering alone: channels standardised 63.6, whitened by their own covariance 67.5, by that of dead
   leaves (free) 67.8, at learning rate 4; 69.2 at 8, 69.7 at 16, 68.6 at 32. Without private means 1.2 less; with
-  private variances too 1.4 less. Exponents 0.5 and 0.6: 69.4 and 69.3. At ε = 1 learning rates 4 and 8 did equally well (66.7).
+  private variances too 1.4 less. Exponents 0.5 and 0.6: 69.4 and 69.3. At ε = 1 learning rates 4 and 8
+  did equally well (66.7).
 * SVHN at ε = 3: 85.6 at learning rate 16, 86.8 at 8; 84.3 with normalised groups.
 * Averaging the weights moved nothing by more than 0.2 either way.
 * CIFAR-10 with patches under a Gaussian kernel (`GaussianKernel`): docs/accuracy.md has what each part gave.
