@@ -215,7 +215,11 @@ class Recorder(Capture):
     ) -> Any:
         name, totals = kind.name, 0
         bad: Tag | None = None
-        for _, tag in tagged:
+        for place, (t, tag) in enumerate(tagged):
+            if isinstance(tag, Only) and self.batch == 1 and type(t) is Traced and t.ndim > 1:
+                t._tag = tag = Layout(0, t.shape[0])  # of the only example, wherever its size of one was taken for it
+                t._form = None
+                tagged[place] = t, tag
             if not isinstance(tag, Layout):
                 bad, totals = bad or tag, totals + isinstance(tag, Total)
         if kind.writes and not kind.is_pointwise and name != "setitem":

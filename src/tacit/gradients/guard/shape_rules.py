@@ -20,6 +20,8 @@ def _reshape(call: Call) -> Tag:
     x, layout = call.first()
     if call.out.ndim == 0:
         return Total("sum")  # one example with one entry: the loss of a batch of one
+    if call.name == "unsqueeze":
+        return layout.at(layout.dim + (call.dim(1, call.out.ndim) <= layout.dim))
     found = reshaped(layout, call.batch, x.shape, call.out.shape)
     return found or mixes(call, f"merges the examples, which are in dimension {layout.dim}, with other dimensions")
 

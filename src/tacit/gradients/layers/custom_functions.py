@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from tacit.gradients.empty_batch import run_empty
 from tacit.gradients.layers.registry import layout_of
 from tacit.gradients.layout import Layout
 from tacit.gradients.recording import Recording
@@ -155,6 +156,8 @@ def follow_function(function: Any, original: Callable[..., Any], *args: Any, **k
     with without_subclasses():
         trained = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     recorder = next((a._recorder for a in args if type(a) is Traced), None)
+    if recorder is not None and recorder.batch == 0:
+        return run_empty(recorder, torch.no_grad()(original), args, {}, bool(trained))
     if recorder is None or not trained or not recorder.batch or not torch.is_grad_enabled() or in_transform():
         return original(*args)
     layouts = [layout_of(recorder, a) for a in args]
