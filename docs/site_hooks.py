@@ -1,4 +1,4 @@
-"""What the site needs beside its pages: the planner as the command writes it, and doctests shown as code."""
+"""Add to the site what no page has: the planner, doctests as code, functions in rooms."""
 
 import re
 
@@ -14,11 +14,27 @@ def on_files(files, config, **kwargs):
 
 
 class Doctests(griffe.Extension):
-    """Fence the paragraphs of a docstring that begin with >>>, which Markdown takes for quotations."""
+    """Fence doctests, which Markdown takes for quotations."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.docstring:
             parts = re.split(r"\n\s*\n", obj.docstring.value)
             obj.docstring.value = "\n\n".join(
-                f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part for part in parts
+                f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part
+                for part in parts
             )
+
+
+class NamedAsTheirModule(griffe.Extension):
+    """Show `tacit.training.fit` as the function that a reader imports, not as fit.py."""
+
+    def on_package(self, *, pkg, loader, **kwargs):
+        loader.resolve_aliases(implicit=False, external=False)
+        rooms = [pkg, *(room for room in pkg.members.values() if not room.is_alias)]
+        for room in [room for room in rooms if room.is_module]:
+            for name in room.exports or ():
+                module = room.members.get(str(name))
+                if module is not None and module.is_module and str(name) in module.members:
+                    room.members[str(name)] = griffe.Alias(
+                        str(name), module.members[str(name)], parent=room
+                    )

@@ -24,6 +24,7 @@ PLAIN_ROOMS = [
     "data",
     "features",
     "flare",
+    "gradients",
     "flower",
     "integrations",
     "ledger",

@@ -35,10 +35,17 @@ FAMILIES = (
     "stranger_modules",
     "stranger_loops",
     "stranger_packages",
+    "visitor_texts",
+    "visitor_items",
+    "visitor_images",
+    "visitor_points",
+    "visitor_flows",
+    "visitor_tables",
     "mixing",
     "mixing_losses",
     "stranger_mixing",
     "stranger_mistakes",
+    "visitor_mistakes",
 )
 
 

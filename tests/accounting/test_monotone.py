@@ -7,10 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tacit.accounting import Composition, direct, discretised, inversion, lower_law, nested, upper_law
+from tacit.accounting import Composition, direct, discretised, inversion, lattice_bounds, lower_law, nested, upper_law
 from tacit.accounting.characteristic import SampledGaussians
 from tacit.accounting.composition import Gaussian, Policy, Term
+from tacit.accounting.convolution import TiltedSum
 from tacit.accounting.effort import limited
+from tacit.accounting.lattice import pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
@@ -25,8 +27,6 @@ KINDS = {
     "fixed size": (Adjacency.REPLACE_ONE, Policy.FIXED_SIZE),
 }
 MOST = 1e-6
-UNCERTIFIED = 0.01
-"""Beyond a million steps a bound that no lower one certifies has the rounding of one transform: 0.0023 was seen."""
 SECONDS = 10
 
 
@@ -68,9 +68,7 @@ def check(kind, less, more, delta, backwards):
     else:
         before, after = (interval(kind, *query, epsilon=before.upper) for query in (less, more))
         after = after.upper
-    certified = before.lower is not None and before.upper <= before.lower * (1 + MOST)
-    most = MOST if certified or less[2] <= 10**6 else UNCERTIFIED
-    assert after >= before.upper * (1 - most)
+    assert after >= before.upper * (1 - MOST)
 
 
 @pytest.mark.slow
@@ -109,6 +107,32 @@ def test_effort_is_left_for_lattices_of_several_steps_in_the_second_direction():
     assert found[0] > bound("add/remove", rates[0], 0.5911403651662278, 1, delta=3.5207e-8)  # has a closed form
 
 
+def test_rounding_is_charged_to_an_epsilon_far_below_the_tilted_mean():
+    """Squares of its weights left the doubles and were cut, so that ε was 8e-4 below the truth."""
+    pair, steps, delta = Replaced(GaussianLoss(1 / 0.516), 5.5e-8), 5_109_646, 9e-17
+    lattice = pessimistic(pair, sketch(pair).without_tails(1e-30), 1e-3)
+    total = TiltedSum([(lattice, steps)], 12.18, 2**22)
+    found = total.epsilon_above(delta)
+    assert found is None or total.delta_above(found) <= delta * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_bounds_are_certified_and_rise_beyond_a_million_rarely_sampled_steps():
+    """They fell by 7e-4: one was below the truth, and the other loose."""
+    rates = 5.5105101417591854e-08, 5.5110611927733616e-08
+    found = [bound("replace-one", rate, 0.5163563935148481, 5_109_646, delta=9.129348482915805e-17) for rate in rates]
+    assert 0.92249 < found[0] < found[0] * (1 + 7e-5) < found[1] < 0.92258
+
+
+def test_mass_that_rounding_adds_is_taken_away_again():
+    """It was added at every step, and grew with their number: after five million, 5e-6 of ε."""
+    pair = Removed(GaussianLoss(1 / 0.516), 5.5e-8)
+    with limited(math.inf):
+        law = nested.total(Upwards(), [(pair, 5_109_646)], 0.93, 9e-17, 160)
+    mass = math.fsum([law.infinite, *(float(p) for part in law.parts.values() for p in part.p[0])])
+    assert 1 <= mass <= 1 + 1e-14
+
+
 def test_a_first_bound_far_above_the_truth_does_not_keep_lattices_of_several_steps_away():
     """It was 183 here, beyond what they hold, so that the looser bound of one lattice stayed: 17.287."""
     assert 17.24 < bound("add/remove", 8.6e-9, 0.554, 11, delta=1.6e-88) < 17.275
@@ -131,7 +155,11 @@ def test_delta_next_to_an_epsilon_of_zero_is_as_close_as_elsewhere(rate, noise, 
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize(
     ("rate", "noise", "steps", "delta"),
-    [(0.01, 1.0, 1000, 1e-6), pytest.param(0.1, 3.0, 100, 1e-12, marks=pytest.mark.slow)],
+    [
+        (0.02, 1.0, 64, 1e-5),
+        pytest.param(0.01, 1.0, 1000, 1e-6, marks=pytest.mark.slow),
+        pytest.param(0.1, 3.0, 100, 1e-12, marks=pytest.mark.slow),
+    ],
 )
 def test_lattices_of_several_steps_agree_with_fourier_inversion(rate, noise, steps, delta, replaced):
     """Two ways that share no code: never below what inversion certifies, and within a millionth of it."""
@@ -211,6 +239,6 @@ def test_a_crossing_is_never_below_where_a_function_becomes_nothing():
         (lambda x: math.log(1e30) - 50 * x, math.log(1e30) / 50),
         (lambda x: 5.0 if x < 0.5 else -700.0, 0.5),
     ):
-        found = discretised._crossing(excess, 0.0, 10.0, excess(0.0))
+        found = lattice_bounds._crossing(excess, 0.0, 10.0, excess(0.0))
         assert excess(found) <= 0
         assert found == pytest.approx(where, rel=2e-8)

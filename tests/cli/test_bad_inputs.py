@@ -67,7 +67,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("train", "ragged.csv", *GOOD), "3 fields, not 2"),
     (("train", "quote.csv", *GOOD), "quotation mark not closed"),
     (("train", "nameless.csv", *GOOD), "2 columns without a name"),
-    (("train", "latin.csv", *GOOD), "after line 1, is not in UTF-8"),
+    (("train", "latin.csv", *GOOD), "latin.csv is not in UTF-8"),
     (("train", "umlaut.csv", *GOOD), "iconv -f CP1252 -t UTF-8 umlaut.csv > new.csv"),
     (("train", "t.xlsx", *GOOD), "save the sheet as CSV"),
     (("train", "t.json", *GOOD), "one object a line"),

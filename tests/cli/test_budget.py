@@ -14,7 +14,7 @@ from tacit.cli import main
 from tacit.ledger import Budget, Ledger
 from tacit.tables.registry import Registry, registry_for
 
-WORDS = ("--target", "employed", "--classes", "no,yes", "--test-fraction", "0")
+WORDS = ("--target", "employed", "--classes", "no,yes", "--test-fraction", "0", "--epochs", "1")
 
 
 def tacit(*words: str | Path) -> int:

@@ -91,7 +91,7 @@ def test_without_a_name_and_without_mnist_it_is_the_digits_and_says_so(
     monkeypatch.setattr(tacit.data, "load", load)
     code, out, err = run(capsys, "--epochs", "1", "--json")
     assert (code, json.loads(out)["dataset"]) == (0, "digits")
-    assert "scikit-learn's small digits instead: mnist is nowhere." in err
+    assert "so this trains on scikit-learn's small digits: mnist is nowhere." in err
     code, out, err = run(capsys, "mnist")
     assert (code, out, err) == (2, "", "tacit: mnist is nowhere.\n")
 
@@ -134,7 +134,7 @@ def test_a_directory_in_use_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
     code, _, err = run(capsys, *QUICK, "--out", "mine")
-    assert code == 2 and "mine is in use by something else; choose another directory." in err
+    assert code == 2 and "mine holds other files; choose another directory." in err
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
@@ -145,7 +145,7 @@ def test_a_seed_is_said_to_be_not_private(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tacit.cli", "train", "digits", "--epochs", "60", "--out", "run"]
+    command = [sys.executable, "-m", "tacit.cli", "train", "digits", "--epochs", "40", "--out", "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(tacit.data.__file__).parents[2])}
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         deadline = time.monotonic() + 120
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert "Traceback" not in said
     line = next(line for line in said.splitlines() if line.startswith("stopped; nothing is lost"))
     words = shlex.split(line.split("Resume with: ")[1])
-    assert words == ["tacit", "train", "digits", "--epochs", "60", "--out", "run", "--resume"]
+    assert words == ["tacit", "train", "digits", "--epochs", "40", "--out", "run", "--resume"]
     before = steps(tmp_path / "run/ledger.jsonl")
     planned = json.loads((tmp_path / "run/run.json").read_text())["plan"]["steps"]
     assert before < planned

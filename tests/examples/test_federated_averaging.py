@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,21 +14,15 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "federated_averaging.py"
 
 
-def run(script: Path, **environment: str) -> str:
-    paths = os.pathsep.join(filter(None, [str(EXAMPLE.parents[1] / "src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, str(script), "--quick"],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [EXAMPLE.name, "--quick"])
 
 
-def test_quick() -> None:
-    out = run(EXAMPLE)
+def test_quick(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):  # where the text is not here
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    out = capsys.readouterr().out
     if out.startswith("There is no text/tinyshakespeare.txt"):
         pytest.skip("the text is not here; set TACIT_DATA to the folder that has text/tinyshakespeare.txt")
     losses = [float(value) for value in re.findall(r"loss ([\d.]+) nats", out)]
@@ -38,9 +32,15 @@ def test_quick() -> None:
     assert found and float(found[1]) <= 10.0
 
 
-def test_without_the_text_it_says_so(tmp_path: Path) -> None:
+def test_without_the_text_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "house" / "examples" / EXAMPLE.name
     copy.parent.mkdir(parents=True)
     shutil.copy(EXAMPLE, copy)
-    out = run(copy, TACIT_DATA=str(tmp_path), HOME=str(tmp_path))
+    monkeypatch.setenv("TACIT_DATA", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(copy), run_name="__main__")
+    out = capsys.readouterr().out
     assert out.startswith("There is no text/tinyshakespeare.txt; put it in") and out.count("\n") == 1

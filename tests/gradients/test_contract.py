@@ -466,14 +466,15 @@ def test_a_penalty_on_the_parameters_beside_a_sum_is_refused() -> None:
             loss.backward()
 
 
-def test_a_penalty_that_is_divided_by_the_batch_is_refused_by_the_model_that_adds_it() -> None:
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_a_penalty_that_is_divided_by_the_batch_is_refused_by_the_model_that_adds_it(size: float) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x).sum(1).mean() + _penalty(self.net) / len(x)
+            return self.net(x).sum(1).mean() + size * _penalty(self.net) / len(x)
 
     engine = gradients.attach(model := Own())
     with pytest.raises(ValueError):

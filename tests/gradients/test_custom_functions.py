@@ -149,13 +149,16 @@ class _Centring(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("backward", [_unit, _centred, _exchanged, _largest])
-def test_a_backward_that_mixes_examples_is_not_followed(backward: Any, naive: Any, compare: Any) -> None:
+def test_a_backward_that_mixes_examples_is_not_followed(
+    backward: Any, naive: Any, compare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Alone, each example has a backward of its own: the whole model or module runs so, and nothing leaks."""
     model, x = Net(_with_backward(backward)), torch.randn(B, 5, 3)
     each = naive(model, lambda i: model(x[i : i + 1]).square().mean(), B)
     engine = gradients.attach(model)
     model(x).square().mean().backward()
     assert engine.isolated == ("",)
+    assert "custom autograd function 'Own' cannot be followed" in caplog.text or "reads values" in caplog.text
     compare(engine, each)
     engine.detach()
 

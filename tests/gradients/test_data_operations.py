@@ -51,7 +51,10 @@ def filled(h: Tensor) -> Tensor:
 
 def gathered(h: Tensor) -> Tensor:
     best = h.detach().argmax(-1, keepdim=True)
-    return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0)], -1)
+    steps = (
+        torch.linspace(0, 1, 6, dtype=h.dtype).gather(-1, best[:, 0, 0]).view(-1, 1, 1)
+    )  # a constant for each example
+    return torch.cat([h.gather(-1, best), h.take_along_dim(best, -1), h.scatter(-1, best, 0.0) + steps], -1)
 
 
 def masked_scattered(h: Tensor) -> Tensor:
@@ -73,6 +76,8 @@ def nearest(h: Tensor, shift: int = 0) -> Tensor:
 def images(h: Tensor) -> Tensor:
     return h.unflatten(-1, (2, 3)).unsqueeze(1)
 
+
+TRIANGLE = torch.eye(6, dtype=torch.float64) + torch.ones(6, 6, dtype=torch.float64).tril(-1)
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": attention,
@@ -116,6 +121,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "products": lambda h: h.prod(-1) + h.logsumexp(-1),
     "determinants": lambda h: torch.linalg.det(h[:, :, :3] @ h[:, :, 3:].transpose(1, 2) / 9).unsqueeze(1),
     "solved": lambda h: torch.linalg.solve(torch.eye(3, dtype=h.dtype) * 9 + h[:, :, :3], h[:, :, 3:]),
+    "triangular": lambda h: torch.linalg.solve_triangular(TRIANGLE, h.permute(1, 2, 0), upper=False).permute(2, 0, 1),
     "powers": lambda h: torch.matrix_power(h[:, :, :3], 2),
     "scattered by a mask": masked_scattered,
     "nearest points": nearest,

@@ -138,6 +138,17 @@ class ClosedGate(Crowded):
         return h + self.open * super().forward(h)
 
 
+class MeanGate(nn.Module):
+    """A mean over all examples behind a gate that begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = nn.Parameter(torch.zeros(1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.open * h.mean(0)
+
+
 class CentredGate(Gate):
     """A custom function of what is left of the mean over all examples."""
 
@@ -145,7 +156,7 @@ class CentredGate(Gate):
         return torch.cat([super().forward(x - x.mean((0, 1)) * float(x.isfinite().all())), x[..., :1]], -1)
 
 
-@pytest.mark.parametrize("middle", [Crowded, ClosedGate, CentredGate])
+@pytest.mark.parametrize("middle", [Crowded, ClosedGate, MeanGate, CentredGate])
 def test_routers_that_combine_examples_stay_refused(middle: type[nn.Module]) -> None:
     engine = gradients.attach(model := Experts(middle()))
     with pytest.raises((ValueError, RuntimeError)):

@@ -332,6 +332,7 @@ def replaced(x: Tensor) -> Tensor:
 
 
 MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "triangular": lambda v: torch.linalg.solve_triangular(torch.ones(B, B).tril(), v[:, None], upper=False).sum(),
     "mask above the mean": lambda v: v[above(v)].sum(),
     "mask above the mean of one dimension": lambda v: v[v.detach() > v.detach().mean(0, keepdim=True)].sum(),
     "mask above a quantile": lambda v: v[v > torch.quantile(v.detach(), 0.5)].sum(),
@@ -350,7 +351,6 @@ MIXING: dict[str, Callable[[Tensor], Tensor]] = {
     "masked_select": lambda v: v.masked_select(above(v)).sum(),
     "times a mask": lambda v: (v * above(v)).sum(),
     "times a mask, mean over it": lambda v: (v * above(v)).sum() / above(v).sum(),
-    "own mask, mean over it": lambda v: (v * (v.detach() > 1)).sum() / (v.detach() > 1).sum(),
     "count of labels": lambda v: (v * (Y == 1)).sum() / (Y == 1).sum(),
     "clamped at the mean": lambda v: v.clamp(max=v.detach().mean()).sum(),
     "softmax over examples": lambda v: (v * torch.softmax(v.detach(), 0)).sum(),

@@ -238,12 +238,13 @@ def test_a_masked_mean_is_the_mean_of_the_examples_own_means(naive: Any, compare
 
 
 def test_a_count_of_what_is_left_is_each_examples_own(naive: Any, compare: Any) -> None:
-    """As label smoothing counts: all places, less those that are ignored."""
+    """As label smoothing counts: all places, less those that are ignored, times the number of classes."""
     model, x = nn.Linear(3, 1).double(), torch.randn(B, T, 3, dtype=torch.float64)
 
     def loss(x: Tensor) -> Tensor:
         ignored = x[..., 0] < -0.5
-        return model(x).squeeze(-1).square().masked_fill(ignored, 0).sum() / (ignored.numel() - ignored.long().sum())
+        counted = ignored.numel() - ignored.long().sum()
+        return model(x).squeeze(-1).square().masked_fill(ignored, 0).sum() / (counted * 7)
 
     each = naive(model, lambda i: loss(x[i : i + 1]), B)
     engine = gradients.attach(model)
@@ -253,7 +254,8 @@ def test_a_count_of_what_is_left_is_each_examples_own(naive: Any, compare: Any) 
 
 
 COUNTS: list[Any] = [
-    lambda n: n / B, lambda n: n.view(1), lambda n: n.sum(), lambda n: n + B * T, lambda n: B - n, lambda n: n - B * T,
+    lambda n: n / B, lambda n: n * B, lambda n: n * (B * T), lambda n: n.view(1), lambda n: n.sum(),
+    lambda n: n + B * T, lambda n: B - n, lambda n: n - B * T,
 ]  # fmt: skip
 
 

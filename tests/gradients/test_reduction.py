@@ -166,6 +166,58 @@ def test_mean_over_tokens_with_ignored_ones(order: str, naive: Any, compare: Any
     compare(tape, naive(model, lambda i: loss(model(x[i : i + 1]), full[i : i + 1]), B))
 
 
+PICKED: dict[str, Any] = {
+    "mean": lambda o, y, kept: (o.sum(-1) - y)[kept].square().mean(),
+    "mean of rows": lambda o, y, kept: o[kept].sin().mean(0).sum(),
+    "loss of the library": lambda o, y, kept: F.mse_loss(o.sum(-1)[kept], y[kept]),
+    "binary cross-entropy": lambda o, y, kept: F.binary_cross_entropy_with_logits(o[kept][:, 0], y[kept]),
+    "divided by the count": lambda o, y, kept: (o.sum(-1) - y)[kept].square().sum() / kept.sum(),
+    "mean over the mean": lambda o, y, kept: (o.sum(-1).square() * kept).mean() / kept.to(o.dtype).mean(),
+    "one row each": lambda o, y, kept: (o[:, 0].sum(-1) * kept.any(1)).sum() / (1 - (~kept.any(1)).long()).sum(),
+}  # fmt: skip
+"""Losses of the rows that a mask has picked."""
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_a_mean_over_picked_rows_is_the_mean_of_the_examples_own_means(name: str, naive: Any, compare: Any) -> None:
+    model, x, loss = nn.Linear(5, 3).double(), torch.randn(B, 4, 5, dtype=torch.float64), PICKED[name]
+    y, kept = torch.rand(B, 4, dtype=torch.float64), torch.rand(B, 4) < 0.5
+    kept[0], kept[1] = True, False
+
+    def own_mean(i: int) -> Tensor:
+        one = slice(i, i + 1)
+        return loss(model(x[one]), y[one], kept[one]) if kept[i].any() else 0 * model(x[one]).sum()
+
+    each = naive(model, own_mean, B)
+    engine = gradients.attach(model)
+    given = engine.trace((x, y, kept), B)
+    loss(model(given[0]), *given[1:]).backward()
+    compare(engine, each)
+    engine.detach()
+    engine = gradients.attach(model, reduction="sum")
+    given = engine.trace((x, y, kept), B)
+    with pytest.raises(ValueError, match="no per-example gradients"):
+        loss(model(given[0]), *given[1:]).backward()
+    engine.detach()
+
+
+MIXING_PICKED: dict[str, Any] = {
+    "centred": lambda o, y, kept: (o[kept] - o[kept].mean(0)).square().mean(),
+    "root of the mean": lambda o, y, kept: o[kept].square().mean().sqrt(),
+    "weighted": lambda o, y, kept: (o.sum(-1) * y)[kept].sum() / y[kept].sum(),
+    "weighted by numbers": lambda o, y, kept: (o.sum((1, 2)) * kept.sum(1)).sum() / (3 * kept[:, 0].long()).sum(),
+}
+
+
+@pytest.mark.parametrize("name", MIXING_PICKED)
+def test_a_mean_over_picked_rows_that_goes_on_to_mix_is_refused(name: str) -> None:
+    engine = gradients.attach(model := nn.Linear(5, 3))
+    x, y, kept = engine.trace((torch.randn(B, 4, 5), torch.rand(B, 4), torch.rand(B, 4) < 0.5), B)
+    with pytest.raises(ValueError, match="no per-example gradients"):
+        MIXING_PICKED[name](model(x), y, kept).backward()
+    engine.detach()
+
+
 def test_mean_with_class_weights(model: nn.Module, naive: Any, compare: Any) -> None:
     weight = torch.tensor([1.0, 2.0, 5.0])
     with pytest.raises(ValueError, match="number \\(or weight\\)"), gradients.record(model):

@@ -61,7 +61,7 @@ def test_metrics_of_the_same_sample_take_their_share(z: float, extra: float) -> 
 
 def test_a_noise_multiplier_that_the_other_queries_use_up_is_refused() -> None:
     loud = GaussianSum(group="loss", clip_norm=1.0, noise_std=0.5)
-    with pytest.raises(ValueError, match=r"noise multiplier is 1, but loss alone make it 0\.5"):
+    with pytest.raises(ValueError, match=r"noise multiplier is 1, but the noise of 'loss' allows no more than 0\.5"):
         remaining(1.0, [loud])
     with pytest.raises(ValueError, match="z is defined for Gaussian sums"):
         remaining(1.0, [LaplaceSum(group="loss", clip_norm=1.0, scale=5.0, dimension=1)])

@@ -222,6 +222,15 @@ def test_microbatch_averages_are_charged_twice_the_clip_norm() -> None:
     assert bound(Microbatches(Adaptive(initial=2.0))).queries(Proportional(0.1))[1].clip_norm == 1.0
 
 
+@pytest.mark.parametrize("initial", [1.0, PerLayer(each=1.0)])
+def test_default_counts_leave_most_of_a_small_lots_noise_to_the_gradients(initial: Any) -> None:
+    clipping = Adaptive(initial=initial).bind(SHAPES, lot_size=4)
+    queries = clipping.queries(Proportional(2.0))
+    sums = [query for query in queries if query.clip_norm == 1.0]
+    assert Step(Everyone(), queries).noise_multiplier == pytest.approx(2.0)
+    assert 2.0 < Step(Everyone(), tuple(sums)).noise_multiplier < 2.0 * 1.07
+
+
 def test_a_record_with_several_examples_is_charged_for_each() -> None:
     (query,) = bound(Repeated(clipping=Flat(1.5), most=4)).queries(Proportional(2.0))
     assert (query.clip_norm, query.noise_std) == (6.0, 12.0)

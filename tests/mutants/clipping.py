@@ -11,8 +11,7 @@ from mutants.registry import AUDIT, HISTORY, Patch, mutant
 from tacit.gradients import capture as recorder
 from tacit.gradients import clip as measured
 from tacit.gradients import tap
-from tacit.gradients.factors import gram, outer
-from tacit.gradients.factors import parameter_uses as sources
+from tacit.gradients.factors import gram, outer, uses
 from tacit.gradients.factors import sparse as sparse_gradients
 from tacit.gradients.layers import conv as convolutions
 from tacit.gradients.layers import linear as operations
@@ -71,8 +70,8 @@ def squares_added_over_positions(patch: Patch) -> None:
     note=6,
 )
 def cross_terms_dropped(patch: Patch) -> None:
-    patch.setattr(sources, "_merge", lambda parts: parts)
-    patch.setattr(sources, "_disjoint", lambda parts, shape: True)
+    patch.setattr(uses, "_merge", lambda parts: parts)
+    patch.setattr(uses, "_disjoint", lambda parts, shape: True)
 
 
 @mutant(

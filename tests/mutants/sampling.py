@@ -12,23 +12,23 @@ from mutants.registry import HISTORY, Patch, mutant
 from tacit.accounting import compose as composed
 from tacit.ledger import Poisson, Step, events
 from tacit.sampling import samplers, users
-from tacit.training import lot, population, private, run
+from tacit.training import lot, lots, population, private, run
 
 
 @mutant("the sum is divided by the lot's own size", f"{HISTORY}::test_01_the_divisor_is_public", note=1)
 def divided_by_the_realised_lot(patch: Patch) -> None:
-    turn, release = lot.Lot.turn, run.PrivateRun._release
+    turn, release = lot.Lot.turn, lots.Lots._release
 
     def count(self: Any, size: int, *, last: bool) -> None:
         self.seen = getattr(self, "seen", 0) + size
         turn(self, size, last=last)
 
-    def divide(self: Any, current: Any) -> None:
-        current.questions = replace(current.questions, lot_size=float(max(current.seen, 1)))
-        release(self, current)
+    def divide(self: Any, current: Any, updates: Any) -> Any:
+        current.queries = replace(current.queries, lot_size=float(max(current.seen, 1)))
+        return release(self, current, updates)
 
     patch.setattr(lot.Lot, "turn", count)
-    patch.setattr(run.PrivateRun, "_release", divide)
+    patch.setattr(lots.Lots, "_release", divide)
 
 
 @mutant("the sampling rate is 1 / int(n / lot)", f"{HISTORY}::test_02_rates_and_steps_are_not_rounded", note=2)

@@ -12,9 +12,10 @@ from tacit import block_keys
 from tacit.accounting import correlated as correlated_cost
 from tacit.accounting import entries, selected
 from tacit.accounting.composition import Policy, Term
+from tacit.keyed_noise import KeyedSource
 from tacit.ledger import OwnedPoisson
 from tacit.mechanisms import correlated, noise
-from tacit.randomness import KeyedSource, SecureSource
+from tacit.randomness import SecureSource
 from tacit.sampling import cyclic, epochs, owners, truncated
 from tacit.training import block_file
 
@@ -109,7 +110,7 @@ def columns_of_one_step(patch: Patch) -> None:
 
 @mutant(
     "what the noise has in common beyond a group's next turn costs nothing",
-    "tests/accounting/test_correlated.py::test_what_reaches_beyond_the_next_turn_is_charged_enough",
+    "tests/accounting/test_correlated.py::test_noise_that_reaches_beyond_the_next_turn_is_charged_enough",
     "tests/accounting/test_correlated.py::test_a_column_is_divided_at_each_of_the_groups_turns",
 )
 def heads_without_tails(patch: Patch) -> None:

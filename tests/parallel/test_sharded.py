@@ -271,7 +271,7 @@ for bx, by in run.batches():
     try:
         optimizer.step()
     except RuntimeError as error:
-        assert "'0.weight' changed between the batch and optimizer.step() and was put back" in str(error)
+        assert "'0.weight' changed between the batch and optimizer.step() and was restored" in str(error)
         break
 assert model[0].weight.to_local().isnan().all() and model[0].weight.full_tensor().shape == (7, 5)
 save(done=torch.tensor(1))

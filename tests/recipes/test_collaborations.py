@@ -330,7 +330,7 @@ def test_a_collaboration_is_simulated_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_selective_sgd_of_one_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collaborations, "load", pictures)
-    small = alone.Size(records=40, held=20, tests=30, epochs=2, epochs_32=1)
+    small = alone.Size(records=12, held=8, tests=10, epochs=2, epochs_32=1)
     monkeypatch.setattr(alone, "QUICK", dict.fromkeys(alone.QUICK, small))
     figure = alone.figure8(setting(tmp_path))
     check(figure)

@@ -172,7 +172,7 @@ def test_the_mnist_experiments_share_their_runs(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_sweeps_vary_one_parameter(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "pca_dimensions": (6, 60),
@@ -208,7 +208,7 @@ def colours(count: int, classes: int) -> Images:
     return Images(name="colours", classes=classes, source="made up", fingerprint=f"{count}", **parts)
 
 
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cifar_from_public_convolutions(quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cifar, "load", lambda name, fetch: colours(300, 10))
     monkeypatch.setattr(cifar, "public_images", lambda: colours(128, 6))

@@ -112,7 +112,7 @@ def test_nothing_is_left_of_a_run_that_was_stopped_while_reading(table: Path, tm
     assert not (tmp_path / "out").exists() and Registry(table).spent() == (0.0, 0.0)
 
 
-_SAID = {"table": "has become longer", "options": "with another setup", "ledger": "is gone"}
+_SAID = {"table": "has become longer", "options": "with another setup", "ledger": "is missing"}
 
 
 @pytest.mark.parametrize("change", ["table", "options", "ledger"])
@@ -153,7 +153,7 @@ def test_ctrl_c_says_what_was_kept_and_how_to_go_on(
 
     words = ["train", "people.csv", "--target", "employed", "--epsilon", "3", "--model", "linear", "--out", "run"]
     with monkeypatch.context() as patch:
-        patch.setattr("tacit.tables.methods.descend", broken)
+        patch.setattr("tacit.tables.slopes.descend", broken)
         patch.setattr("sys.argv", ["tacit", *words])
         with pytest.raises(SystemExit) as stop:
             main(words)

@@ -212,7 +212,7 @@ def test_a_lot_that_fails_half_way_is_charged_counted_and_told(
             optimizer.step()
     gc.collect()  # a generator broken off by an exception ends when nobody holds it any more
     assert (run.step, len(run.ledger), run.abandoned) == (0, 1, 1)
-    assert "a lot was drawn but its step not completed; it stays charged (1 so far)" in caplog.text
+    assert "a lot was drawn but its step not completed; it stays charged (such lots so far: 1)" in caplog.text
     optimizer.zero_grad()
     train(run)  # the planned steps are all taken, and the lost lot is paid besides
     assert (run.step, len(run.ledger), run.abandoned) == (3, 4, 1)

@@ -147,7 +147,7 @@ def test_a_metric_refuses_nonsense(bad: dict[str, float]) -> None:
 
 
 def test_a_metric_that_leaves_no_room_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="metrics/m alone make it 1; give them more noise"):
+    with pytest.raises(ValueError, match="the noise of 'metrics/m' allows no more than 1; give them more"):
         make(metrics={"m": tacit.Metric(bound=1.0, noise_multiplier=1.0)}, noise_multiplier=2.0)
 
 

@@ -53,7 +53,7 @@ def test_the_owner_is_in_the_guarantee_the_budget_and_the_statement(make: Any, t
         records=run.sampler.records, lot_size=5, steps=6, noise_multiplier=run.noise_multiplier, delta=1e-5
     )
     assert found.epsilon > 1.5 * example.guarantee.epsilon
-    assert "at most 2 records of each take part; who owns which record is taken to be public" in run.statement(1e-5)
+    assert "at most 2 records of each take part; the owners of each record are assumed public" in run.statement(1e-5)
 
 
 @pytest.mark.parametrize(

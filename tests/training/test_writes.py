@@ -469,7 +469,7 @@ def test_frozen_parameters_are_watched_too(make: Any, train: Any, how: str) -> N
 
     model, _, run = make(Writer(write), lot_size=60)
     before = model.fixed.bias.detach().clone()
-    with pytest.raises(RuntimeError, match=r"'fixed.bias' .* put back"):
+    with pytest.raises(RuntimeError, match=r"'fixed.bias' .* restored"):
         train(run)
     assert torch.equal(model.fixed.bias, before) if how == "data" else bool(model.fixed.bias.isnan().all())
 

@@ -213,7 +213,7 @@ class TiltedSum:
         away = self.points - self.centre.mean
         mass = np.maximum(self.mass, 0)
         first = np.cumsum((mass * np.exp(np.clip(-self.tilt * away, -700, _CLIP)))[::-1])[::-1]
-        second = np.cumsum((mass * np.exp(np.clip(-(self.tilt + 1) * away, -700, _CLIP)))[::-1])[::-1]
+        second = np.cumsum((mass * np.exp(np.minimum(-(self.tilt + 1) * away, _CLIP)))[::-1])[::-1]
         rounding = self.length * _EPS
         log_target = math.log(delta) - self.centre.value + self.tilt * self.centre.mean - self.doubt
         if not -600 < log_target < 600:
@@ -240,9 +240,14 @@ class TiltedSum:
         return float(np.clip(epsilon, self.points[index], self.points[index + 1]))
 
     def _rounding(self, away: Array) -> Array:
-        """Return what rounding of p̃ can do to the sums over the points from each one on."""
-        weight = np.exp(np.clip(-2 * self.tilt * away, -700, _CLIP))
-        return np.asarray(self.error * np.sqrt(np.cumsum(weight[::-1])[::-1]), dtype=np.float64)
+        """Return what rounding of p̃ can do to the sums over the points from each one on.
+
+        Squares of the weights e^(-t(s-c)) are a geometric series; squared themselves they would leave the doubles.
+        """
+        points = np.arange(len(away), 0, -1, dtype=np.float64)
+        fall = 2 * self.tilt * self.step
+        squares = np.minimum(points, 1 / -math.expm1(-fall)) if fall > 1e-300 else points
+        return np.asarray(self.error * np.exp(np.clip(-self.tilt * away, -700, _CLIP)) * np.sqrt(squares))
 
     def delta_above(self, epsilon: float) -> float:
         """An upper bound on δ(epsilon)."""

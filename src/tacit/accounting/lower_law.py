@@ -63,7 +63,7 @@ class Merged:
         return Part(low, np.stack([p, cells[0] @ np.expm1(up) + cells[1] @ np.exp(up)]))
 
     def convolved(self, a: Array, b: Array, same: bool) -> Array:
-        p = convolved(a[0], b[0], same=same, sign=-1)
+        p = convolved(a[0], b[0], same=same, sign=0)
         if same:
             return np.stack([p, convolved(2 * a[0] + a[1], a[1], sign=0)])
         return np.stack([p, convolved(a[0], b[1], sign=0) + convolved(a[1], b[0] + b[1], sign=0)])
@@ -76,6 +76,9 @@ class Merged:
         begin = int(np.searchsorted(np.cumsum(p), least, side="right"))
         end = int(np.count_nonzero(np.cumsum(p[::-1])[::-1] > least))
         return Part(part.first + begin, part.p[:, begin : max(end, begin)]), 0.0
+
+    def whole(self, grid: Grid, parts: dict[int, Part], infinite: float) -> dict[int, Part]:
+        return parts
 
 
 def delta(law: Law, epsilon: float) -> float:

@@ -15,7 +15,7 @@ bound is; that it is one follows from each rounding (`tacit.accounting.upper_law
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from tacit.accounting.losses import Array, Pair
 from tacit.accounting.parts import Grid, Part, add
 from tacit.accounting.relative import ROUNDING
 
-_MOST_STEPS = 10**6
+_MOST_STEPS = 10**9
 _OUTSIDE = 5e-8  # of δ, moved or left out at the ends of the parts
 
 
@@ -47,6 +47,10 @@ class Rounding(Protocol):
 
     def trimmed(self, part: Part, least: float) -> tuple[Part, float]:
         """Return the part without ends whose mass is at most ``least``, and what becomes infinite loss."""
+        ...
+
+    def whole(self, grid: Grid, parts: dict[int, Part], infinite: float) -> dict[int, Part]:
+        """Return the parts without the mass that rounding has added beyond 1."""
         ...
 
 
@@ -76,8 +80,7 @@ class Law:
         return _settled(self.rounding, self.grid, self.steps + other.steps, made, infinite, scale)
 
     def points(self, scale: int) -> Array:
-        part = self.parts[scale]
-        return np.asarray(self.grid.step(scale) * np.arange(part.first, part.end, dtype=np.float64))
+        return self.parts[scale].points(self.grid.step(scale))
 
     @property
     def width(self) -> float:
@@ -99,9 +102,7 @@ def _settled(rounding: Rounding, grid: Grid, steps: int, parts: dict[int, Part],
     while made:
         own = min(made)
         part = made.pop(own)
-        half, size = grid.half(own), part.p.shape[1]
-        begin = min(max(-half - part.first, 0), size)
-        end = max(min(half + 1 - part.first, size), begin)
+        begin, end = grid.window(own, part, steps)
         below, above = part.p[:, :begin], part.p[:, end:]
         inside = Part(part.first + begin, part.p[:, begin:end])
         if grid.last(own):
@@ -117,7 +118,8 @@ def _settled(rounding: Rounding, grid: Grid, steps: int, parts: dict[int, Part],
             infinite += lost
         if inside.p.size:
             kept[own] = inside
-    return Law(rounding, grid, steps, kept, min(infinite, 1.0))
+    infinite = min(infinite, 1.0)
+    return Law(rounding, grid, steps, rounding.whole(grid, kept, infinite), infinite)
 
 
 def _power(rounding: Rounding, pair: Pair, count: int, grid: Grid) -> Law:
@@ -148,10 +150,17 @@ def _scale(grid: Grid, doublings: int) -> int:
     return max(grid.main - (doublings + 1) // 2, 0)
 
 
-def total(rounding: Rounding, pairs: Sequence[tuple[Pair, int]], near: float, delta: float, points: int) -> Law:
+def total(
+    rounding: Rounding,
+    pairs: Sequence[tuple[Pair, int]],
+    near: float,
+    delta: float,
+    points: int,
+    weight: Callable[[Array], Array] | None = None,
+) -> Law:
     """The law of the sum; the main lattice has ``points`` (a multiple of 2^4) between 0 and ``near``.
 
-    Masses far below ``delta`` are moved or left out.
+    Masses far below ``delta`` are moved or left out. With a ``weight`` no more lies on the finer lattices than must.
     """
     if max(count for _, count in pairs) > _MOST_STEPS:
         raise OutOfReach("too many steps for lattices of several steps")
@@ -159,7 +168,7 @@ def total(rounding: Rounding, pairs: Sequence[tuple[Pair, int]], near: float, de
     main = (most + 1) // 2
     steps = sum(count for _, count in pairs)
     least = _OUTSIDE * delta / steps / (4 * (2 * most + len(pairs) + 2))
-    grid = Grid(math.ldexp(near / points, -main), main, points, least)
+    grid = Grid(math.ldexp(near / points, -main), main, points, least, steps, weight)
     laws = [_power(rounding, pair, count, grid) for pair, count in pairs]
     law = laws[0]
     for other in laws[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ WIDER = 5
 """Each part beyond the main one has a step 2^5 as wide."""
 _WITHIN = 2
 """Each part within the main one has a step 2^2 as wide as the next finer one."""
+_SHARE = 0.003
+"""The most that rounding at the ends of the finer lattices may add, as a part of one rounding to the main lattice."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Grid:
     main: int
     points: int  # of the main lattice between 0 and ε, a multiple of 2^4
     least: float  # what may be moved away at an end of a part, a step and part
+    steps: int  # of the whole sum
+    weight: Callable[[Array], Array] | None = None  # how much likelier a loss is where the sum is near ε
 
     def step(self, scale: int) -> float:
         return math.ldexp(self.unit, scale)
@@ -32,6 +37,22 @@ class Grid:
     def half(self, scale: int) -> int:
         """How many points a lattice has on either side of 0."""
         return min(2 * self.points, math.ceil(LARGEST_LOSS / self.step(scale)))
+
+    def window(self, scale: int, part: Part, steps: int) -> tuple[int, int]:
+        """Return the first and last place of the part, of ``steps`` losses, that stay on this lattice.
+
+        Without a weight, all that is within the lattice. With one, at most so much is rounded to the next lattice that,
+        taken over all steps, it adds `_SHARE` of the variance that one rounding to the main lattice does.
+        """
+        half, size = self.half(scale), part.p.shape[1]
+        begin = min(max(-half - part.first, 0), size)
+        end = max(min(half + 1 - part.first, size), begin)
+        if scale < self.main and self.weight is not None:
+            mass = part.p[0, begin:end] * self.weight(part.points(self.step(scale))[begin:end])
+            most = _SHARE / 2 * 4.0 ** (self.main - self.wider(scale)) * steps / self.steps
+            less = int(np.searchsorted(np.cumsum(mass[::-1]), most))
+            begin, end = begin + int(np.searchsorted(np.cumsum(mass), most)), end - less
+        return begin, max(begin, end)
 
     def wider(self, scale: int) -> int:
         """The lattice for what lies beyond this one."""
@@ -51,6 +72,9 @@ class Part:
     @property
     def end(self) -> int:
         return self.first + int(self.p.shape[1])
+
+    def points(self, step: float) -> Array:
+        return np.asarray(step * np.arange(self.first, self.end, dtype=np.float64))
 
 
 def add(parts: dict[int, Part], scale: int, part: Part) -> None:

@@ -18,7 +18,8 @@ from tacit.accounting.losses import Array
 ROUNDING = 1e-10
 """More than any sum of masses is off by, relatively."""
 
-_BAND = 1e3
+_BAND, _WIDE = 1e3, 1e4
+"""Within a level, where rounding is charged and where it is not."""
 _FEW = 1024
 """Up to so many masses sums are quicker than transforms, and off by less: 1024 roundings, of ROUNDING / 64 allowed."""
 _EPS = float(np.finfo(np.float64).eps)
@@ -34,8 +35,9 @@ def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Arra
     if min(len(a), len(b)) <= _FEW:
         spend(len(a) * len(b) / 50)
         return np.asarray(np.convolve(a, b) * (1 + sign * ROUNDING / 64))
-    ours = _levels(a)
-    theirs = ours if same else _levels(b)
+    band = _BAND if sign else _WIDE
+    ours = _levels(a, band)
+    theirs = ours if same else _levels(b, band)
     out = np.zeros(len(a) + len(b) - 1)
     size = next_fast_len(len(out), real=True)
     spend(4.0 * size * (2 * len(ours) + (1 if same else 2) * len(theirs)))
@@ -63,12 +65,12 @@ def convolved(a: Array, b: Array, *, same: bool = False, sign: int = +1) -> Arra
     return out * (1 + sign * ROUNDING / 64)
 
 
-def _levels(p: Array) -> list[tuple[int, int, Array]]:
-    """The masses by size: level i has those within a factor `_BAND` below max / _BAND^i; each with its first place."""
+def _levels(p: Array, band: float) -> list[tuple[int, int, Array]]:
+    """The masses by size: level i has those within a factor ``band`` below max / band^i; each with its first place."""
     out = []
     with np.errstate(divide="ignore"):
         size = np.abs(p)
-        level = np.floor((math.log(max(float(size.max()), 1e-300)) - np.log(size)) / math.log(_BAND))
+        level = np.floor((math.log(max(float(size.max()), 1e-300)) - np.log(size)) / math.log(band))
     for i in np.unique(level[np.isfinite(level)]):
         places = np.flatnonzero(level == i)
         begin, end = int(places[0]), int(places[-1]) + 1

@@ -4,6 +4,13 @@ What is proved: every rounding moves the mass at a loss l to the points a <= l <
 Q-mass stay. Seen as a function of e^-l, all else given, δ is convex, so each rounding can only raise it, and so can the
 rest: mass that leaves at the top counts as infinite loss, at the bottom it moves up, and the error of a transform
 (`tacit.accounting.relative`) is *added* to every entry it touches.
+
+So the mass grows beyond 1, by 1e-12 a convolution or so, and T/2^k-fold with what is added at 2^k steps. What is beyond
+1 is taken away again where the losses are lowest (`Upwards.whole`), which leaves an upper bound. Proof. Call h good if
+it is a convex function of e^-l, at least 0 and growing with l; δ is one in each of the summands, all else given. Let μ
+bound ν in the sense that ∫h dμ >= ∫h dν for every good h, let M be the mass of μ, that of ν be 1, and take the lowest
+M - 1 of μ away, up to the loss c. Then max(h - h(c), 0) is good, and what is left is a mass of 1 at c or above:
+∫h d(rest) = h(c) + ∫max(h - h(c), 0) dμ >= h(c) + ∫(h - h(c)) dν = ∫h dν.
 """
 
 from __future__ import annotations
@@ -12,11 +19,14 @@ import math
 
 import numpy as np
 
+from tacit.accounting import losses
 from tacit.accounting.lattice import LARGEST_LOSS
 from tacit.accounting.losses import Array, Pair
 from tacit.accounting.nested import Law
 from tacit.accounting.parts import Grid, Part, add, in_cells
 from tacit.accounting.relative import ROUNDING, convolved
+
+_EPS = float(np.finfo(np.float64).eps)
 
 
 class Upwards:
@@ -30,7 +40,7 @@ class Upwards:
             half, step = grid.half(own), grid.step(own)
             for low, high in ((-half, half),) if not inner else ((-half, -inner), (inner, half)):
                 cells = pair.cells(step * np.arange(low, high + 1, dtype=np.float64))
-                mass = np.maximum(cells.p, 0.0)
+                mass = np.maximum(cells.p, 0.0) * (1 + losses.ROUNDING)
                 up = np.clip((cells.rise + cells.slack) / -math.expm1(-step), 0.0, mass)
                 p = np.zeros((1, high + 1 - low))
                 p[0, :-1] += mass - up
@@ -80,6 +90,25 @@ class Upwards:
         kept = part.p[:, begin:end].copy()
         kept[0, 0] += float(upwards[begin - 1]) * (1 + ROUNDING) if begin else 0.0
         return Part(part.first + begin, kept), lost
+
+    def whole(self, grid: Grid, parts: dict[int, Part], infinite: float) -> dict[int, Part]:
+        """Mass in excess of 1 is taken away from the lowest losses; see the module's text."""
+        excess = math.fsum([infinite, *(mass for part in parts.values() for mass in part.p[0].tolist())]) - 1
+        excess -= 4 * _EPS
+        if not excess > 0:
+            return parts
+        low = {
+            scale: part.p[0, : int(np.searchsorted(np.cumsum(part.p[0]), excess)) + 1] for scale, part in parts.items()
+        }
+        places = [parts[scale].points(grid.step(scale))[: len(mass)] for scale, mass in low.items()]
+        order = np.argsort(np.concatenate(places))
+        masses = np.concatenate(list(low.values()))[order]
+        before = np.cumsum(masses) - masses
+        taken = np.empty_like(masses)
+        taken[order] = np.clip(excess - before * (1 + ROUNDING), 0.0, masses)
+        for mass, away in zip(low.values(), np.split(taken, np.cumsum([len(mass) for mass in low.values()])[:-1])):
+            mass -= away
+        return parts
 
 
 def delta(law: Law, epsilon: float) -> float:

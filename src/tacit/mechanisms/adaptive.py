@@ -19,6 +19,9 @@ from tacit.randomness import Source
 
 COUNT = "unclipped count"
 
+LEAST_RATIO = 3.0
+"""The noise multiplier of all default counts together is at least so many times the step's: 6 % more for gradients."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
@@ -30,7 +33,8 @@ class Adaptive:
     The count of records that a group did not clip is one more Gaussian sum of the same sample, of sensitivity 1/2,
     and is charged in the same step, one for each group: when the step's noise multiplier is given, the gradients get a
     little more noise so that the whole has it. ``count_noise_std`` is the noise of each count; by default a twentieth
-    of the expected lot size times the root of the number of groups, so that all counts together cost what one does.
+    of the expected lot size times the root of the number of groups, so that all counts together cost what one does. In
+    small lots it is more, so that the counts take a ninth of the step at most.
     """
 
     initial: float | Strategy = 1.0
@@ -75,7 +79,7 @@ class AdaptiveClipping(Clipping):
                 initial=group.clip_norm,
                 quantile=config.quantile,
                 learning_rate=config.learning_rate,
-                noise_std=self._count_noise(),
+                noise_std=config.count_noise_std or 1.0,
                 lot_size=lot_size,
                 contributions=group.contributions,
             )
@@ -83,14 +87,15 @@ class AdaptiveClipping(Clipping):
         }
 
     def expect(self, lot_size: float) -> None:
-        """Go on with another expected lot size, for schedules: it divides the counts."""
+        """Continue with another expected lot size, for schedules: it divides the counts."""
         self._lot_size = lot_size
-        for tracker in self._trackers.values():
-            tracker.expect(lot_size, self._count_noise())
 
-    def _count_noise(self) -> float:
-        given = self._config.count_noise_std
-        return self._lot_size / 20 * math.sqrt(len(self._groups)) if given is None else given
+    def _count_noise(self, group: Group, step: float | None) -> float:
+        """Return the noise of a group's count in a step with this noise multiplier, if it has one."""
+        if self._config.count_noise_std is not None:
+            return self._config.count_noise_std
+        least = 0.0 if step is None else LEAST_RATIO * step * group.contributions / 2
+        return max(self._lot_size / 20, least) * math.sqrt(len(self._groups))
 
     @property
     def clip_norms(self) -> dict[str, float]:
@@ -108,6 +113,9 @@ class AdaptiveClipping(Clipping):
         return weights
 
     def queries(self, noise: Allocation) -> tuple[GaussianSum, ...]:
+        for group in self._groups:
+            std = self._count_noise(group, getattr(noise, "noise_multiplier", None))
+            self._trackers[group.name].expect(self._lot_size, std)
         counts = [tracker.query(discrete=isinstance(noise, Discrete)) for tracker in self._trackers.values()]
         return (*super().queries(noise.after(counts)), *counts)
 

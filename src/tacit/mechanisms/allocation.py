@@ -87,9 +87,10 @@ def remaining(noise_multiplier: float, queries: Sequence[Query]) -> float:
     _check(noise_multiplier)
     own = Step(Everyone(), tuple(queries)).noise_multiplier
     if own <= noise_multiplier:
-        groups = ", ".join(query.group for query in queries)
+        groups = ", ".join(repr(query.group) for query in queries)
         raise ValueError(
-            f"the noise multiplier is {noise_multiplier:g}, but {groups} alone make it {own:g}; give them more noise."
+            f"the noise multiplier is {noise_multiplier:g}, but the noise of {groups} allows no more than {own:g}; "
+            "give them more noise, or lower the noise multiplier of the step."
         )
     return 1 / math.sqrt((1 / noise_multiplier - 1 / own) * (1 / noise_multiplier + 1 / own))
 

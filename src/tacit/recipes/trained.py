@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from tacit.features import (
     Fitted,
+    GaussianKernel,
     Grouped,
     Invariant,
+    Patches,
     Pca,
     Pixels,
     RandomProjection,
@@ -26,7 +28,7 @@ from tacit.recipes.outcome import read_json, read_tensors
 from tacit.recipes.recipe import Ema, Linear, Mlp, Recipe, Sgd, Tail
 from tacit.tuning import NormHistogram
 
-_FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Invariant, Statistics)
+_FRONTS = (Pixels, Pca, RandomProjection, Scattering, Grouped, Whitened, Invariant, Patches, GaussianKernel, Statistics)
 _TRAINING = (Recipe, Sgd, Tail, Ema, NormHistogram, Flat, PerLayer, DimensionWeighted, Joint, Automatic)
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_FRONTS, Linear, Mlp, *_TRAINING)}
 

@@ -192,9 +192,9 @@ def _lines(path: Path, file: Any, passed: int, rows: int | None) -> list[str]:
 
 
 def _undecoded(path: Path, line: int, error: UnicodeDecodeError) -> ValueError:
+    place = f", after line {line}," if line else ""
     return ValueError(
-        f"{path}, after line {line}, is not in UTF-8: {error}; convert it, for example: iconv -f CP1252 -t UTF-8 "
-        f"{path} > new.csv"
+        f"{path}{place} is not in UTF-8: {error}; convert it, for example: iconv -f CP1252 -t UTF-8 {path} > new.csv"
     )
 
 

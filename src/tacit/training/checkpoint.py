@@ -48,7 +48,7 @@ _MISFITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """All that a checkpoint holds."""
+    """The content of a checkpoint."""
 
     weights: dict[str, Tensor]
     slots: dict[str, Tensor]
@@ -232,7 +232,7 @@ def _tied(model: torch.nn.Module, weights: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def _cut_slots(state: dict[int, dict[str, Any]], run: OpenRun) -> dict[int, dict[str, Any]]:
-    """The optimizer's state with what it has for each entry of a sharded parameter cut up like that."""
+    """Return the optimizer's state, with the entries of sharded parameters sharded in the same way."""
     parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
     return {
         index: {
@@ -279,7 +279,7 @@ def _groups(run: OpenRun, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _setting(name: str, value: Any, own: Any) -> Any:
-    """A setting of the optimizer, of the kind that the live one has: numbers stay numbers, none below zero."""
+    """Return a setting of the optimizer, checked to be of the live one's kind; a number is at least zero."""
     if isinstance(own, tuple):
         return tuple(_setting(name, item, like) for item, like in zip(value, own, strict=True))
     number = isinstance(value, int | float) and not isinstance(value, bool)

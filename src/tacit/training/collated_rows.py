@@ -95,7 +95,7 @@ def _number(leaf: Any) -> float:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Tensors, and arrays of numbers; values of other kinds do not describe a record."""
+    """Return True for tensors and arrays of numbers; values of other kinds do not describe a record."""
     if isinstance(value, PackedSequence):
         yield value.data
     elif isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
@@ -128,7 +128,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _is_equal(a: Any, b: Any) -> bool:
-    """The same type, shape and values; two NaN are the same."""
+    """Return True if type, shape and values are equal; two NaN are equal."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False

@@ -19,7 +19,7 @@ from tacit._compiled import KEY_WORDS, kernels
 from tacit._threads import threads
 
 Digest = tuple[int, ...] | Tensor
-"""Numbers, or (off the CPU) a tensor of them that the host has not read."""
+"""Digests as numbers or, off the CPU, as a tensor that the host has not read."""
 
 _KEY = np.frombuffer(os.urandom(4 * KEY_WORDS), dtype=np.uint32)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,7 +28,7 @@ _FACTORS = torch.from_numpy(np.frombuffer(os.urandom(8 * (_ROW + _ROWS)), dtype=
 
 
 def digests(several: Sequence[Tensor]) -> list[Digest]:
-    """Return the digest of each; see `Kernels.digests`."""
+    """Return the digest of each tensor; see `Kernels.digests`."""
     if kernels is not None and all(map(_is_usual, several)):
         return [(found,) for found in kernels.digests(_KEY, threads(), *several)]
     parts = [parts_of(tensor) for tensor in several]
@@ -47,7 +47,7 @@ def digests(several: Sequence[Tensor]) -> list[Digest]:
 
 
 def equal(pairs: Sequence[tuple[Digest, Digest]]) -> list[bool]:
-    """Return for each pair whether both are the same digest; waits once for each device."""
+    """Return for each pair True if the digests are equal; waits once for each device."""
     result = [not _is_away(a) and not _is_away(b) and a == b for a, b in pairs]
     devices = {a.device for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor) and a.device == b.device}
     for device in devices:
@@ -68,7 +68,7 @@ def _is_away(digest: Digest) -> bool:
 
 
 def _read(part: Tensor) -> tuple[int, ...]:
-    """The digest of a tensor on the CPU, or the numbers of one that is elsewhere."""
+    """Return the digest of a tensor on the CPU, or the unread numbers of one on another device."""
     if not part.is_cpu:
         return tuple(part.tolist())
     bits = part if _is_usual(part) else bits_of(part).contiguous()
@@ -86,7 +86,7 @@ def parts_of(tensor: Tensor) -> list[Tensor]:
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The values as integers: NaN is then equal to itself, so that a run that diverged is not taken for a write."""
+    """Return the values as integers: NaN then equals itself, so that a diverged run does not look like a write."""
     plain = tensor.detach().resolve_neg()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()
@@ -96,7 +96,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def _is_usual(tensor: Tensor) -> bool:
-    """Return True if compiled loops can read it as it is."""
+    """Return True if compiled loops can read the tensor's memory directly."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in (torch.float32, torch.float64):
         return False
     return (
@@ -133,9 +133,9 @@ def _by_arrays(several: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 @dataclass(frozen=True)
 class _Tray:
     pieces: tuple[tuple[int, int, int], ...]
-    """(tensor, first word, last word) of each piece of a sum."""
+    """The (tensor, first word, last word) of each piece of a sum."""
     sums: Tensor
-    """To which sum each row belongs."""
+    """The number of the sum of each row."""
     factors: Tensor
 
 
@@ -143,14 +143,14 @@ class _Tray:
 class _Plan:
     trays: tuple[_Tray, ...]
     sums: list[int]
-    """How many sums each tensor has."""
+    """The number of sums of each tensor."""
     along: Tensor
     zeros: Tensor
 
 
 @functools.lru_cache(maxsize=32)
 def _plan(lengths: tuple[int, ...], device: torch.device) -> _Plan:
-    """Cut tensors of so many words into pieces, and put small ones together, at most `_ROWS` rows a time."""
+    """Cut tensors of the given sizes into pieces, and combine small ones, at most `_ROWS` rows at a time."""
     along, down = torch.split(_FACTORS, [_ROW, _ROWS])
     most = _ROW * _ROWS
     trays: list[_Tray] = []

@@ -22,9 +22,9 @@ class Batch:
 
     data: Any
     rows: int
-    """How many rows it has, one for each record or microbatch."""
+    """The number of rows, one for each record or microbatch."""
     real: int
-    """How many of the first rows count; the rest fill it up, with weight zero."""
+    """The number of first rows that are records; the rest are padding with weight zero."""
     last: bool
 
 
@@ -55,7 +55,7 @@ class Drawing:
             yield Batch(batch, rows, count, last=number == least)
 
     def _draw(self, receipt: Receipt, microbatch_size: int) -> Drawn:
-        """Draw the examples of the lot, in random order, and the process of each, by its place in that order.
+        """Draw the examples of the lot in random order; the place in that order decides the process of each.
 
         Microbatch r has examples r·m to r·m + m - 1, fixed beforehand.
         """
@@ -70,7 +70,7 @@ class Drawing:
 
 
 def _filled(indices: Integers, settings: RunSettings) -> Integers:
-    """Return the examples of a lot, filled up with the first of the data set, of weight zero, to a public number."""
+    """Return the examples of a lot, padded to a public number with the data set's first, at weight zero."""
     if settings.max_lot_size is None:
         return indices
     rows = -(-settings.max_lot_size // settings.batch_size) * settings.batch_size

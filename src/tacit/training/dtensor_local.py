@@ -22,7 +22,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def as_part_of(like: Tensor, mine: Tensor) -> Tensor:
-    """``mine``, which this process holds, as such a tensor as ``like``."""
+    """Return ``mine``, this process's part, as a tensor sharded like ``like``."""
     if not is_shard(like):
         return mine
     part = torch.empty_like(like)
@@ -31,7 +31,7 @@ def as_part_of(like: Tensor, mine: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
-    """The tensor with the shards of all processes, which must ask together; nothing of it where ``keep`` is false."""
+    """Gather the shards of all processes, which must all call this; return an empty tensor where ``keep`` is false."""
     if not is_shard(tensor):
         return tensor
     full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
 
 
 def cut_like(value: Any, like: Any) -> Any:
-    """``value``, with each whole tensor in it cut up as the tensor at the same place of ``like`` is."""
+    """Return ``value`` with each whole tensor sharded like the tensor at the same place of ``like``."""
     if isinstance(like, Mapping) and isinstance(value, Mapping):
         return type(value)({key: cut_like(each, like.get(key)) for key, each in value.items()})  # type: ignore[call-arg]
     if isinstance(like, list | tuple) and isinstance(value, list | tuple) and len(like) == len(value):

@@ -13,7 +13,7 @@ from tacit.gradients.clipping import Clipping
 
 @dataclass(frozen=True)
 class FirstRows:
-    """``clipping`` for the first ``real`` rows, and weight zero for the rest, which the strategy does not see.
+    """Apply ``clipping`` to the first ``real`` rows; the others get weight zero, and the strategy does not see them.
 
     Formal guarantee: a row of weight zero adds nothing to a sum, whatever is in it, and a row's weight depends on that
     row alone; so the bound of ``clipping`` holds for the records.

@@ -71,7 +71,7 @@ def _tell(run: PrivateRun, bar: _Bar, loggers: Sequence[Logger], epsilon: float 
 
 
 def _each(loss: Loss, output: Any, y: Any) -> Tensor:
-    """The loss of every example, one at a time where the function cannot say them apart."""
+    """Return each example's loss; run one at a time a function that returns only one number."""
     with torch.no_grad():
         plain: Tensor = output.detach().as_subclass(Tensor)
         if loss in (F.cross_entropy, F.nll_loss):
@@ -83,7 +83,7 @@ def _each(loss: Loss, output: Any, y: Any) -> Tensor:
 
 
 class _Bar:
-    """A progress bar with ε spent, the metrics and the time left; nothing at all when not wanted."""
+    """Show a progress bar with ε spent, the metrics and the time left, unless ``progress`` is off."""
 
     def __init__(self, progress: Any | None, task: Any) -> None:
         self._progress, self._task, self._spent = progress, task, ""

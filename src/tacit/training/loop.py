@@ -49,7 +49,7 @@ class Batches(Iterator[Any]):
 
     @property
     def stopped(self) -> bool:
-        """True if the budget ended it."""
+        """True if the budget ended the training."""
         return self._progress.stopped
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ _REMEDY = (
 
 
 class Epoch(Batches):
-    """The batches of one epoch: of as many lots as draw every record once on average."""
+    """The batches of one epoch: as many lots as draw every record once on average."""
 
     def __init__(self, run: OpenRun, lots: int, number: int) -> None:
         super().__init__(run, lots)

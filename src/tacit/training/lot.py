@@ -91,7 +91,7 @@ def _order(rows: Tensor) -> Tensor:
 
 
 def _check_rows(name: str, rows: Traced, size: int) -> None:
-    """Every example of this batch must own exactly one value: the sensitivity of the sum is that of one row."""
+    """Refuse values unless each example of this batch has exactly one: the sum's sensitivity is that of one row."""
     layout = rows._tag
     if not isinstance(layout, Layout):
         raise ValueError(

@@ -45,7 +45,7 @@ class Lots:
     ) -> None:
         self.current: Lot | None = None
         self.abandoned = 0
-        """Lots that were drawn and charged but not released."""
+        """The number of lots that were drawn and charged but not released."""
         self.open = True
         self._engine, self._optimizer, self._sums, self._layers = engine, optimizer, sums, layers
         self._watched, self._drawing, self._trial, self._source = watched, drawing, trial, source
@@ -72,7 +72,8 @@ class Lots:
             if not lot.done:
                 self.abandoned += 1
                 log.warning(
-                    "a lot was drawn but its step not completed; it stays charged (%d such lots so far)", self.abandoned
+                    "a lot was drawn but its step not completed; it stays charged (such lots so far: %d)",
+                    self.abandoned,
                 )
             if not left_as_found and self.open:
                 self._watched.undo()
@@ -86,7 +87,7 @@ class Lots:
         self._engine.discard()
 
     def close(self) -> None:
-        """Leave the model as it was found."""
+        """Restore the model's state from before the lot."""
         try:
             if self.current is not None:
                 self._watched.undo()

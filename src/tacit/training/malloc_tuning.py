@@ -28,7 +28,7 @@ _VARIABLES = (
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep freed memory for the next step. Does nothing without the GNU C library, or where its user has set it up."""
+    """Keep freed memory for the next step; does nothing without the GNU C library or if the user has configured it."""
     library = None if _set_up_by_user() else _gnu()
     if library is None:
         yield

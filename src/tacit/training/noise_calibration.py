@@ -41,7 +41,7 @@ def calibrate(
     multiplier: Schedule[float] | None,
     solve: Callable[[], float],
 ) -> CalibratedNoise:
-    """From the arguments of `make_private`; ``solve`` finds the noise multiplier where none is given."""
+    """Build the schedule from the arguments of `make_private`; ``solve`` finds a noise multiplier that is not given."""
     if not isinstance(noise, str):
         if multiplier is not None:
             raise ValueError("noise is an allocation and has its noise multiplier in it; leave noise_multiplier out.")
@@ -63,7 +63,7 @@ def least_noise(
     noise: str | Correlation,
     also: Sequence[tuple[Step, int]],
 ) -> float:
-    """The noise multiplier with which all steps, and what the ledger already holds, fit the budget.
+    """Return the noise multiplier with which all steps, with those already in the ledger, fit the budget.
 
     ``noise`` is "gaussian", "discrete" or a strategy for correlated noise.
     """
@@ -108,7 +108,7 @@ def least_noise(
 
 
 def _coarse(sizes: Counter[int]) -> Counter[int]:
-    """At most `_LEVELS` lot sizes, each rounded up to the next of them: more records cost more, never less."""
+    """Return the lot sizes rounded up to at most `_LEVELS` different ones: more records cost more, never less."""
     if len(sizes) <= _LEVELS:
         return sizes
     ordered = sorted(sizes)
@@ -132,7 +132,7 @@ def _sampling(population: Population, size: int) -> Poisson | TruncatedPoisson |
 
 
 def _least(fits: Callable[[float], bool], guess: float) -> float:
-    """The least noise that fits, to within 0.1 % and from above; ``fits`` is false up to it and true beyond."""
+    """Return the least noise that fits, to within 0.1 % and from above; ``fits`` is false below it and true above."""
     high, factor = guess, 1.25
     while not fits(high):
         high, factor = high * factor, factor**2

@@ -32,11 +32,11 @@ class OpenRun(Protocol):
 
     @property
     def steps(self) -> int:
-        """How many steps are planned."""
+        """The number of planned steps."""
 
     @property
     def contributions(self) -> int:
-        """How many examples a record can bring to a lot."""
+        """The largest number of examples that a record can bring to a lot."""
 
     def begin_loop(self, loop: Any) -> None:
         """Note the loop that goes on with the run."""
@@ -45,22 +45,22 @@ class OpenRun(Protocol):
         """Yield the batches of one lot."""
 
     def following_lot(self) -> Iterator[Any]:
-        """Yield the batches of the next lot where nothing ran since the last one ended."""
+        """Yield the batches of the next lot, if no other code ran since the last one ended."""
 
     def next_step(self) -> Step:
         """Return the step that will be recorded for the next lot."""
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """Return what everything in the ledger costs so far."""
+        """Return the guarantee of everything in the ledger so far."""
 
     def clipping(self) -> Clipping:
         """Return how the next lot is clipped."""
 
     def between_steps(self, *, saving: bool = False) -> None:
-        """Refuse what may only happen between lots."""
+        """Raise an error in the middle of a lot."""
 
     def clipping_state(self) -> dict[str, Any]:
         """Return the state of adaptive clipping."""
 
     def renew_randomness(self) -> None:
-        """Let a seeded source draw nothing again that the ledger has seen."""
+        """Move a seeded source past the draws of the steps in the ledger."""

@@ -20,11 +20,11 @@ class WatchedParameters:
         self._model, self._sharded = model, sharded_modules(model)
         self._held: dict[str, Snapshot] = {}
         self._lost: dict[str, tuple[Snapshot, int]] = {}
-        """And the version of the tensor, which loading raises, whatever is loaded."""
+        """The lost tensors by name, each with its version then: loading any values raises the version."""
         self._watching = False
 
     def hold(self) -> None:
-        """A batch is handed out."""
+        """Open the window: the loop gets a batch."""
         self.check()  # the batch before may have ended with an error
         before = {id(held.tensor): held for held in self._held.values()}
         now: dict[int, Snapshot] = {}  # a parameter with several names is held once
@@ -40,7 +40,7 @@ class WatchedParameters:
     def put_back(self) -> list[str]:
         """End the window, undo every change in it, and name the parameters that had one.
 
-        Where that fails half-way the window stays open, and nothing goes on before it was closed.
+        If that fails half-way, the window stays open and the run refuses to go on.
         """
         if not self._watching:
             return []
@@ -81,5 +81,5 @@ class WatchedParameters:
             )
 
     def what_is_lost(self) -> str:
-        """For a message: nothing where nothing is."""
+        """Return the end of a message; empty if no value is lost."""
         return f" (without its values, which are overwritten now: {', '.join(self._lost)})" if self._lost else ""

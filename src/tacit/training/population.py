@@ -28,7 +28,7 @@ from tacit.sampling import (
 
 @dataclass(frozen=True, kw_only=True)
 class Owned:
-    """The owners of each record, and how many records one of them may have."""
+    """The owners of each record, and the largest number of records of one owner."""
 
     owners: Owners
     most: int

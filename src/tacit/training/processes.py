@@ -157,7 +157,7 @@ class Processes:
     # -- messages of the first process to the others -------------------------------------------------------------------
 
     def _or_tell(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` gives; if it fails, tell the other processes before raising the error."""
+        """Return the result of ``work``; if it fails, tell the other processes before raising the error."""
         try:
             return work()
         except BudgetExceeded as error:
@@ -190,7 +190,7 @@ class Processes:
         return message
 
     def _together(self, collective: Callable[[], object]) -> None:
-        """Do something that all processes do; after a failure the others' positions are unknown, so nothing follows."""
+        """Run a collective operation; after a failure refuse all others: the processes' positions are unknown."""
         if self._broken is not None:
             raise RuntimeError(f"this run of {self.size} processes cannot go on: {self._broken}. Resume it.")
         try:
@@ -205,7 +205,7 @@ class Processes:
 
 
 def assemble(parallel: Parallel | None, model: nn.Module) -> Team:
-    """The team of a run. Several processes that each took themselves for the only one would not be one private run."""
+    """Return the team of a run, and refuse several processes without ``parallel``: each would be a run of its own."""
     processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     cut_up(sharded_modules(model))
     sharded = has_shards(model)

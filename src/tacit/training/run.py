@@ -122,7 +122,7 @@ class PrivateRun:
         return epochs(self, whole_lots=isinstance(self.sampler, EpochSampler))
 
     def begin_loop(self, loop: Batches) -> None:
-        """Note the loop that goes on with the run; one that was left between two lots, and is still held, has ended."""
+        """Note the loop that continues the run; an earlier loop, left between two lots, has ended."""
         before = self._loop() if self._loop is not None else None
         if before is not None and self.lot_finished:
             before.close()
@@ -165,7 +165,7 @@ class PrivateRun:
         yield from self.following_lot()
 
     def following_lot(self) -> Iterator[Any]:
-        """The batches of the next lot where nothing ran since the last one ended, which has looked at the buffers."""
+        """Yield the batches of the next lot, if no other code ran since the last one ended and checked the buffers."""
         if not self._attached:
             raise RuntimeError("the run was closed; make a new one.")
         if self._lot is not None:
@@ -264,7 +264,7 @@ class PrivateRun:
         self.team.agree("checkpoint", lambda: f"{state_facts(self)} {read}")
 
     def between_steps(self, *, saving: bool = False) -> None:
-        """Refuse what may only happen between lots; saving also after a step of the trial, which changes nothing."""
+        """Raise an error in the middle of a lot; saving is allowed after a step of the trial, which changes nothing."""
         tried = saving and self._trial.running and self._lot is not None and self._lot.taken
         if self._lot is not None and not self._lot.done and not tried:
             raise RuntimeError("a lot is being worked on; save or load between lots, after optimizer.step().")
@@ -278,7 +278,7 @@ class PrivateRun:
         return clipping.state() if isinstance(clipping, AdaptiveClipping) else {}
 
     def renew_randomness(self) -> None:
-        """A seeded source begins again with each process, so skip the draws of the steps in the ledger."""
+        """Skip a seeded source's draws of the steps in the ledger, because it begins again with each process."""
         for source in (self._source, self._sums.source):
             if isinstance(source, SeededSource):
                 source.branch(f"after {len(self.ledger)} steps")

@@ -27,9 +27,9 @@ class RunSettings:
     batch_size: int
     microbatch_size: int = 1
     max_lot_size: int | None = None
-    """The most records of a lot, to which all lots are filled up."""
+    """The largest number of records of a lot; all lots are padded to it."""
     allocate: Callable[[float], Allocation] | None = None
-    """The noise of a step from its noise multiplier, where that is all there is to it."""
+    """The noise of a step as a function of its noise multiplier, if nothing else decides it."""
     solved: float | None = None
     """The noise multiplier, where it was solved for; a resumed run keeps the one it began with."""
 

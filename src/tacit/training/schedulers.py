@@ -25,7 +25,7 @@ class KeptSchedule:
         self._states = [(scheduler, copy.deepcopy(scheduler.state_dict())) for scheduler in _schedulers(optimizer)]
 
     def put_back(self) -> None:
-        """Undo every change since."""
+        """Undo every change since this was made."""
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=False):
             group.update(copy.deepcopy(before))
         for scheduler, state in self._states:

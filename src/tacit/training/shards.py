@@ -32,7 +32,7 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def check_shards(model: nn.Module, ranks: list[int], *, noise: str) -> None:
-    """Refuse what is not one shard of rows for each process of the team."""
+    """Refuse parameters that are not cut into one shard of rows for each process of the team."""
     from torch.distributed.tensor import Shard
 
     gathered = {id(parameter) for module in sharded_modules(model) for parameter in module.parameters()}
@@ -108,7 +108,7 @@ class ShardedSums(GradientSums):
         self._batches += 1
 
     def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
-        """Draw nothing: a second copy of the shards is what there is no memory for."""
+        """Draw nothing: there is no memory for a second copy of the shards."""
 
     def _exchange(self, totals: Mapping[str, Tensor]) -> None:
         for name, mine in zip(totals, self._scatter(list(totals.values())), strict=True):

@@ -32,11 +32,11 @@ class Snapshot:
         self.renew()
 
     def renew(self) -> None:
-        """The values of now are right."""
+        """Take the current values as the right ones."""
         renew_all([self])
 
     def remember(self) -> None:
-        """Everything but the digest."""
+        """Take a snapshot of everything but the digest."""
         self._memory = local(self.tensor.detach())
         self._rooms = [part.untyped_storage().nbytes() for part in _dense_parts(self._memory)]
         self._copy = self._memory.clone() if self._copied else None
@@ -53,13 +53,13 @@ class Snapshot:
         return _alike(here, self._memory) and self._has_room(here)
 
     def _has_room(self, memory: Tensor) -> bool:
-        """Return True if the storage was not made smaller, beyond the end of which one would read."""
+        """Return False if the storage became smaller than the tensor, so that reading it would pass its end."""
         parts = _dense_parts(memory)
         return all(part.untyped_storage().nbytes() >= room for part, room in zip(parts, self._rooms, strict=True))
 
     @torch.no_grad()
     def put_back(self) -> bool:
-        """The object, its memory and its values; if these are lost, others in place of them, and False."""
+        """Restore the object, its memory and its values; if the values are lost, write stand-ins and return False."""
         if type(self.tensor) is Traced:
             self.tensor.__class__ = Tensor  # type: ignore[assignment]
         if is_shard(self.tensor):
@@ -82,7 +82,7 @@ class Snapshot:
 
 
 def renew_all(several: Sequence[Snapshot]) -> None:
-    """The values of now are right."""
+    """Take the current values as the right ones."""
     for held in several:
         held.remember()
     for held, found in zip(several, digests([held._memory for held in several])):
@@ -90,7 +90,7 @@ def renew_all(several: Sequence[Snapshot]) -> None:
 
 
 def are_same(pairs: Sequence[tuple[Snapshot, Tensor | None]]) -> list[bool]:
-    """For each pair whether the second is the tensor that the first holds, with the same values."""
+    """Return for each pair True if the second is the tensor of the first, with the same values."""
     there = [held._is_there(now) for held, now in pairs]
     several = [held for (held, _), here in zip(pairs, there) if here]
     found = digests([local(held.tensor) for held in several])
@@ -99,7 +99,7 @@ def are_same(pairs: Sequence[tuple[Snapshot, Tensor | None]]) -> list[bool]:
 
 
 def _overwrite(tensor: Tensor) -> None:
-    """Write values that cannot be taken for real ones."""
+    """Overwrite with values that cannot be taken for real ones."""
     if tensor.layout is not torch.strided or tensor.dtype is torch.bool:
         tensor.zero_()
     elif tensor.is_floating_point() or tensor.is_complex():
@@ -111,7 +111,7 @@ def _overwrite(tensor: Tensor) -> None:
 def put_back(
     model: nn.Module, kind: Kind, held: Mapping[str, Snapshot], found: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
-    """Undo what differs between ``held`` and what the model was ``found`` to have.
+    """Undo the differences between ``held`` and ``found``, the tensors that the model has.
 
     Returns the names of all that changed, and of those whose values are lost. May be interrupted, and called again.
     """
@@ -137,7 +137,7 @@ def put_back(
 
 
 def members(model: nn.Module, kind: Kind) -> dict[str, Tensor]:
-    """All parameters or buffers by name, under every name that they have."""
+    """Return all parameters or buffers by name, under each of their names."""
     found: dict[str, Tensor] = {}
     _walk(model, "", kind, found)
     return found
@@ -161,7 +161,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of the bits, modulo 2⁶⁴: any one changed value changes it; where the values lie in memory does not."""
+    """Return the sum of the bits modulo 2⁶⁴: any one changed value changes it; the place in memory does not."""
     bits = bits_of(local(tensor)).contiguous()
     if bits.nbytes % 8 == 0:  # several values a word: five times as fast, and no wide copy
         if bits.storage_offset() * bits.element_size() % 8:

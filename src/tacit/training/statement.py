@@ -37,7 +37,7 @@ def statement(
 ) -> str:
     """Return the facts that published checklists ask for (Ponomareva et al. 2023; NIST SP 800-226).
 
-    ``isolated`` are the modules that ran one example at a time; ``missing`` says which compiled code was not there.
+    ``isolated`` are the modules that ran one example at a time; ``missing`` names the compiled code that was not there.
     """
     header = ledger.header
     entries = ledger.entries
@@ -241,6 +241,6 @@ def _percent(found: Guarantee) -> str:
 
 
 def _listed(isolated: Sequence[str]) -> str:
-    """Name modules, a few of them."""
+    """Return the names of a few modules as text."""
     names = [name or "the whole model" for name in isolated]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,4 +1,4 @@
-"""Everything a step asks of its sample: the gradient groups, the declared metrics, the normalisation statistics."""
+"""All queries of a step: the gradient groups, the declared metrics, the normalisation statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepQueries:
     clipping: Clipping
     tallies: dict[str, Tally]
     lot_size: float
-    """The expected one, which is public: the divisor of every mean."""
+    """The expected lot size, which is public: the divisor of every mean."""
 
 
 class StepQueryMaker:
@@ -46,7 +46,7 @@ class StepQueryMaker:
 
     @property
     def contributions(self) -> int:
-        """How many examples a record can bring to a lot."""
+        """The largest number of examples that a record can bring to a lot."""
         return self._sampler.most if isinstance(self._sampler, UserSampler) else 1
 
     def at(self, number: int, settings: RunSettings) -> StepQueries:

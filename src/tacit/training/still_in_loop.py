@@ -1,4 +1,4 @@
-"""Dropout and noise that stand still in the trial, for the loop that runs it and for no other code."""
+"""Freeze dropout and noise during the trial, for the training loop and for no other code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.gradients.guard.standing_still import Still
 
 
 class StillInLoop(Still):
-    """Stands still while the loop runs that asked for the batch, and no longer if that was interrupted and is held.
+    """Freezes dropout and noise while the loop that asked for the batch runs; ends if the loop was interrupted.
 
     An adapter of `tacit.integrations` asks for batches on behalf of a loop that has not begun to use them; it ends the
     lot itself, whatever happens to that loop.

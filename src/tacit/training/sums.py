@@ -1,4 +1,4 @@
-"""The clipped gradients of a lot as they are added up, and their release to the optimizer."""
+"""Add up the clipped gradients of a lot, and release them to the optimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tacit.training.updates import call_gradient_hooks
 
 
 class GradientSums:
-    """One sum for each parameter, while a lot lasts; what was a sum becomes the gradient.
+    """One sum for each parameter during a lot; the release turns it into the gradient.
 
     A batch is summed in float32 or better and the sums of several batches are added in float64, so that rounding does
     not grow with the lot (docs/finite-precision.md). The sum over a very large lot, by its expected size, is also
@@ -36,7 +36,7 @@ class GradientSums:
         self._sums: dict[str, Tensor] = {}
         self._batches = 0
         self.source: Source | None = None
-        """Where the noise comes from, if not from the run's own source."""
+        """The source of the noise, if it is not the run's own."""
         self._ahead: NoiseAhead | None = None
 
     def clear(self) -> None:
@@ -48,8 +48,8 @@ class GradientSums:
     def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
         """Draw the noise of the lot while the device still computes gradients, where it has pinned memory.
 
-        Called after the step was recorded and before anything waits for the device. What is drawn depends on public
-        sizes alone, and is used in `release` or not at all.
+        Called after the step was recorded and before anything waits for the device. The draw depends on public sizes
+        alone; `release` uses it, and nothing else does.
         """
         devices = {parameter.device for parameter in self._parameters.values()}
         dtypes = {released_in(dtype, lot_size) for dtype in self._dtypes.values()}
@@ -124,7 +124,7 @@ class CorrelatedSums(GradientSums):
         self._noise, self._position = CorrelatedNoise(keys), position
 
     def draw_ahead(self, receipt: Receipt, source: Source, *, lot_size: float) -> None:
-        """Draw nothing: this noise is made when the sums are released."""
+        """Draw nothing: `release` makes this noise."""
 
     def _add_noise_(self, sums: Mapping[str, Tensor], receipt: Receipt, clipping: Clipping, source: Source) -> None:
         clipping.release_correlated_(receipt, sums, self._noise, receipt.step, self._position() - 1)

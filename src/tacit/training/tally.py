@@ -34,7 +34,7 @@ class Metric:
 
 
 class Tally:
-    """The sum of one metric or statistic over a lot.
+    """Adds up one metric or statistic over a lot.
 
     Formal guarantee: each row is clipped to L2 norm ``bound``; a record brings at most ``contributions`` rows, so it
     moves the sum by at most contributions · bound, which is the clip norm recorded (with rounding, where noise is
@@ -71,7 +71,7 @@ class Tally:
         return self._query.event()
 
     def add(self, rows: torch.Tensor) -> None:
-        """Add a batch, one row a contribution."""
+        """Add a batch; each row is one contribution."""
         self._total.add_bounded(self._rows.clip(rows).sum(dim=0))
 
     def mean(self, receipt: Receipt, source: Source, *, lot_size: float) -> torch.Tensor:

@@ -25,7 +25,7 @@ from tacit.randomness import Integers, SecureSource, SeededSource, Source
 
 T = TypeVar("T")
 Drawn = tuple[Integers, Integers]
-"""The examples of a lot, and the process that each belongs to."""
+"""The examples of a lot, and the process of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Parallel:
     """Train one model with all processes of a group (by default all that `torchrun` started).
 
     ``noise``: ``"first"``, the first process adds it all (of a sharded parameter, the one that holds the shard); or
-    ``"split"``, each of W processes adds a W-th of the variance, with a key of its own: one that betrays its noise then
-    betrays a W-th of the protection, not all of it.
+    ``"split"``, each of W processes adds a W-th of the variance, with a key of its own. A process that reveals its
+    noise then takes away a W-th of the protection, not all of it.
     """
 
     noise: str = "first"
@@ -52,22 +52,22 @@ class Team(Protocol):
     size: int
 
     def source(self, seed: int | None) -> Source:
-        """Where this process draws its noise, and by way of which its sums join the others'."""
+        """The noise source of this process, which also all-reduces the sums."""
 
     def own_source(self, seed: int | None) -> Source:
-        """Where this process draws noise for what no other process holds: a stream that no other process has."""
+        """The noise source for values that only this process holds: a stream that no other process has."""
 
     def ledger(self, make: Callable[[], Ledger]) -> Ledger:
         """The ledger that ``make`` opens in the first process, or a copy of it in memory."""
 
     def record(self, ledger: Ledger, step: Step, state: Callable[[], str]) -> Receipt:
-        """Record the step in the one ledger; then all processes go on, if they have the same ``state``."""
+        """Record the step in the one ledger; all processes must have the same ``state``, or none goes on."""
 
     def share(self, draw: Callable[[], Drawn]) -> Integers:
-        """The examples of the lot, drawn once, that are this process's own."""
+        """Draw the lot once, and return this process's examples."""
 
     def most(self, count: int) -> int:
-        """The largest ``count`` of all processes."""
+        """Return the largest ``count`` of all processes."""
 
     def scatter(self, several: Sequence[Tensor]) -> list[Tensor]:
         """Return this process's rows (`rows_of`) of the sum of each tensor over all processes. All have one dtype."""
@@ -79,7 +79,7 @@ class Team(Protocol):
         """Give every process the parameters and buffers of the first."""
 
     def first_does(self, work: Callable[[], None]) -> None:
-        """Let the first process do something, and the others wait until it is done."""
+        """Let the first process run a function while the others wait."""
 
 
 class Alone:

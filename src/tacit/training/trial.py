@@ -34,10 +34,10 @@ from tacit.training.trial_parts import Part, difference, own_differences
 log = logging.getLogger("tacit")
 
 FEWEST = 4
-"""Records of the first lot that is tried."""
+"""The fewest records of a lot that is tried."""
 
 CANDIDATES = 64
-"""Records of its first batch from which those of the trial are chosen."""
+"""The largest number of records of the first batch among which the trial chooses."""
 
 _ROWS = (
     "the collate function gives a record different rows in different batches (it pads to the longest of the batch, "
@@ -48,8 +48,9 @@ _FOUND = (
     "{} in the first lot, when a few of its records were run together and in two parts: one record can then change "
     "the others' gradients, which the clip norm does not bound. Compute every example's loss, and every observed "
     "value, from that example and constants alone. Usual causes, with their remedies: losses divided by len(x) one by "
-    "one (take the mean of all losses at once, F.cross_entropy(…) or each.mean()); statistics of the batch taken "
-    "before the model, of a copy or by way of NumPy (use constants); padding to the longest of the batch (pad to a "
+    "one (take the mean of all losses at once, F.cross_entropy(…) or each.mean()); penalties divided by "
+    "len(x) (divide by a constant); statistics of the batch taken before the model, of a copy or by way of NumPy (use "
+    "constants); padding to the longest of the batch (pad to a "
     "fixed length with tacit.data.pad_to(length) as the collate function, pack the sequences, or give the model an "
     "attention mask that it honours); sizes that data decide, x[mask].shape[0] or F.one_hot(y) (give num_classes)."
 )
@@ -78,7 +79,7 @@ _SHARDED = (
 
 
 class Unclipped:
-    """Every gradient as it is."""
+    """Returns every gradient unclipped."""
 
     def partition(self, shapes: Mapping[str, torch.Size]) -> Sequence[tuple[str, ...]]:
         return [(name,) for name in shapes]
@@ -115,7 +116,7 @@ class Trial:
 
     @property
     def running(self) -> bool:
-        """True if the batch at hand is one of the trial."""
+        """True if the current batch belongs to the trial."""
         return self._part is not None
 
     def batches(self, reader: LotReader, lot: Integers, batch_size: int) -> Iterator[tuple[int, Any]]:
@@ -144,7 +145,7 @@ class Trial:
         self._wanted = not finished
 
     def _chosen(self, make: Callable[[Sequence[int]], Any], count: int, most: int) -> list[int]:
-        """The places of records that differ, the longest first: what depends on the longest then changes by parts."""
+        """Return places of records that differ, the longest first: an influence of the longest shows in the parts."""
         descriptions = {record: describe(make(self._rows.of([record]))) for record in range(count)}
         ordered = sorted(descriptions, key=lambda record: descriptions[record])
         distinct = list({descriptions[record]: record for record in ordered}.values())
@@ -153,7 +154,7 @@ class Trial:
         return sorted(chosen, key=ordered.index, reverse=True)
 
     def _tried(self, make: Callable[[Sequence[int]], Any], most: int) -> Generator[tuple[int, Any], None, bool]:
-        """Yield the batches, and return whether they were all measured: a step may have failed, and been caught."""
+        """Yield the batches; return False if one was not measured: a step failed, and the loop caught the error."""
         finished = yield from self._compared(make, most)
         if finished is None:  # the loss is a mean that the loop computes as a sum over len(x)
             finished = yield from self._compared(make, most)
@@ -162,7 +163,7 @@ class Trial:
     def _compared(
         self, make: Callable[[Sequence[int]], Any], most: int
     ) -> Generator[tuple[int, Any], None, bool | None]:
-        """The same, once; None if the loss turned out to be divided by the number of records."""
+        """Measure once; return None if the loss turned out to be divided by the number of records."""
         everybody = list(range(most))
         halves = [everybody[: most // 2][::-1], everybody[most // 2 :][::-1]]
         with seeded(0):
@@ -201,7 +202,7 @@ class Trial:
         raise ValueError(("" if alike or cut else _ROWS) + _FOUND.format(found))
 
     def _is_random(self, make: Callable[[Sequence[int]], Any], whole: Any, most: int) -> bool:
-        """Return True if the collate function makes other rows of the same records with other random numbers."""
+        """Return True if the collate function is random: two calls make different rows of the same records."""
         with seeded(1):
             other = make(range(most))
         return not self._rows.agree(whole, most, other, range(most))
@@ -214,7 +215,7 @@ class Trial:
 
     @contextmanager
     def _standing(self, seed: int) -> Iterator[None]:
-        """Dropout and noise stand still until ``optimizer.step()``; random numbers go on afterwards as before."""
+        """Freeze dropout and noise until ``optimizer.step()``; afterwards random numbers continue as before."""
         with ExitStack() as stack:
             for module in self._model.modules():
                 if isinstance(module, HIDDEN_DROPOUT) and module.dropout:
@@ -227,23 +228,23 @@ class Trial:
             yield
 
     def stop(self) -> None:
-        """Let dropout and noise go on, wherever the caller is."""
+        """Unfreeze dropout and noise, wherever the caller is."""
         if self._still is not None:
             self._still.active = False
 
     def observe(self, name: str, values: Tensor) -> None:
-        """Keep one value for each record, in their order, to be compared."""
+        """Keep one value for each record, in their order, for the comparison."""
         assert self._part is not None
         self._part.observed[name] = values.detach().clone()
 
     def measure(self) -> None:
-        """Take the norms and sums of the batch at hand, which is then forgotten, and undo what it wrote to buffers."""
+        """Take the norms and sums of the current batch, forget the batch, and undo its writes to buffers."""
         part, engine = self._part, self._engine
         assert part is not None and self._buffers is not None
         self.stop()
         self._buffers.put_back()
         part.norms, part.dtype = engine.norms(Unclipped()).detach(), engine.coarsest_dtype
-        part.names = tuple(engine.shapes)
+        part.names, part.penalties = tuple(engine.shapes), engine.penalties
         if part.sign == 0:
             engine.discard()
             return
@@ -251,12 +252,12 @@ class Trial:
             self._sums[name] = total if part.sign > 0 else self._sums[name] - total
 
     def put_back_schedule(self) -> None:
-        """Undo what the loop did to its learning-rate schedule after the batch at hand."""
+        """Undo the loop's changes to its learning-rate schedule after the current batch."""
         if self._schedule is not None:
             self._schedule.put_back()
 
     def _end(self) -> None:
-        """Forget all that was measured."""
+        """Forget all measurements."""
         self.stop()
         self.put_back_schedule()
         self._part, self._buffers, self._schedule, self._sums = None, None, None, {}

@@ -8,24 +8,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tacit.gradients.guard.run_in_parts import is_same, tolerance
+from tacit.gradients.guard.same_values import are_equal, is_same, tolerance
 
 
 @dataclass
 class Part:
-    """Some records of the trial, and what was measured of them."""
+    """Some records of the trial, and their measurements."""
 
     records: Sequence[int]
     sign: int
-    """How its sum enters the comparison: W - A - B, and W once more not at all."""
+    """The factor of its sum in the comparison W - A - B; zero for the second measurement of W."""
     norms: Tensor = field(default_factory=lambda: torch.empty(0))  # [records, parameters]
     names: tuple[str, ...] = ()  # of the parameters; none before it was measured
     dtype: torch.dtype = torch.float64
     observed: dict[str, Tensor] = field(default_factory=dict)
+    penalties: Sequence[Tensor] = ()
 
 
 def difference(together: Part, parts: Sequence[Part], sums: Mapping[str, Tensor]) -> str | None:
-    """Return what differs between the records together and in parts, for a message.
+    """Return the differences between the records together and in parts, for a message.
 
     ``sums`` has, for each parameter, the sum of the gradients together minus the sums of the parts.
     """
@@ -43,8 +44,10 @@ def difference(together: Part, parts: Sequence[Part], sums: Mapping[str, Tensor]
 
 
 def own_differences(whole: Part, part: Part) -> str | None:
-    """Return what the records of ``part`` have otherwise than in ``whole``, for a message."""
+    """Return the differences of the records of ``part`` from the same records in ``whole``, for a message."""
     records, coarsest = list(part.records), _coarser(whole, part)
+    if not are_equal(whole.penalties, part.penalties):
+        return "a penalty on the parameters changed with the number of examples"
     mine = whole.norms[records]
     if not is_same(mine, part.norms, coarsest=coarsest):
         off = (mine - part.norms).abs().nan_to_num(0, 0, 0).amax(0)

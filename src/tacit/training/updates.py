@@ -91,7 +91,7 @@ class Updates:
         self._told = False
 
     def begin_lot(self) -> None:
-        """Forget the learning rates of the lot before."""
+        """Forget the learning rates of the previous lot."""
         self._rates = None
 
     def compare_rates(self) -> None:

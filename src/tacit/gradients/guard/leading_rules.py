@@ -53,6 +53,8 @@ def _leading(call: Call) -> Tag:
         inner = 1  # every row by itself is compared with the constants
     rank = max(t.ndim - inner for t in (*call.args, *call.kwargs.values()) if isinstance(t, Tensor))
     found: Layout | None = None
+    if call.name == "linalg_solve_triangular" and _are_columns(call):
+        return call.layouts()[0][1]
     for t, tag in call.layouts():
         if tag.dim >= t.ndim - inner:
             return mixes(call, "works across examples")
@@ -62,6 +64,13 @@ def _leading(call: Call) -> Tag:
         found = here
     assert found is not None
     return found
+
+
+def _are_columns(call: Call) -> bool:
+    """Return whether a constant matrix is applied to examples that are the columns of the other one, or its rows."""
+    x = call.arg(1, "B")
+    across = x.ndim - 1 if call.arg(4, "left", default=True) else x.ndim - 2
+    return call.has_only(x) and call.layouts()[0][1].dim == across and call.out.shape == x.shape
 
 
 @rule_of_one("diagonal")

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.guard.model_copies import copied, silenced
-from tacit.gradients.guard.run_in_parts import is_same
+from tacit.gradients.guard.same_values import is_same
 from tacit.gradients.isolation.cutting import Join, agreed, cut
 from tacit.gradients.isolation.divided import Divided
 from tacit.gradients.isolation.isolate import Arguments, Isolated
 from tacit.gradients.isolation.module_state import State
-from tacit.gradients.layers.loss import tell_of_own_means
+from tacit.gradients.layers.loss_mean import tell_of_own_means
 from tacit.gradients.layout import Layout
 from tacit.gradients.problems import CannotCut
 from tacit.gradients.torch_internals import pytree, without_subclasses

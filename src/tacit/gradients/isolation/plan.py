@@ -33,7 +33,7 @@ from tacit.gradients.layers.loss_mean import scales
 from tacit.gradients.layout import Layout, Total
 from tacit.gradients.libraries import data_independent
 from tacit.gradients.nested import tensors
-from tacit.gradients.problems import CannotCut, ValuesRead, innermost
+from tacit.gradients.problems import CannotCut, Refused, ValuesRead, innermost
 from tacit.gradients.recorder import Recorder
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import Traced
@@ -71,20 +71,20 @@ _REMEDY = (
 def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str] = ()) -> Plan:
     """Return the modules to be isolated, `isolate` among them; nothing where no plan was found.
 
-    Without a plan the batch is followed as a whole, and what stands in the way is refused there.
+    Without a plan the batch is followed as a whole, and the obstacle is refused there.
     """
     names, reasons = list(isolate), dict[str, str]()
     final = set(isolate)
     """Modules that must mean the same alone: they were asked for, or an operation in them combines examples."""
-    gave_way = False
-    """True if a module that means something else alone gave way to the one around it."""
+    doubtful = False
+    """True if an operation in a module combines examples, or the module meant something else alone and gave way."""
     without: list[str] | None = None
     """The names before an output that mixes was met: whether the loss depends on that will show."""
     for _ in range(ATTEMPTS):
         try:
             every = without is None or names != without
             plan = attempt(recorder, args, kwargs, names, every_output=every)
-            if gave_way:  # a gate that begins at zero may hide that examples are combined
+            if doubtful:  # a gate that begins at zero may hide that examples are combined
                 attempt(recorder, args, kwargs, names, every_output=every, moved=True)
         except Obstacle as error:
             chosen = None
@@ -103,7 +103,7 @@ def make_plan(recorder: Recorder, args: Any, kwargs: Any, isolate: Sequence[str]
             added = [name for name in chosen if name not in names]
             reasons |= {name: str(error) for name in added}
             final |= set(added) if error.operation else set()
-            gave_way = gave_way or error.differs
+            doubtful = doubtful or error.differs or error.operation
             names = chosen
         else:
             _tell(recorder.model, plan, reasons)
@@ -191,8 +191,8 @@ def attempt(
 
 
 def _in_short(error: Exception) -> str:
-    """Say what was found; of an error that is not the engine's, its kind alone: its text may tell of records."""
-    if isinstance(error, ValuesRead):
+    """Describe an obstacle; of an error that is not the engine's, its kind alone: its text may tell of records."""
+    if isinstance(error, (Refused, ValuesRead)):
         return error.short
     return (
         str(error) if isinstance(error, (CannotCut, Mixes)) else f"it raised {type(error).__name__} on followed tensors"
@@ -279,7 +279,7 @@ class _CustomFunctions:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if self._recorder.isolating:
                 return
-            self._unseen.looks_away = True  # what the engine looks at is nobody's reading
+            self._unseen.looks_away = True  # the engine's own reading is none of the model's
             with without_subclasses():
                 before = {t.grad_fn for t in outputs_of((args, kwargs))}
                 followed = [t for t in outputs_of(output) if type(t) is Traced]  # others are of parameters alone

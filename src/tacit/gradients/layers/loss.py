@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tacit.gradients.factors.contribution import own_sums
-from tacit.gradients.layers.loss_mean import averaged, mean_of_sum
+from tacit.gradients.layers.loss_mean import averaged, mean_of_own_means, mean_of_sum, tell_of_own_means
 from tacit.gradients.layers.own_means import mean_of_quotients
 from tacit.gradients.layers.registry import ALWAYS, Call, bound, layout_of, mixes, operation, pairs, rule
 from tacit.gradients.layout import Layout, Mixed, Tag, Total, by_example, owners, uneven
@@ -18,8 +16,6 @@ from tacit.gradients.names import canonical
 from tacit.gradients.recording import Recording
 from tacit.gradients.torch_internals import without_subclasses
 from tacit.gradients.traced import mark, opened, plain
-
-log = logging.getLogger(__name__)
 
 LOSSES = {
     "cross_entropy_loss": 3,
@@ -141,7 +137,7 @@ def _is_one_after_the_other(owner: Tensor, lengths: Any, batch: int) -> bool:
 
 @operation(" ".join(name for name in LOSSES if name not in BY_CLASSES), ALWAYS)
 def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
-    """A mean over examples is taken of the examples' own losses, so that nobody's gradient contains their number."""
+    """A mean over examples is taken of the examples' own losses, so that no gradient contains their number."""
     place, given = LOSSES[canonical(func)], list(args)
     if (body := opened(func)) is not None:
         return body(*args, **kwargs)
@@ -151,16 +147,14 @@ def reduced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         given[place] = 0
     each = func(*given, **(kwargs if len(given) > place else {**kwargs, "reduction": 0}))
     layout = layout_of(recorder, each)
-    if layout is None or uneven(layout, recorder.batch):
+    if layout is None or (uneven(layout, recorder.batch) and recorder.reduction == "sum"):
         return recorder.carry_out(func, args, kwargs)  # refused, with the loss's own reason
-    return averaged(recorder, each, layout) if each.requires_grad else each.mean()
-
-
-@functools.cache
-def tell_of_own_means() -> None:
-    log.warning(
-        "a loss is a mean over the targets of the whole batch; the mean over examples of each example's own mean is "
-        "taken instead, so that no example's weight depends on how many targets the others have"
+    if not each.requires_grad:
+        return each.mean()
+    return (
+        mean_of_own_means(recorder, each, layout)
+        if uneven(layout, recorder.batch)
+        else averaged(recorder, each, layout)
     )
 
 

@@ -1,4 +1,4 @@
-"""Means and sums over examples: what goes back through them to each example, and how the loss was reduced.
+"""Means and sums over examples: the gradient that each example receives, and how the loss was reduced.
 
 A mean over B examples sends 1/B back to each of them in PyTorch. B is how many there are: a gradient that contains it
 is rounded another way for everybody when one example joins, and terms that cancelled no longer do. Through a reduction
@@ -7,6 +7,8 @@ seen here every example receives what it would receive alone, so that what is ca
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.gradients.layers.own_means import Share
 from tacit.gradients.layers.registry import ALWAYS, bound, layout_of, operation
 from tacit.gradients.layout import Layout, Total, uneven
 from tacit.gradients.recording import Recording
 from tacit.gradients.tap import simple_fraction
 from tacit.gradients.torch_internals import without_subclasses
-from tacit.gradients.traced import plain
+from tacit.gradients.traced import Traced, plain
+
+log = logging.getLogger(__name__)
 
 
 @operation("mean", ALWAYS)
@@ -28,10 +33,14 @@ def mean(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     dim = axis if dim is None else dim
     layout = layout_of(recorder, x)
     dims = [d % x.ndim for d in ([dim] if isinstance(dim, int) else dim or range(x.ndim))] if layout else []
-    if layout is None or not recorder.batch or layout.dim not in dims or uneven(layout, recorder.batch):
+    if layout is None or not recorder.batch or layout.dim not in dims:
         return recorder.carry_out(func, args, kwargs)
     if not torch.is_grad_enabled() or not x.requires_grad:
         return recorder.carry_out(func, args, kwargs)
+    if uneven(layout, recorder.batch):
+        if recorder.reduction == "sum":
+            return recorder.carry_out(func, args, kwargs)  # refused
+        return mean_of_own_means(recorder, x, layout, dims=tuple(dims), keepdim=bool(keepdim), dtype=dtype)
     return averaged(recorder, x, layout, dims=tuple(dims), keepdim=bool(keepdim), dtype=dtype)
 
 
@@ -52,14 +61,48 @@ def averaged(
     """
     assert recorder.batch is not None
     data: Tensor = plain(x)
+    shares = None
     if own is None:
+        if type(x) is Traced and layout.owner is None and not keepdim and len(dims) in (0, x.ndim):
+            shares = Share(x, layout, recorder.batch, mean=True)
         own = (math.prod(data.shape[d] for d in dims) if dims else data.numel()) // recorder.batch
     out: Tensor = data.sum(dims, keepdim=keepdim, dtype=dtype)
     if out.dtype not in (torch.float32, torch.float64):  # where the sum itself may overflow
         with torch.no_grad():
             out.detach().copy_(data.detach().sum(dims, keepdim=keepdim, dtype=torch.float32).div_(own * recorder.batch))
-        return _told(recorder, out, x, layout, own)
-    return mean_of_sum(recorder, out, x, layout, own)
+    else:
+        out.data.div_(own * recorder.batch)
+    return _told(recorder, out, x, layout, own, shares)
+
+
+def mean_of_own_means(
+    recorder: Recording,
+    x: Tensor,
+    layout: Layout,
+    *,
+    dims: tuple[int, ...] = (),
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The mean over examples of each one's own mean, where they have different numbers of rows.
+
+    PyTorch divides by the number of all rows, which depends on every example. An example without rows has a mean of 0.
+    """
+    assert recorder.batch is not None and layout.owner is not None
+    tell_of_own_means()
+    data: Tensor = plain(x)
+    counts = torch.bincount(layout.owner, minlength=recorder.batch).clamp_min_(1)[layout.owner]
+    beside = math.prod(data.shape[d] for d in dims or range(data.ndim) if d != layout.dim)
+    shares = data / (counts * beside).to(data.dtype).view(-1, *(1,) * (data.ndim - layout.dim - 1))
+    return averaged(recorder, shares, layout, dims=dims, keepdim=keepdim, dtype=dtype, own=1)
+
+
+@functools.cache
+def tell_of_own_means() -> None:
+    log.warning(
+        "a loss is a mean over the targets of the whole batch; the mean over examples of each example's own mean is "
+        "taken instead, so that no example's weight depends on how many targets the others have"
+    )
 
 
 def mean_of_sum(recorder: Recording, total: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
@@ -68,8 +111,10 @@ def mean_of_sum(recorder: Recording, total: Tensor, x: Tensor, layout: Layout, o
     return _told(recorder, total, x, layout, own)
 
 
-def _told(recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int) -> Tensor:
-    recorder.tag_outputs(mean, Total("mean"), [(x, layout)])
+def _told(
+    recorder: Recording, mean: Tensor, x: Tensor, layout: Layout, own: int, shares: Share | None = None
+) -> Tensor:
+    recorder.tag_outputs(mean, Total("mean", shares), [(x, layout)])
     if own > 1:
         with without_subclasses():
             mean.register_hook(lambda grad: grad / own)  # type: ignore[no-untyped-call]
@@ -126,7 +171,7 @@ def check_reduction(recorder: Recording) -> None:
 
 
 def _read(recorder: Recording) -> None:
-    """Copy what arrived at the reductions to the CPU, all of it at once: every copy makes the host wait."""
+    """Copy the reductions' gradients to the CPU, all at once: every copy makes the host wait."""
     several = [recorder.inner_seeds, recorder.seeds, recorder.output_seeds]
     away = []
     for seeds in several:
@@ -146,7 +191,7 @@ def _is_scaled_by_constants(recorder: Recording, kinds: set[str], batch: int) ->
     """Return whether the parts of the loss are all means, or all sums, times constants.
 
     A scale is known to be constant once batches of several sizes had it, to the last bit, while nothing was counted
-    (`Recording.learning`); until then everything is let through.
+    (`Recording.learning`); until then every scale is accepted.
     """
     seeds = [*recorder.inner_seeds, *recorder.seeds]
     scalar = bool(kinds) and all(seed.numel() == 1 for _, seed in seeds)
@@ -206,7 +251,7 @@ def _is_told_by_outputs(recorder: Recording) -> bool:
 
 
 def scales(recorder: Recording) -> set[float]:
-    """Return what arrived at the model's own reductions over examples; not a number where it was no number."""
+    """Return the scales of the model's own reductions over examples; NaN for a gradient of several entries."""
     return {abs(float(seed)) if seed.numel() == 1 else math.nan for _, seed in recorder.inner_seeds}
 
 

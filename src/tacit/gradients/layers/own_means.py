@@ -7,6 +7,8 @@ entries.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,54 +19,102 @@ from torch import Tensor
 from tacit.gradients.layers.registry import Call
 from tacit.gradients.layout import Layout, Mixed, Only, Total
 from tacit.gradients.names import POINTWISE, words
-from tacit.gradients.traced import Traced
+from tacit.gradients.traced import Traced, mark, plain
 
-_SCALING = words("mul div true_divide floor_divide remainder fmod")
+_SCALING = words("div true_divide floor_divide remainder fmod")
 
 
 def own_share(call: Call) -> Callable[[], Tensor] | None:
-    """Return what computes each example's share of a sum over the batch, or of a function of one such sum.
+    """Return a function that computes each example's share of a sum over the batch, or of a function of one such sum.
 
-    Known for a sum over all entries of the batch, several for each example, and for functions of that number and of
-    Python's that need no gradient (a count with a lower limit). Not for a count that is multiplied or divided: by the
-    number of examples, perhaps, with which each one's own mean would then grow.
+    Known for a sum or mean over all entries of the batch, and for functions of that number and of Python's that need no
+    gradient (a count with a lower limit). Not for a count that is divided, or multiplied by the number of examples,
+    with which each one's own mean would then grow. Not for weights of which examples have one each: the mean
+    of a single entry would lose its weight.
     """
     (t, tag), *others = call.tagged
     if others or not isinstance(t, Tensor):
         return None
     if isinstance(tag, Layout):
-        whole = call.name == "sum" and call.out.ndim == 0 and "dtype" not in call.kwargs
-        several = t.numel() > call.batch  # the mean of a single entry would lose its weight
-        return Share(t, tag, call.batch) if whole and several and tag.owner is None else None
+        known = call.name == "sum" or (call.name == "mean" and tag.owner is None)
+        whole = known and call.out.ndim == 0 and "dtype" not in call.kwargs
+        several = (t.numel() > call.batch and tag.owner is None) or t.requires_grad
+        return Share(t, tag, call.batch, counts=not several, mean=call.name == "mean") if whole else None
     if isinstance(tag, Only) or tag.own is None or t.requires_grad or call.main() is not t:
         return None
     if call.name not in POINTWISE or call.name in _SCALING:
         return None
     of, rest = tag.own, call.args[1:]
+    share = of.share if isinstance(of, Function) else of
+    if not isinstance(share, Share) or not isinstance(call.out, Tensor):
+        return None
     if call.name == "rsub":  # how many entries there are, less those that do not count: of each example its own
-        if not isinstance(of, Share) or call.args[1:] != (of.x.numel(),):
+        if of is not share or rest != (share.x.numel(),) or share.layout.owner is not None or share.mean:
             return None
-        share, own = of, of.x.numel() // call.batch
-        return lambda: own - share()
+        own = share.x.numel() // call.batch
+        return Function(share, lambda: own - share())
+    if call.name == "mul" and not _is_constant(rest, share):
+        return None
     if call.name in ("add", "sub") and any(type(v) is int and abs(v) > 1 for v in rest):
         return None  # the number of all entries, perhaps
-    if any(isinstance(v, Tensor) for v in (*rest, *call.kwargs.values())) or not isinstance(call.out, Tensor):
+    if any(isinstance(v, Tensor) for v in (*rest, *call.kwargs.values())):
         return None
-    return lambda: call.func(of(), *rest, **call.kwargs)
+    return Function(share, lambda: call.func(of(), *rest, **call.kwargs))
+
+
+def _is_constant(factor: tuple[Any, ...], share: Share) -> bool:
+    """Return whether a count is multiplied by a number that is not the batch's: how many classes there are, say.
+
+    A number that an earlier batch has shown not to be its own size stays known.
+    """
+    recorder = share.x._recorder if type(share.x) is Traced else None
+    if recorder is None or len(factor) != 1 or type(factor[0]) is not int or share.layout.owner is not None:
+        return False
+    sizes = list(share.x.shape)
+    sizes[share.layout.dim] //= share.batch
+    products = {math.prod(some) for n in range(len(sizes) + 1) for some in itertools.combinations(sizes, n)}
+    if factor[0] not in {share.batch * product for product in products}:
+        recorder.factors.add(factor[0])
+    return factor[0] in recorder.factors
+
+
+class Weighted(Exception):
+    """Entries that would count are weights."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Computes the sum over every example's entries, [batch]."""
+    """Computes the sum or mean over every example's entries, [batch]; what `counts` must be 0 or 1 everywhere."""
 
     x: Tensor
     layout: Layout
     batch: int
+    counts: bool = False
+    mean: bool = False
 
     def __call__(self) -> Tensor:
+        if self.counts and bool(((plain(self.x) != 0) & (plain(self.x) != 1)).any()):
+            raise Weighted
+        if self.layout.owner is not None and type(self.x) is Traced:
+            rows = plain(self.x).movedim(self.layout.dim, 0)
+            rows = rows.reshape(len(rows), -1).sum(1)
+            sums = rows.new_zeros(self.batch).index_add(0, self.layout.owner, rows)
+            return mark(sums, self.x._recorder, Layout(0))
         whole = self.x.movedim(self.layout.dim, 0)
         parts = whole.reshape(-1, self.batch, self.layout.inner, *whole.shape[1:]).transpose(0, 1)
-        return parts.reshape(self.batch, -1).sum(1)
+        parts = parts.reshape(self.batch, -1)
+        return parts.mean(1) if self.mean else parts.sum(1)
+
+
+@dataclass(frozen=True)
+class Function:
+    """Computes a function of such sums, [batch]."""
+
+    share: Share
+    compute: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        return self.compute()
 
 
 def mean_of_quotients(total: Any, count: Any) -> Tensor | None:
@@ -78,5 +128,8 @@ def mean_of_quotients(total: Any, count: Any) -> Tensor | None:
         return None
     if total._tag.own is None or count._tag.own is None:
         return None
-    counts = count._tag.own()
+    try:
+        counts = count._tag.own()
+    except Weighted:
+        return None
     return (total._tag.own() / torch.where(counts == 0, 1, counts)).mean()

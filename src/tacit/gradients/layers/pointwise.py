@@ -165,17 +165,18 @@ def penalised(
 ) -> tuple[Any, Any]:
     """Return the arguments of a sum in which a penalty on the parameters stands beside a mean over examples.
 
-    mean_i(ℓ_i) + r = mean_i(ℓ_i + r): the penalty is a term of each example's own loss, and clipped with it.
+    mean_i(ℓ_i) + r = mean_i(ℓ_i + r): the penalty is a term of each example's own loss, and clipped with it. It may not
+    depend on the number of examples: the first batch's penalties are compared with those of its parts.
     """
     if name not in ("add", "sub") or not all(isinstance(tag, Total) and tag.kind == "mean" for _, tag in tagged):
         return args, kwargs
     batch = recorder.batch or 0
-    recorder.penalised = recorder.penalised or recorder.inside
 
     def own(penalty: Tensor) -> Tensor:
         def make(grad: Tensor) -> list[tuple[Tensor, Contribution]]:
             return [(penalty, Dense(grad.expand(batch, *penalty.shape)))]
 
+        recorder.penalties.append(penalty.detach())
         return recorder.tap(penalty.detach(), (), make)
 
     table = {id(q): own(q) for q in shared if q.numel() == 1}

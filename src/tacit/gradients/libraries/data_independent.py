@@ -89,7 +89,7 @@ _SWITCHES: list[tuple[str, str, str, Callable[..., Any]]] = [
     ("transformers.models.deberta_v2.modeling_deberta_v2", "DebertaV2ForSequenceClassification", "forward",
      classification_forward),
 ]  # fmt: skip
-"""Module, class in it, name, and what answers in a followed pass. A version without the name is isolated instead.
+"""Module, class in it, name, and its replacement in a followed pass. A version without the name is isolated instead.
 
 A function that answers for a `forward` is given the original first.
 """
@@ -134,8 +134,8 @@ def only_validates(model: nn.Module) -> bool:
 
     That is so where `torch.distributions` validates its arguments, in an `assert`, in the condition of an `if` that
     only raises, and in a call of `torch._check` or of what `transformers` has for it, whose message may show a count:
-    the value decides whether there is an error, and nothing else. It is not so where somebody up to
-    the model's call catches errors and goes on: the value would decide which way.
+    the value decides whether there is an error, and nothing else. It is not so if a caller, up to the
+    model's call, catches errors and goes on: the value would decide which way.
     """
     frame: FrameType | None = get_frame(1)
     while frame is not None and _brings(frame):
@@ -229,7 +229,7 @@ def _is_caught(code: CodeType, line: int) -> bool:
 
 
 def _goes_on(handler: list[ast.stmt]) -> bool:
-    """Return whether what handles an error may end otherwise than with one."""
+    """Return whether a handler of errors may end without raising one."""
     return not isinstance(handler[-1], ast.Raise) or _leaves(handler)
 
 
