@@ -81,7 +81,8 @@ class LinearTap(torch.autograd.Function):
         features, weight, bias, turned = given
         if ctx.needs_input_grad[1]:
             ctx.weight, ctx.version, ctx.turned = weight, write_count(weight), turned
-        return batch_invariant_matmul.linear(features, weight, bias, turned=turned)
+        out = batch_invariant_matmul.linear(features, weight, bias, turned=turned)
+        return out.detach()  # where it is a view of a padded product, autograd would refuse to write to it
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -146,11 +146,13 @@ class Node(torch.autograd.Function):
 _put = super(torch.autograd.Function, Node).apply
 
 
-def follow_function(function: Any, original: Callable[..., Any], *args: Any) -> Any:
+def follow_function(function: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a custom autograd function on tensors of the batch; follow its forward and, later, its backward.
 
-    A function of something else, or of parameters too, runs as PyTorch would run it.
+    A function of something else, of parameters too, or with keywords runs as PyTorch would run it.
     """
+    if kwargs:
+        return original(*args, **kwargs)
     with without_subclasses():
         trained = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     recorder = next((a._recorder for a in args if type(a) is Traced), None)

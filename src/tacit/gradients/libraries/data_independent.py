@@ -31,7 +31,7 @@ from torch.utils import checkpoint as checkpointing
 from tacit.gradients.layers.custom_functions import follow_function
 from tacit.gradients.libraries.experts import experts_forward, switch_experts_forward
 from tacit.gradients.libraries.transformers_models import classification_forward, expanded_mask
-from tacit.gradients.torch_internals import function_base, get_frame
+from tacit.gradients.torch_internals import apply_of, function_base, get_frame
 
 _thread = threading.local()
 
@@ -59,7 +59,7 @@ class _Apply:
     """`apply` of custom autograd functions: in a followed pass, those that others wrote are followed."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        original = super(function_base, owner).apply  # type: ignore[misc]
+        original = apply_of(owner)
         if not is_following() or owner.__module__.startswith(("torch.", "tacit.gradients")):
             return original
         return functools.partial(follow_function, owner, original)
@@ -104,7 +104,7 @@ def prepare() -> None:
         if original is not None and not isinstance(original, _Switch):
             answers = functools.partial(followed, original) if name == "forward" else followed
             setattr(holder, name, _Switch(original, answers))
-    if "apply" not in vars(function_base):
+    if not isinstance(vars(function_base).get("apply"), _Apply):
         function_base.apply = _Apply()
 
 
