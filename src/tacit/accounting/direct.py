@@ -128,7 +128,7 @@ def _certified(
             gap = upper / lower - 1 if lower > 0 else math.inf
             if gap <= CLOSE or points >= _MOST:
                 return upper
-            affordable = points * left() / (_BOTH * (spent() - before))
+            affordable = points * left() / (_BOTH * max(spent() - before, 1.0))  # one step is not convolved
             finer = points * min(max(1.1 * (gap / CLOSE) ** _POWER, 1.3), _FINER)
             more = min(math.ceil(min(finer, affordable) / 16) * 16, _MOST)
             if more < 1.1 * points:
