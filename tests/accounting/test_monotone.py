@@ -16,7 +16,7 @@ from tacit.accounting.lattice import pessimistic, sketch
 from tacit.accounting.losses import Added, GaussianLoss, Mirrored, Removed, Replaced
 from tacit.accounting.lower_law import Merged
 from tacit.accounting.pld import Pld
-from tacit.accounting.relative import convolved
+from tacit.accounting.relative import both_convolved, convolved
 from tacit.accounting.sides import sides
 from tacit.accounting.upper_law import Upwards
 from tacit.ledger import Adjacency
@@ -122,6 +122,15 @@ def test_bounds_are_certified_and_rise_beyond_a_million_rarely_sampled_steps():
     rates = 5.5105101417591854e-08, 5.5110611927733616e-08
     found = [bound("replace-one", rate, 0.5163563935148481, 5_109_646, delta=9.129348482915805e-17) for rate in rates]
     assert 0.92249 < found[0] < found[0] * (1 + 7e-5) < found[1] < 0.92258
+
+
+def test_a_hundred_million_steps_are_bounded_closely_and_never_below_what_inversion_certifies():
+    rate, noise, steps, delta = 1e-6, 1.0, 10**8, 1e-8
+    losses = SampledGaussians(np.array([rate]), np.array([noise]), np.array([float(steps)]), 0.0, False)
+    exact = inversion.epsilon(losses, delta)
+    with limited(math.inf):
+        law = nested.total(Upwards(), [(Removed(GaussianLoss(1 / noise), rate), steps)], exact.upper, delta, 800)
+    assert exact.lower <= upper_law.epsilon(law, delta) <= exact.upper * (1 + 1e-4)
 
 
 def test_mass_that_rounding_adds_is_taken_away_again():
@@ -231,6 +240,18 @@ def test_convolution_is_accurate_relative_to_every_mass_and_never_below():
     assert (found >= plain * (1 - 1e-12)).all()
     assert (found <= plain * (1 + 1e-6)).all()
     assert convolved(a, a, same=True) == pytest.approx(np.convolve(a, a), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [300, 2500])
+def test_two_measures_convolved_together_are_what_each_is_alone(size):
+    rng = np.random.default_rng(4)
+    p, q = (np.exp(-np.abs(np.linspace(-30, 40, n))) * rng.uniform(0.5, 1, n) for n in (size, size + 200))
+    w, v = 1e-5 * p * rng.uniform(0.5, 1, len(p)), 1e-5 * q * rng.uniform(0.5, 1, len(q))
+    found = both_convolved(np.stack([p, w]), np.stack([q, v]))
+    assert found[0] == pytest.approx(np.convolve(p, q), rel=1e-6)
+    assert found[1] == pytest.approx(np.convolve(p, v) + np.convolve(w, q + v), rel=1e-4)
+    alone = both_convolved(np.stack([p, w]), np.stack([p, w]), same=True)
+    assert alone[1] == pytest.approx(np.convolve(p, w) + np.convolve(w, p + w), rel=1e-4)
 
 
 def test_a_crossing_is_never_below_where_a_function_becomes_nothing():

@@ -134,8 +134,10 @@ def _settle(found: _Found, lattice: LatticeBounds, floor: float, tolerance: floa
             break
         found.step /= 3
         before, found.upper = found.upper, min(found.upper, lattice.upper(found.step))
-        if before - found.upper <= tolerance * max(found.upper, least):
+        settled = before - found.upper <= tolerance * max(found.upper, least)
+        if settled or found.lower > 0:  # a lower bound costs less than the next upper one, which it may save
             found.lower = max(found.lower, min(lattice.lower(found.step), found.upper))
+        if settled:
             break
     found.lower = min(found.lower, found.upper)
 
