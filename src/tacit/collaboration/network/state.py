@@ -109,7 +109,11 @@ class State:
     def check_known(self, name: str) -> None:
         """Refuse a name that was not admitted, or was revoked, at the last look."""
         if name not in self.people:
-            raise Refused(Reason.UNKNOWN, f"participant {name[:80]!r} is not known; it must be admitted.")
+            raise Refused(
+                Reason.UNKNOWN,
+                f"participant {name[:80]!r} is not known; ask the operator to admit it (tacit collaborate admit "
+                f"{name[:80]} --state FOLDER), then give the same command.",
+            )
         if self.people[name]:
             raise Refused(Reason.REVOKED, f"participant {name!r} was revoked; nothing more is taken from it.")
 
