@@ -15,14 +15,14 @@ from tacit.collaboration.server import Checked, ParameterServer
 
 log = logging.getLogger("tacit")
 
-_SNAPSHOT_BYTES = 64 << 20
+_SNAPSHOT_BYTES = 32 << 20  # the pages of uploads before it are used again, and not copied from the log as well
 _SNAPSHOT_TIMES = 4  # the size of a snapshot itself: writing it is then a fifth of all that is written
 
 
 class State:
     """``people`` says of everybody who was admitted whether they were revoked since.
 
-    ``snapshot_every`` uploads (or so many that four snapshots are as long, at least 64 MiB) the whole state is
+    ``snapshot_every`` uploads (or so many that four snapshots are as long, at least 32 MiB) the whole state is
     written, so that a restart is quick.
     """
 
