@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tacit.accounting import Filter, account
 from tacit.data import Images
-from tacit.features import Pca, Pixels, Scattering, Statistics, Whitened
+from tacit.features import GaussianKernel, Grouped, Patches, Pca, Pixels, Scattering, Statistics, Whitened
 from tacit.gradients.precision import MARGIN
 from tacit.ledger import Budget, BudgetExceeded, GaussianSum, Ledger
 from tacit.mechanisms import PerLayer
@@ -225,6 +225,16 @@ def test_scattering_is_trained_on_and_read_back(images: Images, recipe: Make, tm
     scores = Trained.load(tmp_path).scores(images.test)
     right = (scores.argmax(1) == images.test_labels).float().mean().item()
     assert right == pytest.approx(outcome.test_accuracy, abs=0.03)  # features were kept in half precision
+
+
+def test_a_kernel_is_trained_on_and_read_back(images: Images, recipe: Make, tmp_path: Path) -> None:
+    front = GaussianKernel(
+        scattering=Scattering(angles=4, normalisation=Grouped(groups=5)), patches=Patches(first=16, second=64)
+    )
+    outcome = train(recipe(front=front, model=Linear(), epochs=2), images, budget=BUDGET, out=tmp_path)
+    assert len(Ledger.load(tmp_path / "ledger.jsonl").entries) == 1, "only the gradients are charged"
+    right = (Trained.load(tmp_path).scores(images.test).argmax(1) == images.test_labels).float().mean().item()
+    assert right == pytest.approx(outcome.test_accuracy, abs=0.03) and right > 0.6
 
 
 def test_a_histogram_of_norms_is_paid_for_and_shown(images: Images, recipe: Make, tmp_path: Path) -> None:

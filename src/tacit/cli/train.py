@@ -30,10 +30,12 @@ def train(
     epsilon: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="ε of the budget.")] = 2.0,
     delta: Annotated[float, typer.Option(parser=number, metavar="NUMBER", help="δ of the budget.")] = 1e-5,
     epochs: Annotated[
-        float | None, typer.Option(parser=number, metavar="NUMBER", help="Passes over the data; the recipe's own.")
+        float | None,
+        typer.Option(parser=number, metavar="NUMBER", help="Passes over the data; the recipe's own if left out."),
     ] = None,
     lot_size: Annotated[
-        int | None, typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot; the recipe's own.")
+        int | None,
+        typer.Option(parser=whole, metavar="WHOLE", help="Expected records in a lot; the recipe's own if left out."),
     ] = None,
     clip: Annotated[
         float | None, typer.Option(parser=number, metavar="NUMBER", help="Clip norm of a whole gradient.")
@@ -50,7 +52,9 @@ def train(
     ] = None,
     target_bounds: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="LOW HIGH", help="Of a table: predict a number between these; others count as them."),
+        typer.Option(
+            metavar="LOW HIGH", help="Of a table: predict a number in this range; numbers outside count as its ends."
+        ),
     ] = None,
     classes: Annotated[
         str | None, typer.Option(metavar="A,B,…", help="Of a table: the target's classes, rare ones too; found if not.")
@@ -83,7 +87,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Directory for the run; runs/DATASET, or the next free one, if left out.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
     seed: Annotated[
         int | None, typer.Option(parser=whole, metavar="WHOLE", help="For debugging: the run is then NOT private.")
     ] = None,
@@ -92,7 +96,7 @@ def train(
     """Train a private model within a budget.
 
     Writes the model, its ledger, run.json and a report. The budget pays for everything learned from the training
-    records, features included. The test set is assumed public. Ctrl-C leaves a run that --resume goes on with.
+    records, features included. The test set is assumed public. Ctrl-C leaves a run that --resume continues.
 
     \b
     Examples:

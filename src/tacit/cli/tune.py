@@ -35,7 +35,7 @@ def tune(
     keep_ids: Annotated[
         bool, typer.Option("--keep-ids", help="Use columns named like row numbers: id, Unnamed: 0.")
     ] = False,
-    schema: Annotated[Path | None, typer.Option(help="What its columns are; FILE.schema.json if left out.")] = None,
+    schema: Annotated[Path | None, typer.Option(help="The types of the columns; FILE.schema.json if left out.")] = None,
     test_fraction: Annotated[
         float, typer.Option(parser=number, metavar="NUMBER", help="Share of the records that runs are compared on.")
     ] = 0.2,

@@ -31,6 +31,7 @@ _FIGURES, _VARIANTS = 250, 4
 _SAMPLES = 60_000, 30_000  # patches that the statistics of each layer come from
 _BLOCK = 8  # pixels of a place of the result
 _ROWS = 50
+_PARTS = "weight", "bias", "dictionary"  # of a layer, as they are saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +73,19 @@ class Patches:
         return _learned(self, shape)
 
     def restore(self, state: Mapping[str, Tensor], shape: Shape) -> Patched:
-        layers = []
-        for name in ("first", "second"):
-            weight, bias, words = (state.get(f"{name}.{part}") for part in ("weight", "bias", "dictionary"))
-            if weight is None or bias is None or words is None or len(words) != getattr(self, name):
-                raise ValueError(f"the saved front end lacks the dictionary {name!r} of {getattr(self, name)} patches.")
-            layers.append(Layer(weight, bias, words, self.threshold))
+        first, second = (self._layer(state, name) for name in ("first", "second"))
         wanted = ((self.first + self.second) // 2, shape[1] // _BLOCK, shape[2] // _BLOCK)
         centre = state.get("centre")
         if centre is None or tuple(centre.shape) != wanted:
             raise ValueError(f"the saved front end has no centre of shape {wanted}.")
-        return Patched(layers[0], layers[1], centre)
+        return Patched(first, second, centre)
+
+    def _layer(self, state: Mapping[str, Tensor], name: str) -> Layer:
+        parts = [state[key] for part in _PARTS if (key := f"{name}.{part}") in state]
+        if len(parts) < len(_PARTS) or len(parts[2]) != getattr(self, name):
+            raise ValueError(f"the saved front end lacks the dictionary {name!r} of {getattr(self, name)} patches.")
+        weight, bias, dictionary = parts
+        return Layer(weight, bias, dictionary, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,7 @@ class Patched:
     def state(self) -> dict[str, Tensor]:
         found = {"centre": self._centre}
         for name, layer in (("first", self._first), ("second", self._second)):
-            parts = {"weight": layer.weight, "bias": layer.bias, "dictionary": layer.dictionary}
-            found |= {f"{name}.{part}": value for part, value in parts.items()}
+            found |= {f"{name}.{part}": getattr(layer, part) for part in _PARTS}
         return found
 
     @torch.no_grad()
