@@ -111,7 +111,15 @@ def text_buckets(*, records: int, epsilon: float, outputs: int, texts: int) -> i
     return int(2 ** min(max(round(math.log2(max(wanted, 1.0))), 6), 11))
 
 
-def check_enough(*, records: int, parameters: int, epsilon: float, noise_multiplier: float, chosen: Settings) -> None:
+def check_enough(
+    *,
+    records: int,
+    parameters: int,
+    epsilon: float,
+    noise_multiplier: float,
+    chosen: Settings,
+    word: str = "records to train on",
+) -> None:
     """Refuse a budget under which noise would drown every record.
 
     The noise on a mean gradient has norm z C sqrt(d) / L a step, and less by sqrt(T) on the average of T steps. Where
@@ -122,7 +130,7 @@ def check_enough(*, records: int, parameters: int, epsilon: float, noise_multipl
     if ratio > _LOUDEST:
         needed = math.ceil(records * ratio / _LOUDEST)
         raise ValueError(
-            f"{records} records to train on are too few for epsilon {epsilon:g}: averaged over all steps the noise "
+            f"{records} {word} are too few for epsilon {epsilon:g}: averaged over all steps the noise "
             f"would be {ratio:.2g} times the largest gradient. About {needed} are needed, or a larger epsilon, or "
             "fewer columns."
         )
